@@ -1,13 +1,13 @@
 """How a server is reached: its address, its key, and the headers of every request.
 
-* **Address**: a player without one is asked where OPENAI_BASE_URL says, else at OpenAI. Addresses
-  are written into run folders and ledgers, so they may hold no secret. Azure's api-version is a
-  setting of its own, and is taken off an address that was copied with it.
-* **Key**: read from an environment variable and never written anywhere. It travels as
-  `Authorization: Bearer KEY`, to Azure's hosts as `api-key: KEY`.
-* **Headers** are written as NAME=ENV, where ENV names the variable with the value; one that is
-  called `Authorization` or `api-key` replaces the key. OpenAI's organisation and project
-  (OPENAI_ORG_ID, OPENAI_PROJECT_ID) go to its own address alone.
+* **Address**: defaults to OPENAI_BASE_URL, or else OpenAI. Addresses are written into run folders
+  and ledgers, so they must not contain secrets. Azure's api-version is a separate setting; it is
+  removed from an address that was copied with it.
+* **Key**: read from an environment variable and never stored. Sent as `Authorization: Bearer KEY`,
+  or to Azure hosts as `api-key: KEY`.
+* **Headers**: written as NAME=ENV, where ENV names the variable with the value. A header called
+  `Authorization` or `api-key` replaces the key. OPENAI_ORG_ID and OPENAI_PROJECT_ID are only sent
+  to the default address.
 """
 
 from __future__ import annotations
@@ -28,70 +28,70 @@ from soulkit.text import web_address
 OPENAI_URL = "https://api.openai.com/v1"
 VARIABLE = "OPENAI_BASE_URL"
 _VERSION = re.compile(r"api-version=([\w.-]+)", re.ASCII)
-_EXAMPLE = "Give an address such as http://localhost:8000/v1"
+_EXAMPLE = "Use an address such as http://localhost:8000/v1"
 
 
 def checked_url(base_url: str | None) -> str:
-    """The base URL without a trailing slash, fit to stand in run folders and ledger keys.
+    """The base URL without a trailing slash, safe to store in run folders and ledger keys.
 
-    None is the default. Raises ModelLoadError when it cannot be used.
+    None: the default address. ModelLoadError if the address cannot be used.
     """
     return _checked(base_url) if base_url else default_url()
 
 
 def default_url() -> str:
-    """Where players are asked that name no address. Raises ModelLoadError when it is unusable."""
+    """Address of players that set none. ModelLoadError if it cannot be used."""
     address = os.environ.get(VARIABLE, "").strip()
     return _checked(address, VARIABLE) if address else OPENAI_URL
 
 
 def with_address(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` of a served model with the default address where they name none.
+    """`settings` of an API model, with the default address if they set none.
 
-    A version behind an address becomes a setting of its own; ValueError where there is another.
+    An api-version in the address becomes its own setting. ValueError if the two differ.
     """
     address = settings.get("base_url") or default_url()
     base_url, version = split_version(address) if isinstance(address, str) else (address, None)
     if version is None:
         return {**settings, "base_url": base_url}
     if settings.get("api_version") not in (None, version):
-        raise ValueError(f"the address says api-version {version}, and api_version says another")
+        raise ValueError(f"the address has api-version {version}, but api_version is different")
     return {**settings, "base_url": base_url, "api_version": version}
 
 
 def split_version(address: str) -> tuple[str, str | None]:
-    """An address as Azure shows it, `...?api-version=V`, as base URL and version; without one as it
-    is. What is copied may end in the path of the requests."""
+    """(base URL, version) of an Azure address `...?api-version=V`; other addresses are returned
+    unchanged. A copied address may end in the request path, which is removed."""
     base_url, question, query = address.partition("?")
     version = _VERSION.fullmatch(query) if question else None
     return (base_url.removesuffix(CHAT.path), version[1]) if version else (address, None)
 
 
 def _checked(base_url: str, variable: str = "") -> str:
-    """`variable` is the environment variable that holds the address, where one does."""
+    """`variable` is the environment variable that holds the address, if any."""
     url = base_url.rstrip("/")
     parts = web_address(url)
     way_out = f", or run: unset {variable}" if variable else ""
     if parts is None or any(c.isspace() or not c.isprintable() for c in url):
-        # What stands in a variable may be anything, a key for instance.
+        # An environment variable may hold anything, even a key, so its value is not shown.
         subject = f"in {variable}" if variable else f"'{shown_address(url)}'"
         raise ModelLoadError(
-            f"The base URL {subject} is no http or https address.",
-            "Requests go to its path /chat/completions.",
+            f"The base URL {subject} is not an http or https address.",
+            "Requests are sent to /chat/completions below it.",
             f"{_EXAMPLE}{way_out}.",
         )
     subject = f"in {variable}" if variable else f"of '{parts.hostname}'"
     if parts.username or parts.password:
         raise ModelLoadError(
-            f"The base URL {subject} holds a user name or password.",
-            "Base URLs are written into run folders, where no secret may stand.",
-            "Put the secret into an environment variable and give its name as the key variable.",
+            f"The base URL {subject} contains a user name or password.",
+            "Base URLs are written into run folders, which must not contain secrets.",
+            "Put the secret into an environment variable and use its name as the key variable.",
         )
     if parts.query or parts.fragment:
         raise ModelLoadError(
-            f"The base URL {subject} goes on behind its path, with ? or #.",
+            f"The base URL {subject} must not contain ? or #.",
             "/chat/completions is appended to it, and a key in it would be stored with the run.",
-            f"{_EXAMPLE}, and a key by its variable's name{way_out}.",
+            f"{_EXAMPLE}, and give a key as the name of a variable{way_out}.",
         )
     return url
 
@@ -106,48 +106,47 @@ def is_loopback(url: str) -> bool:
 
 
 def read_key(name: str, *, optional: bool, what: str = "The server's key") -> str:
-    """The key in the environment variable `name`; `what` names it in messages, as in
-    `environment_value`."""
-    hint = "any value will do for a server that asks for no key"
+    """The key in the environment variable `name`; `what` as in `environment_value`."""
+    hint = "any value works if the server needs no key"
     return environment_value(name, what, optional=optional, hint=hint, spaces=False)
 
 
 def environment_value(
     name: str, what: str, *, optional: bool, hint: str = "", spaces: bool = True
 ) -> str:
-    """The value of the environment variable `name`, which is sent as a header; empty when it is
-    unset and `optional`. Messages call it `what`, and give the `hint` where it is missing.
+    """The value of the environment variable `name`, sent as a header; empty if it is unset and
+    `optional`. Error messages call it `what` and show `hint` if it is missing.
 
-    Raises ModelLoadError when it is missing or cannot be sent.
+    ModelLoadError if it is missing or cannot be sent.
     """
     value = os.environ.get(name, "").strip()
     if not value and not optional:
         raise ModelLoadError(
             f"The environment variable '{name}' is not set.",
-            f"{what} is read from there and never written into a configuration.",
+            f"{what} is read from this variable, so that it is never stored.",
             f"Run: export {name}=...  ({hint}).",
         )
     if not (value.isascii() and value.isprintable()) or (" " in value and not spaces):
         raise ModelLoadError(
-            f"The environment variable '{name}' holds characters that cannot be sent.",
-            f"{what} goes into an HTTP header, which allows printable ASCII"
-            f"{'' if spaces else ' without spaces'} only.",
+            f"The environment variable '{name}' contains characters that cannot be sent.",
+            f"{what} is sent in an HTTP header, which only allows printable ASCII"
+            f"{'' if spaces else ' without spaces'}.",
             f"Copy it again and run: export {name}=...",
         )
     remember(value.replace(" ", ""))
-    if value.count(" ") == 1:  # of `Bearer KEY` the key alone as well
+    if value.count(" ") == 1:  # also mask the key of `Bearer KEY`
         remember(value.partition(" ")[2])
     return value
 
 
 AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-"""Ends of the hosts that want the key under the name `api-key`."""
+"""Host suffixes that expect the key in the header `api-key`."""
 DEPLOYMENT = "/openai/deployments/"
-"""In the path of an Azure address that is of no use without an api-version."""
+"""Part of the path of Azure addresses that need an api-version."""
 FOR_KEYS = frozenset(("authorization", "api-key"))
-"""Headers that stand in for the key."""
+"""Headers that replace the key."""
 ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-"""Header → variable, for the default address alone."""
+"""Header → environment variable, sent to the default address only."""
 _OURS = frozenset(("host", "content-type", "content-length", "transfer-encoding", "connection"))
 _NAME = re.compile(r"[!#$%&'*+.^`|~\w-]+", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -155,28 +154,28 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One server, as requests are sent to it. No `repr` shows the values of its headers."""
+    """Address and headers of one server. Its `repr` hides header values."""
 
     base_url: str
     headers: Mapping[str, str] = field(repr=False)
     key_env: str
-    """Where the key is read from, in words for messages."""
+    """Name of the variable that holds the key, for messages."""
     api_version: str | None = None
     has_key: bool = True
     protocol: ApiProtocol = CHAT
 
     @property
     def request_url(self) -> str:
-        """The address of requests to a model."""
+        """URL of chat requests."""
         return self.url(self.protocol.path)
 
     def url(self, path: str) -> str:
-        """The address of `path`, which begins with a slash."""
+        """URL of `path`, which starts with a slash."""
         version = f"?api-version={self.api_version}" if self.api_version else ""
         return f"{self.base_url}{path}{version}"
 
     def root_url(self, path: str) -> str:
-        """The address of a `path` of the server itself, which stands beside its `/v1`."""
+        """URL of a `path` at the server's root instead of under `/v1`."""
         return f"{self.base_url.removesuffix('/v1')}{path}"
 
 
@@ -189,10 +188,10 @@ def open_access(
     keyless: bool = False,
     protocol: ApiProtocol = CHAT,
 ) -> Access:
-    """The access to a server; `headers` maps names to names of variables.
+    """The access to a server; `headers` maps header names to names of variables.
 
-    The key may be missing for a server on this machine, and where nothing is going to be asked
-    (`keyless`). Raises ModelLoadError for an address that is of no use, and for missing values.
+    The key is optional for servers on this machine and if nothing will be sent (`keyless`).
+    ModelLoadError for an unusable address or a missing value.
     """
     url, named = checked_url(base_url), headers or {}
     if DEPLOYMENT in f"{url}/" and api_version is None:
@@ -213,18 +212,18 @@ def open_access(
 
 
 def wants_key(base_url: str | None, headers: Mapping[str, str]) -> bool:
-    """Whether the key variable of a player has to be set."""
+    """Whether the key variable of a player must be set."""
     return not (is_loopback(checked_url(base_url)) or FOR_KEYS & {name.lower() for name in headers})
 
 
 def account_headers(base_url: str) -> dict[str, str]:
-    """Header → variable of OpenAI's organisation and project, as far as they go to `base_url`."""
+    """Header → variable of OpenAI's organisation and project, if they are sent to `base_url`."""
     there = {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
     return there if there and _is_default(base_url) else {}
 
 
 def _is_default(base_url: str) -> bool:
-    """Whether players are asked there that name no address; not where that one is unusable."""
+    """Whether this is the default address."""
     try:
         return base_url == default_url()
     except ModelLoadError:
@@ -232,23 +231,23 @@ def _is_default(base_url: str) -> bool:
 
 
 def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Header → variable; ValueError, which shows no value, for what can be neither."""
+    """Validate header → variable. ValueError (which shows no value) if either is invalid."""
     names = [name.lower() for name in headers]
     for name, variable in headers.items():
         if names.count(name.lower()) > 1:
-            raise ValueError(f"the header '{name}' is there twice, in other letters")
+            raise ValueError(f"the header '{name}' is set twice (case does not matter)")
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
-            raise ValueError(f"'{name}' can be no header here; write NAME=ENV, as X-Team=MY_TEAM")
+            raise ValueError(f"'{name}' cannot be set as a header; use NAME=ENV, as X-Team=MY_TEAM")
         if not _VARIABLE.fullmatch(variable):
             raise ValueError(
-                f"of the header '{name}' no environment variable is named: its value is read from "
-                "one and never written down; write NAME=ENV"
+                f"the header '{name}' needs the name of an environment variable that holds its "
+                "value; use NAME=ENV"
             )
     return headers
 
 
 def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Values of `account_headers` that the user does not give otherwise."""
+    """Values of `account_headers` that the user does not override."""
     names = {name.lower() for name in own}
     return {
         name: _header_value(name, variable, optional=True)
@@ -258,14 +257,14 @@ def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _header_value(header: str, variable: str, *, optional: bool) -> str:
-    what, hint = f"The value of the header '{header}'", "or leave the header out"
+    what, hint = f"The value of the header '{header}'", "or remove the header"
     return environment_value(variable, what, optional=optional, hint=hint)
 
 
 def _versionless(url: str) -> ModelLoadError:
     return ModelLoadError(
         f"The address of the deployment at '{urlsplit(url).hostname}' has no api-version.",
-        "Azure answers such an address only with the version of its interface behind it.",
-        "Write it behind the address, as ...?api-version=2024-10-21, or with --api-version; an "
-        "address that ends in /openai/v1 needs none.",
+        "Azure requires the API version for this kind of address.",
+        "Append it to the address, as ...?api-version=2024-10-21, or use --api-version; an address "
+        "that ends in /openai/v1 needs none.",
     )

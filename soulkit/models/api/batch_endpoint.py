@@ -1,14 +1,14 @@
-"""Calls through a provider's batch service: within a day, at half the price.
+"""Calls through a provider's batch API: half the price, replies within a day.
 
-All but the way there is as in endpoint.py: calls wait until none comes for a while, leave as one
-file, and go on with its replies. Kills cost nothing: see batches.py.
+Works like endpoint.py, except that calls are collected until no new ones arrive, sent as one file,
+and continue with its replies. An interrupted run loses nothing; see batches.py.
 
-* **Learning live.** The first call of each set of parameters is asked live, at the full price: what
-  a server refuses is then known within seconds, not after a day.
-* **Parts.** Lines of a batch that expired or broke are asked again in the next, ROUNDS times at
-  most; a batch that somebody cancelled is not sent again.
-* **Money.** With a limit, what a wave costs at most is reserved before it is sent; what does not
-  fit waits until the real cost of the others is known.
+* **Live first.** The first call with each set of parameters is sent live at full price, so that
+  refused parameters show within seconds, not after a day.
+* **Retries.** Lines of an expired or failed batch are sent again in the next batch, at most ROUNDS
+  times. A cancelled batch is not sent again.
+* **Cost.** With a cost limit, the maximum cost of a batch is reserved before it is sent. Calls that
+  do not fit wait until the real cost of the others is known.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
 
 ROUNDS = 3
-"""Batches in which one call is sent, at most."""
+"""Maximum number of batches in which one call is sent."""
 LIVE_FAILURES = 3
-"""Calls in a row that fail live before no other is tried."""
+"""Live calls that may fail in a row before no more are sent."""
 
 
 class BatchEndpoint(Endpoint):
-    """An `Endpoint` whose calls go by batch. Arguments are those of `Endpoint`."""
+    """An `Endpoint` that sends calls in batches. Takes the same arguments as `Endpoint`."""
 
     def __init__(self, *, batches: Batches, **arguments: Any) -> None:
-        # Who answers is asked before the first live call; what is waited for needs no question.
+        # Only live calls need the preflight check.
         super().__init__(**{**arguments, "preflight": None})
         self._scout = Endpoint(**arguments)
         batches.watch(self._scout.gates)
@@ -53,10 +53,10 @@ class BatchEndpoint(Endpoint):
         self._queue = BatchQueue(self.name, batches, BatchService(self.access), self._budget)
         self._scouting = asyncio.Lock()
         self._lost: list[str] = []
-        """Why calls that were asked live failed, in a row."""
+        """Errors of live calls that failed in a row."""
 
     async def close(self) -> None:
-        """Close the connections. Batches go on at the provider."""
+        """Close the connections. Batches continue at the provider."""
         await self._queue.close()
         await self._scout.close()
         await super().close()
@@ -129,7 +129,7 @@ class BatchEndpoint(Endpoint):
         settings = {**request.settings, "max_tokens": limit or request.settings["max_tokens"]}
         outcome = read_received(reply.outcome, settings, sent, self.access.protocol)
         if isinstance(outcome, Fault):
-            return replace(outcome, wait_s=None)  # the next batch is pause enough, and an attempt
+            return replace(outcome, wait_s=None)  # the wait for the next batch is long enough
         as_sent = replace(request, settings=settings, sent=sent)
         return self._reply(*outcome, as_sent, seconds, {"batch": reply.state.batch_id})
 
@@ -137,10 +137,10 @@ class BatchEndpoint(Endpoint):
         await self._scout._confirm()
 
     def _wait(self, fault: Fault, attempts: int) -> float:
-        return 0.0  # the next batch is pause enough
+        return 0.0  # the wait for the next batch is long enough
 
 
 def _shape(settings: Mapping[str, Any]) -> str:
-    """What decides whether a server takes a request, whatever it is about."""
+    """The parameters that decide whether a server accepts a request, apart from its content."""
     form = settings[FORMAT][RUNGS[0]]["name"] if FORMAT in settings else ""
     return "+".join([*sorted(settings), *([form] if form else [])])

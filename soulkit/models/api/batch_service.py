@@ -1,12 +1,12 @@
-"""A provider's batch service: files up, batches made and looked at, files down.
+"""A provider's batch API: upload files, create and check batches, download files.
 
     POST /files (purpose batch)    POST /batches    GET /batches/{id}    GET /files/{id}/content
 
-Each request is made once, by the openai package on the HTTP client of `transport.py`. Where it may
-help to ask again, `ServiceSilent` is raised, and the caller decides; anything else a service says
-is a `UserError`. An unreadable answer to a new file or batch means that there is no such service;
-about a batch that may exist it is asked for again. A batch carries a mark in its metadata, so that
-one whose creation was not confirmed is found again instead of being made, and paid for, twice.
+The openai package sends each request once, with the HTTP client of `transport.py`. `ServiceSilent`
+means that a retry may help, and the caller decides; every other error is a `UserError`. An
+unreadable answer to a new file or batch means that there is no batch API; about an existing batch,
+it is requested again. Each batch has a mark in its metadata, so that an unconfirmed batch is found
+instead of being created and paid for twice.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 4
 CUSTOM = "OPENAI_CUSTOM_HEADERS"
-"""Headers for every request of the package, whatever the host. Here they are named with
---headers."""
+"""The openai package sends these headers to every host; soulkit uses --headers instead."""
 
 
 def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
-    """A client for the server of `access` that retries nothing: a request that was sent twice might
-    be paid for twice.
+    """A client for the server of `access` without retries, since a repeated request may be paid
+    for twice.
 
-    ModelLoadError when no connection can be prepared.
+    ModelLoadError if no connection can be prepared.
     """
     from openai import AsyncOpenAI, Omit
 
-    # By itself the package would tell every host what the environment says of OpenAI's account.
+    # By default the package sends the OpenAI account headers of the environment to every host.
     named = {name.lower() for name in access.headers}
     silent: dict[str, Any] = {name: Omit() for name in ACCOUNT if name.lower() not in named}
     lines = os.environ.get(CUSTOM, "").split("\n")
@@ -56,7 +55,7 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
     if "authorization" not in named:
         client.event_hooks = {"request": [_unsigned]}
     return AsyncOpenAI(
-        api_key="unused",  # the headers hold the real one, in whatever form the server wants it
+        api_key="unused",  # the real key is in the headers, in the form the server expects
         base_url=access.base_url,
         default_headers={**silent, **access.headers},
         default_query={"api-version": access.api_version} if access.api_version else None,
@@ -67,36 +66,36 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
 
 
 async def _unsigned(request: Request) -> None:
-    """The package insists on an Authorization; Azure wants its key elsewhere, and only there."""
+    """Remove the Authorization that the package adds; Azure expects only its own header."""
     request.headers.pop("Authorization", None)
 
 
 TIMEOUT_S = 600.0
-"""Of one request: a file may have 200 MB."""
+"""Timeout of one request in seconds; a file may have 200 MB."""
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 LONGEST_ID = 500
 _PASSING = frozenset((408, 409, 429))
 _LISTING = "list of batches"
 _OLDER_S = 3600
-"""A batch that was made so long before its file was written is another one's."""
+"""A batch created this long before its file was written belongs to someone else."""
 
 
 class ServiceSilent(Exception):
-    """The service did not answer, not now, or not readably; the text says how."""
+    """The service gave no readable answer; a retry may help. The text has the details."""
 
     def __init__(self, words: str, wait_s: float = 0.0) -> None:
         super().__init__(words)
         self.wait_s = wait_s
-        """Seconds that the service asks to wait; 0 where it does not say."""
+        """Seconds that the service asks to wait; 0 if it does not say."""
 
 
 class NoBatchService(UserError):
-    """There is no batch service at an address."""
+    """The address has no batch API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What a service says of a batch."""
+    """The state of a batch, as reported by the service."""
 
     id: str
     status: str
@@ -104,9 +103,9 @@ class BatchReport:
     completed: int = 0
     failed: int = 0
     expires_at: int = 0
-    """Unix seconds; 0 where the service does not say."""
+    """Unix seconds; 0 if unknown."""
     files: tuple[str, ...] = ()
-    """Ids of the files with replies and with errors, as far as there are any."""
+    """Ids of the files with replies and errors, if any."""
     words: str = ""
     """Why it failed."""
 
@@ -121,7 +120,7 @@ class BatchService:
     def __init__(self, access: Access) -> None:
         self.base_url, self._access = access.base_url, access
         self.path: Any = f"/v1{access.protocol.path}"
-        """What every line of a batch asks, whatever else is in the server's address."""
+        """Endpoint path in every line of a batch; does not depend on the server's address."""
         self._sdk: AsyncOpenAI | None = None
 
     @property
@@ -131,14 +130,14 @@ class BatchService:
         return self._sdk
 
     async def upload(self, path: Path, name: str) -> str:
-        """The id of the file with the requests."""
+        """Upload a file of requests and return its id."""
         with path.open("rb") as stream:
             async with self._asking(unbounded=True):
                 file = await self.sdk.files.create(file=(name, stream), purpose="batch")
                 return _name(file.id)
 
     async def create(self, file_id: str, mark: Mapping[str, str]) -> BatchReport:
-        """A new batch of an uploaded file. After ServiceSilent it may be there all the same."""
+        """Create a batch of an uploaded file. It may exist even if ServiceSilent is raised."""
         async with self._asking():
             batch = await self.sdk.batches.create(
                 completion_window="24h",
@@ -149,27 +148,27 @@ class BatchService:
             return _report(batch)
 
     async def search(self, mark: Mapping[str, str], since: float) -> BatchReport | None:
-        """The batch with this mark, not older than `since` (Unix seconds); None without one."""
+        """The batch with this mark, created after `since` (Unix seconds); None if there is none."""
         ids: set[str] = set()
         async with self._asking(_LISTING):
             async for page in (await self.sdk.batches.list(limit=100)).iter_pages():
                 if not isinstance(page.data, list):
-                    raise ValueError("an answer without a list of batches")
+                    raise ValueError("the answer has no list of batches")
                 for batch in page.data:
                     if (batch.metadata or {}) == mark:
                         return _report(batch)
                     if batch.id in ids or (batch.created_at or since) < since - _OLDER_S:
-                        return None  # older ones, or a service that gives its first page for ever
+                        return None  # older batches, or a service that repeats its first page
                     ids.add(batch.id)
         return None
 
     async def look(self, batch_id: str) -> BatchReport:
-        """How far a batch is."""
+        """The current state of a batch."""
         async with self._asking(f"batch {batch_id}"):
             return _report(await self.sdk.batches.retrieve(batch_id))
 
     async def fetch(self, file_id: str, path: Path) -> None:
-        """Write a file of the service to `path`, whole or not at all, any key in it masked."""
+        """Download a file to `path`, completely or not at all, with all keys masked."""
         part, safe = (path.with_name(f".{path.name}.{os.getpid()}.{n}.tmp") for n in (1, 2))
         try:
             async with (
@@ -190,8 +189,8 @@ class BatchService:
 
     @asynccontextmanager
     async def _asking(self, there: str = "", *, unbounded: bool = False) -> AsyncIterator[None]:
-        """Turns the package's errors into ours; `there` is what exists at the service. Files are
-        `unbounded`: as long as something of them comes they may take their time."""
+        """Convert the package's errors into ours. `there` names an object that exists at the
+        service. File transfers are `unbounded`: only their idle time is limited."""
         import httpx2
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
@@ -209,7 +208,7 @@ class BatchService:
                 wait_s = rate_limit_wait(headers, text) if limited else retry_after(headers)
                 raise ServiceSilent(_words(error), wait_s or 0.0) from error
             known = there not in ("", _LISTING)
-            # Not in the words of the service: of a proxy before it, for instance.
+            # Probably not from the service itself but, for instance, from a proxy.
             is_page = not isinstance(json_or_none(error.response.text), dict)
             if known and error.status_code != 401 and is_page:
                 raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
@@ -217,7 +216,7 @@ class BatchService:
                 raise self._gone(there, _words(error)) from error
             raise self._refusal(error, there) from error
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            # Not in the form of the service: a web page, for instance.
+            # Not the expected format but, for instance, a web page.
             if there:
                 raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
             raise self._unusable(_words(error)) from error
@@ -228,52 +227,52 @@ class BatchService:
             return self._unusable(_words(error))
         if error.status_code == 401:
             return ModelLoadError(
-                f"The batch service at {self.base_url} does not take the key: {_words(error)}.",
-                "Without it no batch can be made or looked at.",
-                f"The key is read from {self._access.key_env}: check it.",
+                f"The batch service at {self.base_url} rejects the key: {_words(error)}.",
+                "Batches cannot be created or checked without a valid key.",
+                f"Check the key in {self._access.key_env}.",
             )
         if there:
             return (NoBatchService if missing else UserError)(
                 f"The batch service at {self.base_url} refused to show the {there}: "
                 f"{_words(error)}.",
-                "Batches that this run sent go on there and are paid for.",
-                "Fix what it names and run the same command again: the batches are picked up.",
+                "Batches that this run has sent continue there and are billed.",
+                "Fix the problem and run the same command again: it continues with these batches.",
             )
         return UserError(
-            f"The batch service at {self.base_url} refused: {_words(error)}.",
-            "No batch was made of this; what was answered before is in the run's ledger.",
-            "Mend what it names and run the same command again, or run it without --batch.",
+            f"The batch service at {self.base_url} refused the batch: {_words(error)}.",
+            "No batch was created; earlier replies are in the run's ledger.",
+            "Fix the problem and run the same command again, or run it without --batch.",
         )
 
     def _no_credit(self, words: str) -> UserError:
         return UserError(
             f"The account at {self.base_url} has no credit left, or reached its billing limit: "
             f"{words}.",
-            "Batches that this run sent before go on there; replies that came are in its ledger.",
-            f"Add credit or raise the limit of the account of the key in {self._access.key_env}, "
+            "Batches sent earlier continue there; replies received so far are in the run's ledger.",
+            f"Add credit to the account of the key in {self._access.key_env} or raise its limit, "
             "then run the same command again.",
         )
 
     def _gone(self, what: str, words: str) -> UserError:
         return UserError(
-            f"The batch service at {self.base_url} knows no {what}: {words}.",
-            "It was there when this run made it: with the key of another account or project, or it "
-            "has been removed since.",
-            f"Run the same command with the key of that time (in {self._access.key_env}). To pay "
-            "for its requests anew, remove batches.json from the run folder first.",
+            f"The batch service at {self.base_url} cannot find the {what}: {words}.",
+            "This run created it, either with the key of another account or project, or it has "
+            "been deleted since.",
+            f"Set {self._access.key_env} to the original key and run the same command again. To "
+            "pay for the requests again, first delete batches.json in the run folder.",
         )
 
     def _unusable(self, words: str) -> NoBatchService:
         return NoBatchService(
             f"There is no batch service at {self.base_url}: {words}.",
-            "--batch needs the paths /files and /batches there, as OpenAI has them.",
-            "Run it without --batch, with --batch-judges where only the judges' server has one, or "
-            "say 'by_batch: false' of this model in the endpoints file.",
+            "--batch needs OpenAI's batch API (/files and /batches) at that address.",
+            "Run it without --batch, or with --batch-judges if only the judges' server has a batch "
+            "API, or set 'by_batch: false' for this model in the endpoints file.",
         )
 
 
 def _mask(source: Path, goal: Path) -> None:
-    """Copy lines without any key: some servers quote what they were sent."""
+    """Copy lines with all keys masked: some servers quote the request."""
     with source.open("rb") as lines, goal.open("wb") as stream:
         for line in lines:
             text = masked_json(line.decode("utf-8", "replace").rstrip("\n"))
@@ -289,16 +288,16 @@ def _words(error: BaseException) -> str:
 
 
 def was_refused(error: UserError) -> bool:
-    """Whether a service said no, and did nothing; otherwise nobody knows what it did."""
+    """Whether the service refused the request and did nothing; if False, its state is unknown."""
     from openai import APIStatusError
 
     return isinstance(error.__cause__, APIStatusError)
 
 
 def _report(batch: Batch) -> BatchReport:
-    """The package checks nothing of what it reads: any of it may be missing."""
+    """The report of a batch. The package validates nothing, so any field may be missing."""
     if not (isinstance(batch.status, str) and batch.status):
-        raise ValueError("an answer without the status of a batch")
+        raise ValueError("the answer has no batch status")
     counts, errors = batch.request_counts, getattr(batch.errors, "data", None)
     lines = [
         f"{getattr(one, 'code', None) or 'error'}: {getattr(one, 'message', '')}"
@@ -316,7 +315,7 @@ def _report(batch: Batch) -> BatchReport:
 def _name(value: object) -> str:
     if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_ID:
         return value
-    raise ValueError("an answer without the id of a file or batch")
+    raise ValueError("the answer has no id of a file or batch")
 
 
 def _number(holder: object, name: str) -> int:

@@ -1,13 +1,13 @@
-"""The batches of a run: a book of those that were sent, and the queue of calls that wait for them.
+"""The batches of a run: a record of all batches sent, and the queue of calls waiting for one.
 
-Each step is written down before and after it, so that the same command finds its batches again:
+Each step is recorded before and after it, so that a resumed run finds its batches:
 
-    batches.json    the run's mark, what servers refuse, and every batch with its stage:
+    batches.json    the run's mark, limits learned from servers, and every batch with its stage:
                     written ──▶ uploaded ──▶ created ──▶ ended ──▶ used
                     on disk     file id      batch id    replies    replies are in the ledger
     batches/0001.requests.jsonl, 0001.replies.N.jsonl    until the batch is used
 
-Nothing here holds a key or a header.
+These files contain no keys or headers.
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ class BatchState:
     model: str
     requests: int
     cost_limit: float
-    """US dollars that all its replies cost at most; 0 where no price is known."""
+    """Maximum cost of all replies in US dollars; 0 if no price is known."""
     written: float
     """Unix seconds."""
     stage: Stage = "written"
     file_id: str = ""
     batch_id: str = ""
     status: str = ""
-    """In the service's words, once it has ended."""
+    """Final status as named by the service."""
     words: str = ""
     """Why it failed."""
 
 
 @dataclass
 class LearnedLimits:
-    """What was learnt of a server by asking it live, and holds for the batches, too."""
+    """What live calls showed about a server; also applies to its batches."""
 
     refused: list[str] = field(default_factory=list)
     longest: int | None = None
-    """Tokens of a reply that it gives to anybody."""
+    """Maximum tokens of any reply."""
     taken: list[str] = field(default_factory=list)
-    """Sets of parameters of which one request was answered."""
+    """Parameter sets that the server has accepted."""
 
 
 class BatchBook:
-    """The batches of the run in `folder`. RunError when its file is damaged."""
+    """The batches of the run in `folder`. RunError if its file is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.files = folder / BOOK, folder / FILES
@@ -93,8 +93,8 @@ class BatchBook:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"'{self.path}' cannot be read: {error}.",
-                "It says which batches were sent; without it they would be paid for twice.",
-                "Restore the file. To pay for new batches instead, give another folder with --out.",
+                "It records which batches were sent; without it they would be paid for twice.",
+                "Restore the file. To pay for new batches instead, use another folder with --out.",
             ) from error
         self.states = {state.number: state for state in states}
 
@@ -102,7 +102,7 @@ class BatchBook:
         return self.lore.setdefault(f"{model} at {base_url}", LearnedLimits())
 
     def save(self, state: BatchState | None = None) -> None:
-        """Write everything down, with this new state of a batch."""
+        """Write the file, with the new state of a batch if given."""
         if state is not None:
             self.states[state.number] = state
         write_json(self.path, {
@@ -114,7 +114,7 @@ class BatchBook:
     def add(
         self, base_url: str, model: str, lines: Iterable[bytes], cost_limit: float
     ) -> BatchState:
-        """A new batch, its requests on disk."""
+        """Write the requests of a new batch to disk and record it."""
         number, requests = max(self.states, default=0) + 1, list(lines)
         write_aside(self.requests_file(number), b"".join(requests))
         state = BatchState(number=number, base_url=base_url, model=model, requests=len(requests),
@@ -123,15 +123,15 @@ class BatchBook:
         return state
 
     def mark(self, state: BatchState) -> dict[str, str]:
-        """What tells a batch from all others at the service."""
+        """Metadata that identifies a batch at the service."""
         return {"soulkit_run": self.run, "soulkit_batch": str(state.number)}
 
     def unused(self) -> Iterator[BatchState]:
-        """The batches whose replies are not all in the ledger."""
+        """Batches whose replies are not all in the ledger."""
         return (state for state in self.states.values() if state.stage != "used")
 
     def take_over(self, base_url: str, model: str) -> list[BatchState]:
-        """The unused batches of a model that an earlier process left; each is given once."""
+        """Unused batches of a model that an earlier process left; each is returned once."""
         left = [
             state
             for state in self.unused()
@@ -147,7 +147,7 @@ class BatchBook:
         return self.files / f"{number:04d}.replies.{part}.jsonl"
 
     def requests(self, state: BatchState) -> Iterator[tuple[str, bytes]]:
-        """custom_id and line of each of its requests; RunError when the file is gone or damaged."""
+        """(custom_id, line) of each request. RunError if the file is missing or damaged."""
         try:
             with self.requests_file(state.number).open("rb") as stream:
                 for line in stream:
@@ -155,12 +155,12 @@ class BatchBook:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"The requests of batch {state.number} cannot be read: {error}.",
-                f"'{self.path}' says that it was sent as {state.batch_id or 'a new batch'}.",
-                "Restore the folder 'batches', or give another folder with --out.",
+                f"According to '{self.path}' it was sent as {state.batch_id or 'a new batch'}.",
+                "Restore the folder 'batches', or use another folder with --out.",
             ) from error
 
     def replies(self, number: int) -> dict[str, Mapping[str, Any]]:
-        """custom_id → the service's line. A line that cannot be read is none: it is asked again."""
+        """custom_id → reply line. Unreadable lines are left out and requested again."""
         lines: dict[str, Mapping[str, Any]] = {}
         for path in sorted(self.files.glob(f"{number:04d}.replies.*.jsonl")):
             with path.open("rb") as stream:
@@ -169,7 +169,7 @@ class BatchBook:
         return lines
 
     def is_whole(self, path: Path) -> bool:
-        """Whether a file of replies has lines, and each of them belongs to a request."""
+        """Whether a file of replies has lines, and every line has a custom_id."""
         empty = True
         with path.open("rb") as stream:
             for raw in filter(bytes.strip, stream):
@@ -180,25 +180,25 @@ class BatchBook:
         return not empty
 
     def clear(self, state: BatchState) -> None:
-        """Remove what the ledger holds by now."""
+        """Delete the files of a batch whose replies are in the ledger."""
         for path in self.files.glob(f"{state.number:04d}.*"):
             path.unlink(missing_ok=True)
 
 
 T = TypeVar("T")
 LINES, FILE_BYTES = 50_000, 200_000_000
-"""Of one batch at most, as OpenAI has it."""
+"""Maximum size of one batch, as set by OpenAI."""
 TICK_S, CALM_TICKS = 0.05, 20
 DOWNLOADS = 3
 SILENCE_S = 1800.0
-"""A service that says nothing for so long is given up; the batch goes on without us."""
+"""Give up on a service that does not answer for this long; the batch continues without us."""
 SAY_S = 30.0
-"""Between two lines about a batch whose state is the same."""
+"""Seconds between progress lines while the status is unchanged."""
 
 
 class Batches:
-    """All batches of the run in `folder`. `poll_s` are seconds between two looks at a batch; a
-    service that does not answer for `silence_s` is given up."""
+    """All batches of the run in `folder`. `poll_s`: seconds between status checks of a batch;
+    `silence_s`: give up on a service that does not answer for this long."""
 
     def __init__(
         self, folder: Path, *, poll_s: float = 30.0, silence_s: float = SILENCE_S,
@@ -209,7 +209,7 @@ class Batches:
         self._live: list[Callable[[], Iterable[CallGate]]] = []
 
     def watch(self, gates: Callable[[], Iterable[CallGate]]) -> None:
-        """No batch leaves while calls are in these gates: their replies may bring more calls."""
+        """Send no batch while these gates have calls: their replies may lead to more calls."""
         self._live.append(gates)
 
     @property
@@ -217,51 +217,51 @@ class Batches:
         return any(gate.inside or gate.waiting for gates in self._live for gate in gates())
 
     def finish(self) -> None:
-        """The run is whole: nobody will ask for what is left of its batches."""
+        """The run is complete; close its remaining batches."""
         for state in list(self.book.unused()):
             if state.stage == "ended":
                 self.close_book(state)
 
     def close_book(self, state: BatchState) -> None:
-        """The ledger holds what the batch brought."""
+        """Mark a batch as used and delete its files: its replies are in the ledger."""
         self.book.save(replace(state, stage="used"))
         self.book.clear(state)
 
     def parting_words(self) -> list[str]:
-        """What to know of the batches that go on without this process."""
-        way_out = f"run the same command again with --out {self.book.path.parent} to take it up"
+        """Lines about the batches that continue after this process ends."""
+        way_out = f"to collect it, run the same command again with --out {self.book.path.parent}"
         lines = []
         for s in self.book.unused():
             about = f"of {s.model} ({s.requests} requests)"
             if s.stage == "created":
                 lines.append(
-                    f"batch {s.batch_id} {about} goes on at {s.base_url} and is paid for: {way_out}"
+                    f"batch {s.batch_id} {about} continues at {s.base_url} and is billed; {way_out}"
                 )
             elif s.stage == "uploaded":
-                lines.append(f"a batch {about} may go on at {s.base_url}, which was asked for it "
-                             f"and did not say: {way_out}")  # fmt: skip
+                lines.append(f"a batch {about} may be running at {s.base_url}, which did not "
+                             f"confirm it; {way_out}")  # fmt: skip
         return lines
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReply:
-    """What came of one line."""
+    """The outcome of one line."""
 
     key: str
     state: BatchState
     sent: Mapping[str, Any]
-    """The parameters as they were sent, which may have been by an earlier process."""
+    """The parameters as sent, possibly by an earlier process."""
     outcome: transport.Received | Fault
 
 
 @dataclass(eq=False)
 class _Line:
-    """A call that waits, as a line of a file."""
+    """A waiting call, as one line of a batch file."""
 
     key: str
     raw: bytes
     cost: float
-    """US dollars at most."""
+    """Maximum cost in US dollars."""
     future: asyncio.Future[BatchReply]
     sent: bool = False
     reserved: bool = False
@@ -272,7 +272,7 @@ class _Line:
 
 
 class BatchQueue:
-    """The calls of one endpoint, from the first wait to the last reply."""
+    """The batched calls of one endpoint."""
 
     def __init__(
         self, model: str, batches: Batches, service: BatchService, budget: Budget | None
@@ -281,10 +281,10 @@ class BatchQueue:
         self._service, self._budget = service, budget
         self._lines: dict[str, _Line] = {}
         self._fresh: dict[str, _Line] = {}
-        """Those that are in no batch yet."""
+        """Lines that are in no batch yet."""
         self._members: dict[int, list[_Line]] = {}
         self._missing: dict[int, set[str]] = {}
-        """Batch → the keys whose replies nobody has used yet."""
+        """Batch → keys whose replies have not been used yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived, self._arrivals = asyncio.Event(), 0
         self._most, self._turn = LINES, asyncio.Lock()
@@ -293,12 +293,12 @@ class BatchQueue:
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take up the batches that an earlier process left, and start to collect."""
+        """Continue the batches of an earlier process, and start collecting calls."""
         if self._begun:
             return
         self._begun = True
         for state in self.book.take_over(self._service.base_url, self.model):
-            if state.stage == "written":  # nobody heard of it: its calls come again by themselves
+            if state.stage == "written":  # never sent; its calls will be made again
                 self.batches.close_book(state)
             else:
                 self._take_up(state)
@@ -319,11 +319,11 @@ class BatchQueue:
         return _Line(key, raw, cost, asyncio.get_running_loop().create_future())
 
     def holds(self, key: str) -> bool:
-        """Whether a batch or the next wave has this call."""
+        """Whether this call is in a batch or waits for the next one."""
         return key in self._lines
 
     async def ask(self, key: str, body: Mapping[str, Any], cost: float) -> BatchReply:
-        """The reply to a call: from the batch that has it, else from the next one."""
+        """The reply to a call, from the batch that contains it or from the next one."""
         line = self._lines.get(key)
         if line is None:
             request = {"custom_id": key, "method": "POST", "url": self._service.path, "body": body}
@@ -335,23 +335,23 @@ class BatchQueue:
         try:
             reply = await asyncio.shield(line.future)
         except asyncio.CancelledError:
-            if self._fresh.get(key) is line:  # nobody waits for it: it is not sent
+            if self._fresh.get(key) is line:  # its only caller is gone, so it is not sent
                 del self._fresh[key], self._lines[key]
             raise
         finally:
             if line.future.done() and self._lines.get(key) is line:
-                del self._lines[key]  # whoever asks again asks anew
+                del self._lines[key]  # a later call sends it again
         return reply
 
     def used(self, reply: BatchReply) -> None:
-        """The reply is in the ledger, or was none."""
+        """The reply is in the ledger, or there was none."""
         missing = self._missing.get(reply.state.number, set())
         missing.discard(reply.key)
         if not missing and self.book.states[reply.state.number].stage == "ended":
             self.batches.close_book(self.book.states[reply.state.number])
 
     async def close(self) -> None:
-        """Stop looking at batches; they go on."""
+        """Stop polling; the batches continue at the provider."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -371,7 +371,7 @@ class BatchQueue:
                 self._fresh.clear()
 
     async def _calm(self) -> None:
-        """Until no call has come for CALM_TICKS turns: seconds also pass while rollouts compute."""
+        """Wait until no call has arrived for CALM_TICKS ticks. Rollouts that compute reset them."""
         ticks, before = 0, -1
         while ticks < CALM_TICKS:
             await asyncio.sleep(TICK_S)
@@ -391,7 +391,7 @@ class BatchQueue:
                 raise _too_dear(self._budget, next(iter(self._fresh.values())).cost)
             self.batches.reporter.note(
                 f"{len(self._fresh)} of {len(self._fresh) + len(lines)} requests to {self.model} "
-                "wait until what the others cost is known: together they might pass --max-cost"
+                "wait for the real cost of the others: together they might exceed --max-cost"
             )
             self._start(self._look_again())
         for parcel in _parcels(lines, self._most):
@@ -418,7 +418,7 @@ class BatchQueue:
             async with turn:
                 state = await self._to_end(state, resumed)
             self._deliver(state)
-        except Exception as error:  # noqa: BLE001 - raised again by each call that waits
+        except Exception as error:  # noqa: BLE001 - raised again in every waiting call
             self._fail(self._members[state.number], error)
 
     async def _to_end(self, state: BatchState, resumed: bool) -> BatchState:
@@ -442,7 +442,7 @@ class BatchQueue:
         return state
 
     async def _download(self, file_id: str, path: Path) -> None:
-        """Fetch a file of replies, DOWNLOADS times at most while lines of it cannot be read."""
+        """Download a file of replies, at most DOWNLOADS times while it has unreadable lines."""
         for left in reversed(range(DOWNLOADS)):
             await self._patient(lambda: self._service.fetch(file_id, path))
             if not left or self.book.is_whole(path):
@@ -450,7 +450,7 @@ class BatchQueue:
             await asyncio.sleep(self.batches.poll_s)
 
     async def _created(self, state: BatchState, resumed: bool) -> BatchReport:
-        """The batch: a new one, unless one may be there that was not heard of."""
+        """Create the batch, unless an unconfirmed one already exists."""
         mark, doubtful = self.book.mark(state), resumed
 
         async def attempt() -> BatchReport:
@@ -466,7 +466,7 @@ class BatchQueue:
                 if was_refused(error):
                     self.book.save(replace(state, stage="written"))
                     raise
-                # The answer cannot be read: the batch may have been made all the same.
+                # The answer is unreadable, but the batch may exist.
                 there = await self._service.search(mark, state.written)
                 if there is None:
                     raise _unclear(self._service.base_url, error) from error
@@ -498,7 +498,7 @@ class BatchQueue:
                     raise _silent(url, error, silence_s) from error
                 if not told:
                     self.batches.reporter.note(
-                        f"no answer from the batch service at {url} ({error}); asking again for up "
+                        f"the batch service at {url} does not answer ({error}); retrying for up "
                         f"to {duration(silence_s)}"
                     )
                 told = True
@@ -512,19 +512,19 @@ class BatchQueue:
             self._release(line)
             outcome = line_outcome(replies.get(line.key), nothing)
             if isinstance(outcome, Fault) and not nothing.retry:
-                outcome = nothing  # whoever cancelled the batch wants none of it sent again
+                outcome = nothing  # a cancelled batch must not be sent again
             if not line.future.done():
                 line.future.set_result(BatchReply(line.key, state, line.parameters(), outcome))
 
     def _nothing(self, state: BatchState, lines: Sequence[_Line], some: bool) -> Fault:
-        """Why a call has no line among the replies, where `some` have one."""
+        """The fault of a call without a reply line; `some` tells whether other calls have one."""
         count = len(lines)
-        if state.status == "completed":  # paid for: what brought nothing at all is not sent again
+        if state.status == "completed":  # billed: not sent again if no call has a line
             what = "no line for this request" if some else "no line for any of its requests"
             return Fault(f"batch {state.batch_id} completed with {what}", retry=some)
         words = f"batch {state.batch_id} {state.status}{f': {state.words}' if state.words else ''}"
         if state.status == "failed" and "token_limit" in state.words and count > 1:
-            # More tokens than may wait at once: in halves, one after the other. This ends.
+            # Over the limit of enqueued tokens: retry in halves, one after the other.
             self._most = min(self._most, max(1, count // 2))
             return Fault(words, probe=True)
         retry = state.status not in ("cancelled", "failed")
@@ -535,7 +535,7 @@ class BatchQueue:
             self._release(line)
             if not line.future.done():
                 line.future.set_exception(error)
-                line.future.exception()  # seen: there may be nobody who waits
+                line.future.exception()  # marks it as retrieved: no caller may be waiting
 
     def _release(self, line: _Line) -> None:
         if line.reserved and self._budget is not None:
@@ -549,7 +549,7 @@ class BatchQueue:
 
 
 def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> transport.Received | Fault:
-    """What a line of the service says: a reply with its status, or why there is none."""
+    """The outcome of a line from the service: a reply with its status, or a fault."""
     if line is None:
         return nothing
     response, error = line.get("response"), line.get("error")
@@ -557,10 +557,10 @@ def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> transport.Re
         try:
             text = json.dumps(response.get("body"), ensure_ascii=False)
         except RecursionError:
-            return Fault("a line of the batch too deep to be read")
+            return Fault("a line of the batch is nested too deeply to be read")
         return transport.Received(response["status_code"], {}, text)
     message = error.get("message") or error.get("code") if isinstance(error, dict) else None
-    return Fault(clean_detail(str(message or "a line of the batch without a reply")))
+    return Fault(clean_detail(str(message or "a line of the batch has no reply")))
 
 
 def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
@@ -577,10 +577,10 @@ def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
 
 
 def _progress_words(report: BatchReport, state: BatchState, seconds: float) -> str:
-    """How far a batch is, after `seconds` of waiting for it."""
+    """The progress of a batch after `seconds` of waiting."""
     parts = [f"{report.completed} of {report.total or state.requests} done"]
     parts += [f"{report.failed} failed"] if report.failed else []
-    parts += [f"{duration(seconds)} here"]
+    parts += [f"{duration(seconds)} elapsed"]
     if report.expires_at and not report.ended:
         parts.append(f"expires in {duration(report.expires_at - time.time())}")
     return f"batch {report.id} of {state.model}: {report.status}, {', '.join(parts)}"
@@ -589,27 +589,26 @@ def _progress_words(report: BatchReport, state: BatchState, seconds: float) -> s
 def _silent(base_url: str, error: ServiceSilent, patience_s: float) -> UserError:
     asked = f" and asks to wait {duration(error.wait_s)}" if error.wait_s else ""
     return UserError(
-        f"The batch service at {base_url} does not answer{asked}: {error}. A run waits "
+        f"The batch service at {base_url} does not answer{asked}: {error}. A run waits up to "
         f"{duration(patience_s)} for it.",
-        "Batches that were sent go on there and are paid for; nothing is lost.",
-        "Run the same command again when it answers: the batches are taken up.",
+        "Batches that were sent continue there and are billed; nothing is lost.",
+        "Run the same command again later: it continues with these batches.",
     )
 
 
 def _unclear(base_url: str, error: UserError) -> UserError:
     return UserError(
-        f"The batch service at {base_url} gave no readable answer when a batch was made. "
-        f"{error.what}",
-        "Its list of batches does not show the batch, but it may have been made, and be paid for.",
-        "Run the same command again: it looks for the batch before it makes a new one.",
+        f"The batch service at {base_url} gave no readable answer to a new batch. {error.what}",
+        "The batch is not in the service's list, but it may exist and be billed.",
+        "Run the same command again: it looks for the batch before creating a new one.",
     )
 
 
 def _too_dear(budget: Budget, cost: float) -> BudgetSpent:
     return BudgetSpent(
-        f"The run has spent {budget.spent:.4f} US dollars of the {budget.max_cost:g} that it may "
-        f"cost, and the next request may cost {cost:.4f}.",
-        "What a batch costs at most is reserved before it is sent; replies that came are in the "
-        "ledger.",
-        "Run the same command with a larger --max-cost, or bound replies with --max-tokens.",
+        f"The run has spent {budget.spent:.4f} of at most {budget.max_cost:g} US dollars, and the "
+        f"next request may cost {cost:.4f}.",
+        "The maximum cost of a batch is reserved before it is sent; replies received so far are in "
+        "the ledger.",
+        "Run the same command with a larger --max-cost, or limit replies with --max-tokens.",
     )

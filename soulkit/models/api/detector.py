@@ -1,14 +1,14 @@
-"""A service that tells machine-written text from people's: one POST of a text, one number back.
+"""A service that detects machine-written text: POST a text, receive a number.
 
     POST {url}   header {header}: KEY   body {"text": "..."}      →      {"{field}": 0.83, ...}
 
-The number lies in [0, 1] and says how human the text is, or with `machine` how much a machine's.
-Anything else (another status, no such field, 1.2, "0.8", NaN) is no score: it is asked again a few
-times where asking again may help, and then raises UnreadableVerdict, which leaves the episode
-unscored. The key is read from the environment by name; neither errors nor the ledger hold it.
+The number in [0, 1] is the human share of the text, or with `machine` the machine share. Anything
+else (another status, a missing field, 1.2, "0.8", NaN) is no score: the request is retried if that
+may help, and then raises UnreadableVerdict, which leaves the episode unscored. The key comes from
+an environment variable and appears in no error or ledger.
 
-A reply is paid for once: it stands in the ledger in the shape of a chat completion whose text is
-the service's reply as it came, so that whatever reads ledgers can read it.
+Replies are stored in the ledger as chat completions that contain the raw reply, so that all ledger
+tools can read them and no reply is paid for twice.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from soulkit.types import Call, Sampling
 
 ATTEMPTS = 4
 MAX_BYTES = 100_000
-"""Of a reply. One number needs a few; whatever answers with more is no such service."""
+"""Maximum size of a reply."""
 _JITTER = random.Random()
-"""Not the global stream, which seeds depend on."""
+"""A separate generator, so that seeds are not affected."""
 _RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 _SAMPLING = Sampling(temperature=0.0)
-"""Nothing is sampled; the ledger's key wants some."""
+"""Nothing is sampled, but the ledger key needs sampling settings."""
 DETECTOR = "detector "
-"""How the name begins under which a service stands in the ledger."""
+"""Prefix of a service's model name in the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
-    """Where the service is and how it answers.
+    """Address and reply format of the service.
 
     Args:
-        url: the whole address of the service.
-        key_env: NAME of the environment variable with the key; empty for a service without one. It
-            may be unset for a service on this machine and for a ledger in mode `replay`.
-        header: in which the key travels.
-        field: of the reply's JSON object.
-        machine: whether a high number means a machine's text.
-        timeout_s: seconds of one attempt.
-        backoff_s: seconds before the second attempt at most, doubled for each one after it.
+        url: full URL of the service.
+        key_env: NAME of the environment variable with the key; empty if the service needs none.
+            Optional for a service on this machine and for a ledger in mode `replay`.
+        header: name of the header with the key.
+        field: field of the reply's JSON object with the number.
+        machine: whether a high number means machine-written text.
+        timeout_s: seconds per attempt.
+        backoff_s: maximum seconds before the second attempt, doubled for each further one.
     """
 
     url: str
@@ -69,12 +69,12 @@ class Detector:
         return f"{DETECTOR}{checked_url(self.url)}"
 
     async def human(self, text: str, call: Call, ledger: Ledger | None = None) -> float:
-        """How human the service finds `text`, in [0, 1], from the ledger when it holds the call.
+        """The human share of `text` in [0, 1], from the ledger if it has the call.
 
         Raises:
-            UnreadableVerdict: no number came until the attempts ended.
-            ModelLoadError: the address cannot be used, or the key is missing.
-            ReplayMiss: the ledger is a replay and does not hold the call.
+            UnreadableVerdict: no attempt returned a number.
+            ModelLoadError: the address is unusable, or the key is missing.
+            ReplayMiss: the ledger is a replay and does not have the call.
         """
         messages = [{"role": "user", "content": text}]
         request = request_of(checked_url(self.url), messages, _SAMPLING)
@@ -103,7 +103,7 @@ class Detector:
         raise UnreadableVerdict(f"{self.name}: {problem}")
 
     async def _post(self, text: str, secret: str) -> tuple[str, str, bool]:
-        """(the reply, what is wrong with it, whether asking again may help)."""
+        """(reply, problem, whether a retry may help)."""
         import httpx2 as errors
 
         try:
@@ -132,14 +132,14 @@ class Detector:
             return await transport.post(client, url, headers, {"text": text}, MAX_BYTES)
 
     def _share(self, raw: str) -> float:
-        """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""
+        """The human share in a reply. UnreadableVerdict if it has no number in [0, 1]."""
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError):
             body = None
         number = body.get(self.field) if isinstance(body, dict) else None
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-            raise UnreadableVerdict(f"the reply has no number in [0, 1] under '{self.field}'")
+            raise UnreadableVerdict(f"the reply has no number in [0, 1] in '{self.field}'")
         return 1 - number if self.machine else float(number)
 
     def _entry(self, raw: str, call: Call, seconds: float, attempts: int) -> LedgerEntry:
@@ -160,4 +160,4 @@ def _reply_text(entry: LedgerEntry) -> str:
     try:
         return parse_reply(entry.reply).text
     except Unreadable as error:
-        raise UnreadableVerdict(f"the ledger's entry of {entry.model} cannot be read") from error
+        raise UnreadableVerdict(f"the ledger entry of {entry.model} cannot be read") from error

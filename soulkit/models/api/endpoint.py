@@ -1,13 +1,13 @@
-"""A model behind any OpenAI-compatible server: OpenAI itself, vLLM, a router, a test server.
+"""A model on any OpenAI-compatible server: OpenAI, vLLM, a router, a test server.
 
     ledger lookup ── hit ──▶ completion
-          └─ miss ──▶ gate (limits.py) ──▶ request, tried again where that helps ──▶ ledger ──▶ …
+          └─ miss ──▶ gate (limits.py) ──▶ request, with retries ──▶ ledger ──▶ completion
 
-A refused sampling parameter is left out from then on and stands in `Completion.dropped`. Where a
-server has no room for so long a reply, a shorter one is asked for. The seed that is sent is derived
-from `Sampling.seed` and the `Call`, so that the rollouts of an example differ. An error text never
-becomes a completion. Replies that are paid for are waited for and kept, even when their callers
-have gone. Clients belong to one event loop; an endpoint may be used from several in turn.
+A refused sampling parameter is no longer sent and is listed in `Completion.dropped`. If the server
+cannot give such a long reply, a shorter one is requested. The seed sent is derived from
+`Sampling.seed` and the `Call`, so that rollouts of one example differ. An error text never becomes
+a completion. Paid replies are awaited and kept even if their callers are gone. Clients belong to
+one event loop; an endpoint may be used from several.
 """
 
 from __future__ import annotations
@@ -67,35 +67,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 32 * 1024 * 1024
-"""Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
+"""Maximum size of a reply: a million tokens need a few MB, and hundreds may arrive at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What belongs to one event loop."""
+    """State of one event loop."""
 
     pool: ClientPool
     gate: CallGate
     under_way: set[asyncio.Task[BilledReply | Fault]] = field(default_factory=set)
-    """Requests that are paid for whether their callers wait or not."""
+    """Requests that will be billed whether or not their callers still wait."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of asking the server what it is."""
+    """Lets one caller at a time ask the server what it is."""
 
 
 class Endpoint:
-    """A `ChatModel` that asks an OpenAI-compatible server.
+    """A `ChatModel` that calls an OpenAI-compatible server.
 
-    `base_url` goes up to `/v1`; None is OpenAI's own service. `api_key_env` and the values of
-    `headers` are NAMES of environment variables (addresses.py); the key may be unset for a server
-    on this machine, and in a replay. `max_attempts` counts neither a repetition without a refused
-    parameter nor one after a 429 that states a wait; `rate_limit_wait_s` is what one call waits for
-    those in all, `max_wait_s` the longest pause between two attempts, `down_after_s` how long calls
-    wait for a server that answers none. Of tokens per minute a prompt is estimated beforehand and a
-    reply taken at its limit, at most RESERVED. Prices are US dollars per million tokens, both or
-    neither, else looked up in `prices`. Before its first call `preflight` asks who answers.
+    `base_url` ends in `/v1`; None means OpenAI. `api_key_env` and the values of `headers` are NAMES
+    of environment variables (addresses.py); the key is optional for a server on this machine and in
+    a replay. `max_attempts` does not count retries without a refused parameter or after a 429 that
+    states a wait; `rate_limit_wait_s` limits one call's total wait for those, `max_wait_s` the
+    pause between two attempts, `down_after_s` the wait for a server that does not answer. For
+    tokens per minute, prompts are estimated and replies count as their limit, at most RESERVED.
+    Prices are US dollars per million tokens, both or neither, else taken from `prices`. `preflight`
+    checks the server before the first call.
 
-    Raises ConfigError for one price without the other and for a budget without a price;
-    ModelLoadError for an address that is of no use, and a key that is missing.
+    ConfigError for one price without the other and for a budget without a price; ModelLoadError
+    for an unusable address or a missing key.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class Endpoint:
             raise unpriced_model(model, self.base_url)
         self._refused: set[str] = set()
         self._expects_forms = False
-        self._longest = math.inf  # tokens of a reply that the server gives to anybody
+        self._longest = math.inf  # maximum reply tokens of the server
         self._defaults = ServerDefaults(model, self.access, timeout_s)
-        # The jitter must not touch the global stream that seeds depend on.
+        # A separate generator: jitter must not affect seeded random numbers.
         self._jitter = random.Random()
         first = min(1.0, max(backoff_s, 0.05))
         longest = max(first, min(30.0, max_wait_s))
@@ -158,14 +158,14 @@ class Endpoint:
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        """Answer `context`, from the ledger when it holds the call.
+        """Reply to `context`, from the ledger if it has the call.
 
         Raises:
-            ProviderError: the server refused, failed until the attempts ended, or is down.
-            BudgetSpent: nothing is left of the budget.
-            ContextOverflow: the server says that the prompt is too long, or it ended the reply at
-                a limit of its own.
-            ReplayMiss: the ledger is a replay and does not hold the call.
+            ProviderError: the server refused, is down, or all attempts failed.
+            BudgetSpent: the budget is used up.
+            ContextOverflow: the prompt is too long for the server, or the server cut the reply at
+                its own limit.
+            ReplayMiss: the ledger is a replay and does not have the call.
         """
         messages = to_messages(context)
         if self._ledger is None:
@@ -184,12 +184,12 @@ class Endpoint:
             return self._whole(read_completion(entry, sampling), entry, sampling)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(entry, str(error)) from error
-        except ContextOverflow:  # the server may have more context when the run is resumed
+        except ContextOverflow:  # a resumed run may use a server with a longer context
             ledger.set_aside(key)
             raise
 
     def _whole(self, reply: Completion, entry: LedgerEntry, sampling: Sampling) -> Completion:
-        """`reply`; ContextOverflow where the server cut it. A judge's is left to its reader."""
+        """`reply`; ContextOverflow if the server cut it. A judge's reply is left to its parser."""
         if entry.call.role in ("judge", "auditor"):
             return reply
         context = self._defaults.found.context if self._defaults.found else None
@@ -199,18 +199,18 @@ class Endpoint:
         return reply
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """The reply to this call was of no use; see `Ledger.set_aside`."""
+        """Mark the reply to this call as unusable; see `Ledger.set_aside`."""
         if self._ledger is not None:
             request = request_of(self.base_url, to_messages(context), sampling)
             self._ledger.set_aside(request_key(request, self.name, call))
 
     @property
     def unlimited(self) -> bool:
-        """Whether a cost limit is set and no call counts against it: no price is known."""
+        """Whether a cost limit is set but calls have no known price and do not count."""
         return self._budget is not None and self.price is None
 
     async def probe(self) -> Outcome:
-        """What the server makes of a question of one token. Raises BudgetSpent."""
+        """Ask the server for one token and return the outcome. Raises BudgetSpent."""
         if self._budget is not None:
             self._budget.check()
         outcome = await self._put_question()
@@ -222,7 +222,7 @@ class Endpoint:
         return outcome
 
     async def _put_question(self) -> Outcome:
-        """Ask the question before a run, without further fields where the server refuses one."""
+        """Send the preflight question, without extra fields if the server refuses them."""
         session = self._sessions.get()
         await self._defaults.server(session.pool, session.turn)
         for beside in (self._defaults.field_to_refuse(), {}):
@@ -237,25 +237,25 @@ class Endpoint:
 
     @property
     def server(self) -> ServerKind | None:
-        """What is known of the server; None where this process had no reason to ask it."""
+        """What is known about the server; None if this process has not asked it."""
         return self._defaults.found
 
     def gates(self) -> list[CallGate]:
-        """The gates of its calls, one for each event loop."""
+        """The gates of its calls, one per event loop."""
         return [session.gate for session in self._sessions.values()]
 
     def limit_concurrency(self, most: int) -> None:
-        """Have no more requests in flight than `most`, whatever was asked for."""
+        """Lower the concurrency to at most `most` requests."""
         self.concurrency = min(self.concurrency, most)
         for gate in self.gates():
             gate.limit(self.concurrency)
 
     def expect_forms(self) -> None:
-        """Replies will be asked for in forms: what holds none of them to one is to be found out."""
+        """Check whether the server enforces JSON schemas, since replies will need them."""
         self._expects_forms = True
 
     async def _ask_for_forms(self) -> bool | None:
-        """Whether a server that should holds replies to a form; asked once, where it matters."""
+        """Whether the server enforces JSON schemas; checked once and only if needed."""
         session = self._sessions.get()
         server = await self._defaults.server(session.pool, session.turn)
         if not (self._expects_forms and server.engine):
@@ -273,13 +273,13 @@ class Endpoint:
             self._budget.add(cost_of(self.price, reply) or 0.0)
 
     async def close(self) -> None:
-        """Close this event loop's connections, once what is paid for has arrived."""
+        """Close this event loop's connections after billed replies have arrived."""
         session = self._sessions.pop()
         if session is None:
             return
         for left in await asyncio.gather(*session.under_way, return_exceptions=True):
             if isinstance(left, Exception):
-                log.warning("%s: a reply that was under way is lost: %s", self.name, left)
+                log.warning("%s: a pending reply was lost: %s", self.name, left)
         await session.pool.close()
 
     def __repr__(self) -> str:
@@ -305,19 +305,21 @@ class Endpoint:
             if isinstance(outcome, BilledReply):
                 return outcome.entry
             if outcome.refused:
-                # This ends: every round sends one parameter less, or the same in another way.
+                # This ends: every round drops one parameter or sends it in another form.
                 self._defaults.recognise(outcome.detail)
                 if outcome.refused not in self._refused:
-                    log.info("%s refuses '%s'; it is not sent again.", self.name, outcome.refused)
+                    log.info(
+                        "%s refuses '%s'; it will not be sent again.", self.name, outcome.refused
+                    )
                     self._refused.add(outcome.refused)
                 continue
             if outcome.room >= least:
-                settings = {**settings, "max_tokens": outcome.room}  # so does this: it is less
+                settings = {**settings, "max_tokens": outcome.room}  # ends too: the limit shrinks
                 if not outcome.overflow:
                     self._longest = min(self._longest, outcome.room)
                 continue
             if outcome.probe:
-                continue  # this ends too: after `down_after_s` the gate lets nobody wait
+                continue  # ends too: after `down_after_s` the gate rejects all calls
             if stated_s := outcome.stated_wait_s:
                 if not patience.lasts(stated_s):
                     here = outcome.server == "unasked"
@@ -325,13 +327,13 @@ class Endpoint:
                     words = patience.words(asks, stated_s)
                     raise ProviderError(f"{self.name}: {words}: {outcome.detail}")
                 patience.spend(stated_s)
-                continue  # the gate makes everybody wait; this ends with the patience
+                continue  # the gate holds back all calls; ends when the patience is used up
             attempts += 1
             if not outcome.retry or attempts >= self.max_attempts:
                 if outcome.final:
                     await self._confirm()
                 self._give_up(outcome, attempts)
-            if outcome.server != "busy":  # else the gate makes everybody wait
+            if outcome.server != "busy":  # if busy, the gate holds back all calls
                 await asyncio.sleep(self._wait(outcome, attempts))
 
     async def _confirm(self) -> None:
@@ -357,7 +359,7 @@ class Endpoint:
         self, gate: CallGate, ticket: Ticket, outcome: BilledReply | Fault, attempts: int,
         patience: Patience,
     ) -> BilledReply | Fault:  # fmt: skip
-        """Tell the gate what the request came to; a failed probe is marked as one."""
+        """Report the outcome of a request to the gate and mark a failed probe."""
         if isinstance(outcome, BilledReply):
             self._defaults.answered()
             server = self._defaults.found
@@ -369,7 +371,7 @@ class Endpoint:
             if stated_s and patience.lasts(stated_s):
                 pause_s = patience.pause_s(stated_s)
                 gate.busy(ticket, pause_s, outcome.detail, self.rate_limit_wait_s)
-            else:  # a wait beyond its patience fails this call, and makes no other wait as long
+            else:  # a wait beyond its patience fails this call but does not hold back others
                 gate.busy(ticket, self._backoff(attempts + 1), outcome.detail)
         elif outcome.server == "unasked":
             gate.unasked(ticket, patience.pause_s(outcome.stated_wait_s))
@@ -382,7 +384,7 @@ class Endpoint:
         return outcome
 
     async def _request(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
-        """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
+        """Send a request and keep its reply. With a budget, it outlives a cancelled caller."""
         if self._budget is None:
             return await self._pay(session, request)
         self._budget.check()
@@ -400,7 +402,7 @@ class Endpoint:
         server = await self._defaults.server(session.pool, session.turn)
         asked = {k: v for k, v in request.settings.items() if k not in server.holds_cuts}
         settings = {**asked, **server.beside(request.sampling)}
-        # Only now: while it waited, others may have learnt what the server refuses.
+        # Computed last: other calls may have learned meanwhile what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 
     async def _pay(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
@@ -415,7 +417,7 @@ class Endpoint:
         self, raw: str, answer: WireReply, request: CallRequest, seconds: float,
         way: Mapping[str, Any] | None = None,
     ) -> BilledReply:  # fmt: skip
-        """A reply that was paid for, counted and kept; `way` says how it came."""
+        """Count and keep a paid reply; `way` says how it was obtained."""
         entry = self._entry(raw, answer, request, seconds)
         if self._budget is not None:
             self._budget.add(entry.cost if entry.cost is not None else self._cost_limit(request))
@@ -425,7 +427,7 @@ class Endpoint:
         return BilledReply(request.keep(entry, {**beside, **(way or {})}), answer)
 
     def _cost_limit(self, request: CallRequest) -> float:
-        """What a reply without token counts costs at most; only the budget counts it."""
+        """Maximum cost of a reply without token counts. Only used for the budget."""
         if self.price is None:
             return 0.0
         prompt = int(estimated_tokens(request.messages, 0))
@@ -449,14 +451,14 @@ class Endpoint:
             raise ContextOverflow(f"{self.name}: {fault.detail}")
         more = f" (after {attempts} attempts)" if attempts > 1 else ""
         if fault.key:
-            more += f" (the key is read from the variable {self.access.key_env})"
+            more += f" (the key is read from {self.access.key_env})"
         raise ProviderError(f"{self.name}: {fault.detail}{more}")
 
     def _backoff(self, attempts: int) -> float:
         return float(min(self.max_wait_s, self.backoff_s * 2.0 ** min(attempts - 1, 30)))
 
     def _wait(self, fault: Fault, attempts: int) -> float:
-        """Seconds before the next attempt: full jitter, after what the server asks for."""
+        """Seconds before the next attempt: the server's Retry-After plus full jitter."""
         retry_after = min(self.max_wait_s, fault.wait_s or 0.0)
         return retry_after + self._jitter.uniform(0.0, self._backoff(attempts))
 

@@ -1,14 +1,14 @@
-"""Limits of calls to one server: concurrency, rates, a circuit breaker, and a budget for the run.
+"""Limits on calls to one server: concurrency, rates, a circuit breaker, and the run's budget.
 
-Calls pass a `CallGate` in the order in which they came. To pass, a call needs a server that is up
-(or to be its probe), no pause that a 429 asks for, room among the `concurrency` calls inside, and
-requests and tokens per minute. Each wave of 429s and each outage halves the room; each answer gives
-a quarter of a place back. The circuit breaker is told the time and what calls came to:
+Calls pass a `CallGate` in order of arrival. A call passes if the server is up (or the call is its
+probe), no 429 pause is active, fewer than `concurrency` calls are inside, and the rates per minute
+allow it. Each wave of 429s and each outage halves the allowed concurrency; each reply restores a
+quarter of a place. The circuit breaker:
 
     closed ── `after` failures in a row, over all calls ──▶ open ── `down_after_s` ──▶ down
-    open: calls wait, one probe at a time; down: calls fail at once; any answer closes it again
+    open: calls wait, with one probe at a time; down: calls fail at once; any reply closes it
 
-A failure is a broken connection, a time-out or a 5xx; 429s for `down_after_s` count as down.
+Failures are broken connections, timeouts and 5xx; 429s for `down_after_s` also count as down.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from enum import Enum
 from soulkit.errors import ConfigError, UserError
 
 AFTER = 8
-"""Failures in a row that open it: more than one call has attempts, so that a single call that
-cannot be answered does not stop the others."""
+"""Failures in a row that open the breaker: more than one call's attempts, so that one call that
+always fails does not stop the others."""
 
 NEVER_ANSWERED_S = 30.0
-"""Seconds to wait for a server that has never answered anything: more likely a wrong address."""
+"""Seconds to wait for a server that has never answered; its address is probably wrong."""
 
 
 class Decision(Enum):
@@ -43,11 +43,11 @@ class Decision(Enum):
 
 
 class Breaker:
-    """The state of one server, shared by all calls to it. Times are seconds of one clock.
+    """The state of one server, shared by all its calls. Times are seconds of one clock.
 
-    `after` failures in a row open it; after `down_after_s` (NEVER_ANSWERED_S at most while the
-    server has answered nothing yet) waiting calls give up. Probes come after `pause_s`, then after
-    pauses that double up to `max_pause_s`. `jitter` draws from [0, 1); `wall` tells the date.
+    It opens after `after` failures in a row. Waiting calls give up after `down_after_s` (at most
+    NEVER_ANSWERED_S if the server has never answered). Probes start after `pause_s`, and the pause
+    doubles up to `max_pause_s`. `jitter` returns values in [0, 1); `wall` returns the date.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Breaker:
         self.pause_s, self.max_pause_s = pause_s, max_pause_s
         self._jitter, self._wall = jitter, wall
         self.failures = 0
-        """In a row."""
+        """Consecutive failures."""
         self.since: datetime | None = None
-        """When the first failure of the row was seen."""
+        """Time of the first of these failures."""
         self.last = ""
-        """The last failure in words."""
+        """Description of the last failure."""
         self.gave_up = 0
-        """Calls that failed because the server is down, in this outage."""
+        """Calls that gave up in this outage."""
         self._opened: float | None = None
         self._probe_at = 0.0
         self._pause = pause_s
@@ -82,7 +82,7 @@ class Breaker:
 
     @property
     def give_up_after_s(self) -> float:
-        """Seconds from opening after which waiting calls give up."""
+        """Seconds after opening at which waiting calls give up."""
         return self.down_after_s if self._has_answered else min(self.down_after_s, NEVER_ANSWERED_S)
 
     @property
@@ -90,7 +90,7 @@ class Breaker:
         return self._opened is None
 
     def may(self, now: float) -> Decision:
-        """What a call that comes at `now` may do; a PROBE is given to one call until it reports."""
+        """What a call at time `now` may do; only one call at a time gets PROBE."""
         if self._opened is None:
             return Decision.GO
         if not self.probing and now >= self._probe_at:
@@ -99,26 +99,26 @@ class Breaker:
         return Decision.FAIL if now >= self._opened + self.give_up_after_s else Decision.WAIT
 
     def hopeless(self, now: float) -> bool:
-        """Whether a call that comes at `now` would fail."""
+        """Whether a call at time `now` would fail."""
         if self._opened is None or now < self._opened + self.give_up_after_s:
             return False
         return self.probing or now < self._probe_at
 
     def wait_s(self, now: float) -> float:
-        """Seconds until a call that has to wait should ask again, unless something happens."""
+        """Seconds until a waiting call should check again, unless the state changes."""
         if self._opened is None:
             return 0.0
         end = self._opened + self.give_up_after_s
         return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
 
     def answered(self) -> None:
-        """The server said something: it is up."""
+        """The server replied, so it is up."""
         self.failures, self.since, self.last = 0, None, ""
         self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
         self._busy_since, self._has_answered, self._patience_s = None, True, 0.0
 
     def failed(self, now: float, why: str, *, probe: bool = False) -> None:
-        """A call failed; `probe` when it was the probe."""
+        """A call failed; `probe`: it was the probe."""
         self.failures += 1
         self.last, self._patience_s = why, 0.0
         if self.since is None:
@@ -132,8 +132,8 @@ class Breaker:
             self._probe_at = now + self._next_pause()
 
     def busy(self, now: float, why: str, *, probe: bool = False, patience_s: float = 0.0) -> None:
-        """The server turned a call away for the time being; `probe` when it was the probe.
-        `patience_s` is how long calls wait for rate limits, where the server states a wait."""
+        """The server rejected a call for now (429); `probe`: it was the probe. `patience_s`: how
+        long calls wait if the server states a wait."""
         first = now if self._busy_since is None else self._busy_since
         since = self.since if self._busy_since is not None else None
         self._patience_s = patience_s
@@ -151,12 +151,12 @@ class Breaker:
             self._probe_at = now + self._next_pause()
 
     def abandoned(self) -> None:
-        """The probe was cancelled without an answer: another call may probe at once."""
+        """The probe was cancelled without a reply, so another call may probe at once."""
         self.probing = False
 
     def gives_up(self, line: int) -> None:
-        """A call gives up, one of `line` that wait: the first one counts the whole line, so that
-        all who waited together tell the same number."""
+        """A call gives up while `line` calls wait. The first one counts the whole line, so that all
+        of them report the same number."""
         if self.gave_up == 0:
             self.gave_up, self._in_line = line, line - 1
         elif self._in_line > 0:
@@ -169,7 +169,7 @@ class Breaker:
         return pause * (0.5 + 0.5 * self._jitter())
 
     def story(self, name: str) -> str:
-        """What happened to the server called `name`, for the error of whoever gives up."""
+        """What happened to the server `name`, for the error of calls that give up."""
         since = f"{self.since:%H:%M:%S} UTC" if self.since else "an unknown time"
         calls = "1 call" if self.gave_up == 1 else f"{self.gave_up} calls"
         patience = (
@@ -177,23 +177,23 @@ class Breaker:
             if self._patience_s
             else ""
         )
-        return f"{name} is down since {since} ({self.last}{patience}); {calls} gave up"
+        return f"{name} has been down since {since} ({self.last}{patience}); {calls} gave up"
 
 
 log = logging.getLogger(__name__)
 
 _REGAINED = 0.25
-"""Places that an answer gives back after the room was halved: a quarter more with every wave."""
+"""Part of a place that each reply restores after the concurrency was halved."""
 _SHORTEST_PAUSE_S = 0.05
-"""Times the number of rate limits that a call met: the least pause after one that states less."""
+"""Minimum pause after a rate limit, multiplied by the number of limits that the call has met."""
 
 
 class Bucket:
-    """An allowance that refills evenly; it holds a second's worth, and at least one.
+    """A token bucket that holds one second's worth, and at least 1.
 
-    Whatever is larger than the bucket waits until it is full and leaves a debt, so the mean rate
-    holds for calls of any size: in any minute at most `per_minute` and one bucket pass (and one
-    call more where a single call exceeds the bucket).
+    An amount larger than the bucket waits until it is full and then leaves a debt, so the mean rate
+    holds for calls of any size: per minute at most `per_minute` plus one bucket pass (plus one call
+    if a single call exceeds the bucket).
     """
 
     def __init__(self, per_minute: float, now: float = 0.0) -> None:
@@ -203,7 +203,7 @@ class Bucket:
         self._seen = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken."""
+        """Seconds until `amount` is available."""
         self._refill(now)
         return max(0.0, (min(amount, self.size) - self.level) / self.rate)
 
@@ -212,7 +212,7 @@ class Bucket:
         self.level -= amount
 
     def give_back(self, amount: float) -> None:
-        """Correct an estimate; a negative amount takes what the estimate left out."""
+        """Correct an estimate; a negative amount takes more."""
         self.level = min(self.size, self.level + amount)
 
     def _refill(self, now: float) -> None:
@@ -222,14 +222,14 @@ class Bucket:
 
 @dataclass
 class SharedLimits:
-    """What the calls of an endpoint share, whichever event loop they run in."""
+    """State shared by all calls of an endpoint, across event loops."""
 
     breaker: Breaker
     requests: Bucket | None = None
     tokens: Bucket | None = None
     pause_until: float = 0.0
     spread_s: float = 0.0
-    """Length of the last pause: the calls after it are spread over as long again."""
+    """Length of the last pause; calls after it are spread over the same length."""
 
     def rates_wait_s(self, tokens: float, now: float) -> float:
         requests = self.requests.wait_s(1.0, now) if self.requests else 0.0
@@ -244,7 +244,7 @@ class SharedLimits:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call inside the gate."""
+    """A call inside the gate."""
 
     entered: float
     tokens: float
@@ -253,19 +253,18 @@ class Ticket:
 
 @dataclass
 class Patience:
-    """How long one call waits for rate limits that state their wait.
+    """How long one call waits for rate limits that state a wait.
 
-    Time in the queue does not count: other calls may be answered meanwhile.
+    Time in the queue does not count, since other calls may get replies meanwhile.
     """
 
     limit_s: float
     waited_s: float = 0.0
-    """The sum of the pauses."""
+    """Sum of all pauses."""
     times: int = 0
 
     def pause_s(self, stated_s: float) -> float:
-        """Seconds to pause after the next 429. A call that is told again and again to wait for
-        a moment waits a little longer each time."""
+        """Seconds to pause after the next 429. Repeated short waits get longer each time."""
         return max(stated_s, _SHORTEST_PAUSE_S * (self.times + 1))
 
     def lasts(self, stated_s: float) -> bool:
@@ -276,11 +275,11 @@ class Patience:
         self.times += 1
 
     def words(self, asks: str, stated_s: float) -> str:
-        """Why the call gives up: `asks` to wait for longer."""
+        """Why the call gives up: `asks` for a longer wait than allowed."""
         before = f" after {round(self.waited_s, 2):g} s of waiting" if self.times else ""
         return (
-            f"{asks} to wait {round(stated_s, 2):g} s{before}, and a call waits {self.limit_s:g} s "
-            "in all (--rate-limit-wait)"
+            f"{asks} to wait {round(stated_s, 2):g} s{before}, but a call waits at most "
+            f"{self.limit_s:g} s in total (--rate-limit-wait)"
         )
 
 
@@ -289,8 +288,8 @@ class ServerDown(Exception):
 
 
 class CallGate:
-    """The calls of one event loop to one endpoint: `enter`, ask the server, `leave`. `traffic` is
-    shared with the gates of other event loops; `concurrency` calls are inside at most."""
+    """Admits the calls of one event loop to one endpoint, at most `concurrency` at a time.
+    `traffic` is shared with the gates of other event loops."""
 
     def __init__(
         self,
@@ -309,11 +308,11 @@ class CallGate:
         self._halved = float("-inf")
 
     def limit(self, concurrency: int) -> None:
-        """Let at most so many calls inside from now on."""
+        """Change the maximum number of calls inside."""
         self.concurrency, self.room = concurrency, min(self.room, float(concurrency))
 
     async def enter(self, tokens: float = 0.0) -> Ticket:
-        """Wait until a call with this estimate of tokens may go. Raises Down."""
+        """Wait until a call with this token estimate may start. Raises ServerDown."""
         self.waiting += 1
         try:
             async with self._turn:
@@ -340,7 +339,7 @@ class CallGate:
             await self._pause(wait)
 
     def _room_wait_s(self, tokens: float) -> float | None:
-        """Seconds to wait for room, a pause and the rates; None: until somebody leaves."""
+        """Seconds to wait for a place, a pause and the rates; None: until a call leaves."""
         if self.inside >= max(1, int(self.room)):
             return None
         now = self.clock()
@@ -356,7 +355,7 @@ class CallGate:
             await self._pause(left)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Sleep until something happens; nobody waits for room at a server that is given up."""
+        """Sleep until something changes. Raises ServerDown if the server is given up."""
         if self.traffic.breaker.hopeless(self.clock()):
             raise self._gives_up()
         await self._sleep(seconds)
@@ -376,7 +375,7 @@ class CallGate:
     # -- leaving -----------------------------------------------------------------------------------
 
     def answered(self, ticket: Ticket, used: float | None) -> None:
-        """The server gave an answer; `used` are its tokens, None when it did not say."""
+        """The server replied; `used` is its token count, None if unknown."""
         self._is_up()
         self.room = min(float(self.concurrency), self.room + _REGAINED)
         if used is not None:
@@ -384,7 +383,7 @@ class CallGate:
         self._left()
 
     def refused(self, ticket: Ticket) -> None:
-        """The server is up and did no work for this call."""
+        """The server is up but did no work for this call."""
         self._is_up()
         self._correct(ticket.tokens)
         self._left()
@@ -392,13 +391,13 @@ class CallGate:
     def busy(
         self, ticket: Ticket, pause_s: float, why: str = "HTTP 429", patience_s: float = 0.0
     ) -> None:
-        """The server asks everybody to wait; `patience_s` as in `Breaker.busy`."""
+        """The server asks all calls to wait; `patience_s` as in `Breaker.busy`."""
         now = self.clock()
         self.traffic.breaker.busy(now, why, probe=ticket.probe, patience_s=patience_s)
         self._hold_back(ticket, now, pause_s)
 
     def unasked(self, ticket: Ticket, pause_s: float) -> None:
-        """This machine could not send the request; nothing is known about the server."""
+        """This machine could not send the request, which says nothing about the server."""
         if ticket.probe:
             self.traffic.breaker.abandoned()
         self._hold_back(ticket, self.clock(), pause_s)
@@ -407,26 +406,26 @@ class CallGate:
         self._correct(ticket.tokens)
         if now + pause_s > self.traffic.pause_until:
             self.traffic.pause_until, self.traffic.spread_s = now + pause_s, pause_s
-        if ticket.entered >= self._halved:  # calls that went before it do not count again
+        if ticket.entered >= self._halved:  # calls that started earlier are the same wave
             self._halve(now)
         self._left()
 
     def failed(self, ticket: Ticket, why: str) -> None:
-        """The connection broke, nothing came in time, or the server failed. Its tokens may be
-        spent, so they are not given back."""
+        """The connection broke, timed out, or the server failed. Its tokens may be spent, so they
+        are not given back."""
         now, breaker = self.clock(), self.traffic.breaker
         was_closed = breaker.closed
         breaker.failed(now, why, probe=ticket.probe)
         if was_closed and not breaker.closed:
             log.warning(
-                "%s does not answer (%s): calls wait for it, at most %g s.",
+                "%s does not answer (%s): calls wait for it for up to %g s.",
                 self.name, why, breaker.give_up_after_s,
             )  # fmt: skip
-            self._halve(now)  # it may be the crowd that it cannot bear
+            self._halve(now)  # too many calls may be the cause
         self._left()
 
     def cancelled(self, ticket: Ticket) -> None:
-        """The caller went away; nothing is known about the server."""
+        """The caller was cancelled, which says nothing about the server."""
         if ticket.probe:
             self.traffic.breaker.abandoned()
         self._left()
@@ -449,24 +448,24 @@ class CallGate:
 
 
 def bucket(per_minute: float | None) -> Bucket | None:
-    """A bucket of so many a minute, None without a limit."""
+    """A bucket of `per_minute`; None without a limit."""
     return None if per_minute is None else Bucket(per_minute, time.monotonic())
 
 
 class BudgetSpent(UserError):
-    """The limit is reached: no further request is made."""
+    """The cost limit is reached: no further requests are sent."""
 
 
 class Budget:
-    """US dollars that may be spent, and those that were: `spent` is what the run cost before, the
-    total of its ledger. ConfigError unless `max_cost` is above 0."""
+    """The cost limit in US dollars and the amount spent. `spent` starts at the total of the run's
+    ledger. ConfigError unless `max_cost` is above 0."""
 
     def __init__(self, max_cost: float, spent: float = 0.0) -> None:
         if not max_cost > 0:
             raise ConfigError(
-                f"The cost limit of {max_cost} US dollars allows nothing.",
-                "Before each request the run compares what it has spent with its limit.",
-                "Set --max-cost to an amount above 0, or leave it out.",
+                f"The cost limit is {max_cost} US dollars, which allows no request.",
+                "The run compares its cost with this limit before each request.",
+                "Set --max-cost to an amount above 0, or remove it.",
             )
         self.max_cost = max_cost
         self._spent, self._reserved, self._reservations = spent, 0.0, 0
@@ -478,12 +477,12 @@ class Budget:
 
     @property
     def reserved(self) -> float:
-        """What is under way in batches may cost so much at most."""
+        """Maximum cost of the batches under way."""
         return self._reserved
 
     def reserve(self, cost: float, *, sent: bool = False) -> bool:
-        """Whether `cost` fits into what is left; it is then kept free until `release`. What was
-        `sent` already is counted whether it fits or not."""
+        """Reserve `cost` until `release` if it fits into the rest, and return whether it did. A
+        request already `sent` is always reserved."""
         with self._lock:
             fits = sent or self._spent + self._reserved + cost <= self.max_cost
             if fits:
@@ -491,10 +490,10 @@ class Budget:
         return fits
 
     def release(self, cost: float) -> None:
-        """What was reserved is spent (`add` says how much of it) or will not be."""
+        """End a reservation. The amount spent is reported with `add`."""
         with self._lock:
             self._reservations = max(0, self._reservations - 1)
-            # Counted, since sums of fractions taken apart again leave something of themselves.
+            # With none left, set 0 exactly: rounding errors would remain.
             self._reserved = max(0.0, self._reserved - cost) if self._reservations else 0.0
 
     @property
@@ -502,18 +501,16 @@ class Budget:
         return self._spent >= self.max_cost
 
     def check(self) -> None:
-        """Raise BudgetSpent when nothing is left."""
+        """Raise BudgetSpent if nothing is left."""
         if self.exhausted:
             raise BudgetSpent(
-                f"The run has spent {self._spent:.4f} US dollars of the {self.max_cost:g} that it "
-                "may cost.",
-                "No further request is made; replies that were under way are in the ledger.",
-                "Run the same command with a larger --max-cost: what is done is not paid for "
-                "again.",
+                f"The run has spent {self._spent:.4f} of at most {self.max_cost:g} US dollars.",
+                "No further requests are sent; replies received so far are in the ledger.",
+                "Run the same command with a larger --max-cost: finished work is not repeated.",
             )
 
     def add(self, cost: float) -> None:
-        """A reply cost this much."""
+        """Add the cost of a reply."""
         with self._lock:
             self._spent += cost
 

@@ -1,13 +1,13 @@
-"""What a token costs: a small table of published prices, and the user's own before it.
+"""Prices per token: a built-in table of published prices, and the user's own table.
 
-A model's price is looked up by its name and its server's host, first in the user's table, then in
-the built-in one; in each the longest matching entry decides:
+A price is looked up by model name and host, first in the user's table, then in the built-in one.
+The longest matching entry applies:
 
-* `gpt-4o` is that name and its dated versions (`gpt-4o-2024-08-06`, `gpt-4o-latest`), and not
-  `gpt-4o-mini`, which is another model at another price; `llama-*` is every name that begins so;
-* an entry with a `host` holds on that host only: a server on this machine may call its model so.
+* `gpt-4o` matches that name and its dated versions (`gpt-4o-2024-08-06`, `gpt-4o-latest`), but not
+  `gpt-4o-mini`, which is another model; `llama-*` matches every name with that prefix;
+* an entry with a `host` only applies to that host.
 
-What is in neither table is unknown: None, never 0.
+A model in neither table has no known price: None, never 0.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from soulkit.errors import ConfigError
 from soulkit.models.api.protocol import WireReply
 
 BATCH = 0.5
-"""What providers with a batch service ask for it: half the price, of prompts and replies alike."""
+"""Usual batch discount: half the price for prompts and replies."""
 BUILT_IN = Path(__file__).with_name("prices.yaml")
 _VERSION = re.compile(r"[-@:](?:latest|\d[\d.-]{3,})")
-"""What may follow a listed name in the name of the same model."""
+"""Version suffix that may follow a listed name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Price:
     prompt: float
     reply: float
     cached: float | None = None
-    """Of prompt tokens that the server had cached; None: they cost like the others."""
+    """Price of prompt tokens that the server had cached; None: the normal price."""
     batch: float = BATCH
-    """Share of the price that replies of the batch service cost."""
+    """Factor on the price for the batch API."""
 
     @property
     def by_batch(self) -> Price:
-        """The price of the same tokens through the batch service."""
+        """The price through the batch API."""
         cached = None if self.cached is None else self.cached * self.batch
         return Price(self.prompt * self.batch, self.reply * self.batch, cached)
 
@@ -74,7 +74,7 @@ class PriceEntry(Settings):
     source: str = ""
 
     def names(self, model: str, host: str) -> bool:
-        """Whether the entry is about this model on this host."""
+        """Whether the entry applies to this model on this host."""
         if self.host is not None and self.host != host:
             return False
         if self.model.endswith("*"):
@@ -90,19 +90,19 @@ class PriceEntry(Settings):
 
 
 class PriceFile(Settings):
-    """The contents of a price file."""
+    """Contents of a price file."""
 
     prices: tuple[PriceEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Tables in the order in which they are asked."""
+    """Price tables in order of precedence."""
 
     tables: tuple[Sequence[PriceEntry], ...]
 
     def of(self, model: str, base_url: str) -> Price | None:
-        """The price of `model` on the server at `base_url`, None when it is not known."""
+        """The price of `model` at `base_url`; None if unknown."""
         host = urlsplit(base_url).hostname or ""
         for table in self.tables:
             matches = [entry for entry in table if entry.names(model, host)]
@@ -117,10 +117,11 @@ def _built_in() -> tuple[PriceEntry, ...]:
 
 
 def load_prices(file: Path | str | None = None) -> PriceTable:
-    """The built-in table, with the user's `file` before it. ConfigError says what is wrong in it.
+    """The built-in prices, and those of the user's `file`, which take precedence. ConfigError if
+    the file is invalid.
 
-    The file is YAML with a list `prices`, each entry `{model, in, out}` and if need be `cached`,
-    `batch` (the share of the price that its batch service asks), `host`, `as_of` and `source`.
+    The file is YAML with a list `prices`. Entries have `{model, in, out}` and optionally `cached`,
+    `batch` (the batch API's share of the price), `host`, `as_of` and `source`.
     """
     user_tables = (
         (PriceFile.load(Path(file), env={}, trust=True).prices,) if file is not None else ()
@@ -129,30 +130,30 @@ def load_prices(file: Path | str | None = None) -> PriceTable:
 
 
 def own_price(price_in: float | None, price_out: float | None) -> Price | None:
-    """The price of an endpoint's own settings; ConfigError for one half of it or below 0."""
+    """The price set for an endpoint itself. ConfigError if one half is missing or below 0."""
     if price_in is None and price_out is None:
         return None
     if price_in is None or price_out is None or price_in < 0 or price_out < 0:
         raise ConfigError(
             f"The prices of an endpoint are incomplete or negative: {price_in} and {price_out}.",
-            "A cost needs the price of prompt tokens and the price of completion tokens.",
-            "Give both in US dollars per million tokens, or neither.",
+            "A cost needs both the price of prompt tokens and that of reply tokens.",
+            "Set both in US dollars per million tokens, or neither.",
         )
     return Price(price_in, price_out)
 
 
 def unpriced_model(model: str, base_url: str) -> ConfigError:
-    """The error of a budget that a model without a price would break unseen."""
+    """The error for a cost limit with a model that has no known price."""
     return ConfigError(
-        f"The price of '{model}' at {base_url} is not known, and the run has a cost limit.",
-        "A limit cannot be kept when some of what counts against it has no price.",
+        f"The price of '{model}' at {base_url} is unknown, but the run has a cost limit.",
+        "The limit cannot be enforced without the price of every model.",
         "Add the model to a price file (--prices FILE) or to the endpoints file (price_in and "
-        "price_out, 0 for a server of your own), or leave --max-cost out.",
+        "price_out, 0 for your own server), or remove --max-cost.",
     )
 
 
 def cost_of(price: Price | None, reply: WireReply) -> float | None:
-    """US dollars of a reply; None where its price or its tokens are not known."""
+    """US dollars of a reply; None if its price or its tokens are unknown."""
     if price is None or reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
