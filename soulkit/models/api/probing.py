@@ -1,14 +1,14 @@
-"""Questions to a server before a run: does it answer, which models has it, does it follow schemas?
+"""Checks of a server before a run: does it answer, which models has it, does it follow schemas?
 
-Every endpoint of a run joins the `Preflight`. The first call that no ledger answers waits until all
-of them have been asked for one token: a judge's wrong key is then known before the actor speaks.
-Only a wrong key, an unknown model, an address without its `/v1` and an account without credit stop
-the run. In the middle of a run a call that is refused has the question put again.
+Every endpoint of a run joins the `Preflight`. The first call that is not in a ledger waits until
+each endpoint has been asked for one token, so that a judge's wrong key shows before the actor
+speaks. Only a wrong key, an unknown model, an address without its `/v1` and an account without
+credit stop the run. If a call is refused later in the run, the check is repeated.
 
-Some servers take a schema with HTTP 200 and do nothing about it. The schema question shows it: the
-only text that its schema allows is a word that no model would say by chance.
+Some servers accept a schema with HTTP 200 and ignore it. The schema question detects this: the only
+text its schema allows is a word that no model would produce by chance.
 
-The questions are no part of the run's ledger; what they cost counts against the budget.
+The checks are not recorded in the ledger; their cost counts towards the budget.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ SCHEMA_WORD = "qvx7zk"
 SCHEMA_FORM = Form("schema_question", json.dumps({"enum": [SCHEMA_WORD]}, separators=(",", ":")))
 SCHEMA_REPLY_TOKENS = 32
 ASKED_FOR_FORMS = ("judge", "auditor", "coach", "environment", "filter", "drafter")
-"""Roles whose replies may be asked for in a form."""
+"""Roles whose replies may need a JSON schema."""
 
 
 def schema_question() -> tuple[Sequence[Segment], Sampling, Call]:
-    """What is asked, how, and as which call: greedily, and without thinking before it."""
+    """(context, sampling, call) of the schema question: greedy and without reasoning."""
     context = [Segment("user", "Which day comes after Monday? Reply with one word.")]
     sampling = Sampling(
         temperature=0.0, max_tokens=SCHEMA_REPLY_TOKENS, seed=0, thinking=False, form=SCHEMA_FORM
@@ -64,7 +64,7 @@ def schema_question() -> tuple[Sequence[Segment], Sampling, Call]:
 
 
 def follows_schema(text: str) -> bool | None:
-    """Whether a reply's text shows that the schema was followed; None where it says nothing."""
+    """Whether a reply shows that the schema was followed; None if it shows nothing."""
     answer = text.rpartition("</think>")[2].strip()
     if not answer:
         return None
@@ -72,17 +72,17 @@ def follows_schema(text: str) -> bool | None:
 
 
 def schema_words(holds: bool) -> str:
-    """The outcome, as half a sentence about the server."""
+    """The result as half a sentence about the server."""
     if holds:
-        return "it holds replies to a schema"
-    return "it holds no reply to a schema: whoever reads them checks their form"
+        return "it enforces JSON schemas"
+    return "it does not enforce JSON schemas; soulkit checks the format of each reply"
 
 
 async def ask_schema(
     access: Access, model: str, beside: Mapping[str, Any], pool: ClientPool, timeout_s: float
 ) -> tuple[bool | None, WireReply | None]:
-    """The question, put to a chat server with `beside` among its parameters: whether it follows a
-    schema (None: it did not show), and the reply for whoever counts the money."""
+    """Send the schema question to a chat server with `beside` as further parameters. Returns
+    whether the server follows schemas (None: unclear), and the reply, to count its cost."""
     context, sampling, call = schema_question()
     asked = {**parameters(sampling, call), **beside}
     body = access.protocol.body(model, to_messages(context), asked)
@@ -90,7 +90,7 @@ async def ask_schema(
         pool, access.request_url, access.headers, body, timeout_s=timeout_s, most=MAX_BYTES
     )
     if isinstance(received, Fault) or not 200 <= received.status < 300:
-        return None, None  # what it refuses of a form is found out, and said, as for any other
+        return None, None  # a refusal is handled and reported when a real call meets it
     try:
         reply = access.protocol.parse(received.text)
     except Unreadable:
@@ -103,11 +103,11 @@ TIMEOUT_S = 20.0
 MAX_BYTES = 1024 * 1024
 LISTING_BYTES = 8 * MAX_BYTES
 PAUSES_S = (0.0, 1.0, 3.0)
-"""Before each time that a busy server is asked; multiples of the back-off."""
+"""Pauses before each attempt at a busy server, as multiples of the backoff."""
 LONGEST_PAUSE_S = 10.0
 SHOWN_MODELS = 6
 USUAL_PATHS = ("/v1", "/api/v1", "/v1beta/openai")
-"""Of base URLs, on most servers, on OpenRouter's and on Google's."""
+"""Usual paths of base URLs: most servers, OpenRouter, Google."""
 
 Kind = Literal["key", "model", "path", "credit", "moved"]
 
@@ -123,7 +123,7 @@ _ABOUT_MODEL = re.compile(r"\b(?:models?|deployment)\b|deploymentnotfound", re.I
 
 
 class EndpointRefused(UserError):
-    """A server that will answer nothing that it is asked as things are: nothing goes on."""
+    """The server refuses every call with the current settings, so the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +131,25 @@ class Answer:
     """The server answers."""
 
     model: str = ""
-    """What it calls the model, where it says so."""
+    """The server's name for the model, if it gives one."""
     reply: WireReply | None = None
-    """What it counted; None where it liked everything but the question."""
+    """The reply with its token counts; None if the server only rejected the question."""
     refusal: str = ""
-    """What it did not like about the question."""
+    """Why the server rejected the question."""
     forms: bool | None = None
-    """Whether it holds replies to a form; None where nobody needs to know, or it did not show."""
+    """Whether it enforces JSON schemas; None if not needed or unclear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The server may yet answer."""
+    """The server may still answer later."""
 
     why: str
     wait_s: float | None = None
     busy: bool = False
-    """Whether the same question may have another answer in a moment."""
+    """Whether the same question may work after a short wait."""
     page: bool = False
-    """Whether it answered with a page for people."""
+    """Whether the answer was a web page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Refusal:
     kind: Kind
     why: str
     hint: str = ""
-    """What else was learnt about the way out, as a sentence."""
+    """What else was found out about the fix, as a sentence."""
 
 
 Outcome = Answer | Undecided | Refusal
@@ -169,9 +169,9 @@ async def probe(
     access: Access, model: str, pool: ClientPool, timeout_s: float, backoff_s: float,
     beside: Mapping[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Put the question, again while the server is busy, and look where else it may answer.
+    """Send the preflight question, repeat it while the server is busy, and try the usual paths.
 
-    `beside` are parameters of the question beyond those that every server takes.
+    `beside`: parameters of the question in addition to those that every server accepts.
     """
     outcome: Outcome = Undecided("it was not asked")
     for pause in PAUSES_S:
@@ -193,19 +193,19 @@ async def probe(
 async def _elsewhere(
     access: Access, model: str, pool: ClientPool, timeout_s: float, outcome: Outcome
 ) -> Outcome:
-    """Whether the same host answers under one of the usual paths, which the address then lacks."""
+    """Check whether the same host answers at a usual path that the address lacks."""
     for base_url in () if access.api_version else _usual(access):
         there = await _ask(access, f"{base_url}{access.protocol.path}", model, pool, timeout_s)
         if isinstance(there, Answer) or (
             isinstance(there, Refusal) and there.kind in ("key", "model", "credit")
         ):
             why = outcome.why if isinstance(outcome, Refusal | Undecided) else ""
-            return Refusal("path", why, f"It answers at {base_url}: give that address.")
+            return Refusal("path", why, f"The server answers at {base_url}: use that address.")
     return outcome
 
 
 def _usual(access: Access) -> list[str]:
-    """Addresses that may have been meant by one that answers nothing."""
+    """Addresses that the user may have meant."""
     base_url, path = access.base_url, access.protocol.path
     if base_url.endswith(path):
         return [base_url.removesuffix(path)]
@@ -226,16 +226,16 @@ async def _ask(
 
 
 def outcome_of(received: Received, model: str, protocol: ApiProtocol = CHAT) -> Outcome:
-    """What a reply to the question says of the server."""
+    """What a reply to the preflight question says about the server."""
     status, error = received.status, error_in(received, protocol)
     if 200 <= status < 300:
         try:
             reply = protocol.parse(received.text)
         except Unreadable as unreadable:
-            # Some report the status of an error in a body of status 200.
+            # Some servers put the status of an error into a body with status 200.
             if not re.fullmatch("[45][0-9][0-9]", error.code):
                 page = received.text.lstrip().startswith("<")
-                why = "a page for people" if page else f"an unreadable reply ({unreadable})"
+                why = "a web page" if page else f"an unreadable reply ({unreadable})"
                 return Undecided(f"HTTP {received.status} with {why}", page=page)
             status = int(error.code)
         else:
@@ -251,8 +251,8 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
     why = clean_detail(f"HTTP {status} {message}".strip())
     if 300 <= status < 400:
         where = received.headers.get("location", "").partition("?")[0].removesuffix(CHAT.path)
-        hint = f"It sends on to {clean_detail(where) or 'an unknown place'}, which is not followed"
-        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts go where you say alone.")
+        hint = f"It redirects to {clean_detail(where) or 'an unknown place'}, which is not followed"
+        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts only go to your address.")
     if status == 402 or (status == 429 and NO_CREDIT.search(text)):
         return Refusal("credit", why)
     if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
@@ -274,7 +274,7 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
 
 
 async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> list[str]:
-    """The names of the models of a server, sorted; none where it has no list or fails over it."""
+    """Sorted names of the server's models; empty if it has no list or fails."""
     listing = await exchange(
         pool, access.url("/models"), access.headers, None, timeout_s=timeout_s, most=LISTING_BYTES
     )
@@ -284,36 +284,36 @@ async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> 
 
 
 def _hint(model: str, models: Sequence[str]) -> str:
-    """What a list of models says of a name that is not in it; empty without one."""
+    """A hint for a name that is not in the list of models; empty without a list."""
     near = did_you_mean(model, models) if models else ""
     if not models or near.startswith("Did you mean"):
         return near
     more = f" and {len(models) - SHOWN_MODELS} more" if len(models) > SHOWN_MODELS else ""
-    return f"It has: {', '.join(models[:SHOWN_MODELS])}{more}."
+    return f"The server has: {', '.join(models[:SHOWN_MODELS])}{more}."
 
 
 # -- in words --------------------------------------------------------------------------------------
 
 
 def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:
-    """A line on who answered, or why that is not known yet."""
+    """One line on who answered, or why that is unknown."""
     where = f"{model} at {urlsplit(base_url).netloc}"
     if isinstance(outcome, Undecided):
-        return f"no answer yet from {where}: {outcome.why}; calls wait for it"
+        return f"no answer yet from {where}: {outcome.why}; calls will wait for it"
     known_as = f" (as {outcome.model})" if outcome.model not in ("", model) else ""
     holds = "" if outcome.forms is None else f"; {schema_words(outcome.forms)}"
     return f"answered: {where}{known_as}{holds}"
 
 
 def refused(refusal: Refusal, model: str, access: Access, *, before: bool) -> EndpointRefused:
-    """The error of a refusal; `before` anything was played, or in the middle of a run."""
+    """The error for a refusal, either `before` the first call or in the middle of a run."""
     what, way_out = _what_and_way(refusal, model, access)
     when = (
-        "It was asked a question of one token first, so nothing was played or paid for."
+        "This was a one-token check before the run, so nothing was played or paid for."
         if before
-        else "It had answered before. What is played is kept, and no further call is made."
+        else "The server answered earlier. Finished work is kept, and no further calls are made."
     )
-    return EndpointRefused(what, when, f"{way_out} Then give the same command again.")
+    return EndpointRefused(what, when, f"{way_out} Then run the same command again.")
 
 
 def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, str]:
@@ -321,39 +321,39 @@ def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, st
     unset = "" if access.has_key else ", which is not set"
     ways: dict[Kind, tuple[str, str]] = {
         "key": (
-            f"The server at {url} refuses the key for '{model}': {why}",
+            f"The server at {url} rejects the key for '{model}': {why}",
             f"The key is read from {access.key_env}{unset}: check it, or name another variable "
-            "with --api-key-env or behind the player's address as #NAME.",
+            "with --api-key-env, or as #NAME after the player's address.",
         ),
         "model": (
             f"The server at {url} has no model '{model}': {why}",
-            f"{hint} Name one that it has.".lstrip(),
+            f"{hint} Use a model that it has.".lstrip(),
         ),
         "path": (
-            f"Nothing answers at {url}{access.protocol.path}: {why}",
-            hint or "Give the address up to the part before that, with /v1 where there is one.",
+            f"There is no API at {url}{access.protocol.path}: {why}",
+            hint or "Use the address without that path, and with /v1 if the server has it.",
         ),
         "credit": (
             f"The account at {url} has no credit left for '{model}': {why}",
-            f"Add credit to the account of the key in {access.key_env}, or name another player.",
+            f"Add credit to the account of the key in {access.key_env}, or use another model.",
         ),
-        "moved": (f"The server at {url} is not where it is asked: {why}",
-                  f"{hint} Give the address that it names, if you trust it."),
+        "moved": (f"The server at {url} redirects to another address: {why}",
+                  f"{hint} Use the new address if you trust it."),
     }  # fmt: skip
     return ways[refusal.kind]
 
 
 log = logging.getLogger(__name__)
 UNLIMITED = (
-    "--max-cost cannot hold for {names}: on this machine (loopback) no price is known, and what is "
-    "asked there counts nothing; name its price, or 0: --price-in and --price-out for the model "
-    "that is measured, else price_in and price_out in --endpoints FILE, or --prices FILE"
+    "--max-cost does not cover {names}: on this machine (loopback) without a known price, calls "
+    "count as free; set a price, or 0, with --price-in and --price-out for the model under test, "
+    "else with price_in and price_out in --endpoints FILE, or with --prices FILE"
 )
-"""Said before the first call of a run with a cost limit."""
+"""Printed before the first call of a run with a cost limit."""
 
 
 class PreflightMember(Protocol):
-    """Who can be asked."""
+    """An endpoint that can be checked."""
 
     name: str
     access: Access
@@ -368,12 +368,12 @@ class PreflightMember(Protocol):
 
 
 def forget(facts: Mapping[str, Any]) -> None:
-    """The default of `note`."""
+    """The default of `note`: do nothing."""
 
 
 class Preflight:
-    """The endpoints of one run. `reporter` gets a line on each of them and every warning about one
-    of their servers, once; `note` gets what differs from the settings, for the run's record."""
+    """Checks the endpoints of one run. `reporter` gets one line per endpoint and each warning once;
+    `note` gets deviations from the settings, for the run's record."""
 
     def __init__(
         self, reporter: Reporter = SILENT, note: Callable[[Mapping[str, Any]], None] = forget
@@ -387,17 +387,17 @@ class Preflight:
         self._locks = PerLoop(asyncio.Lock)
 
     def warn(self, remark: str) -> None:
-        """Pass on a warning about a server, unless it was passed on before."""
+        """Print a warning about a server, once."""
         if remark not in self._remarks:
             self._remarks.add(remark)
             self.reporter.note(remark)
 
     def join(self, member: PreflightMember) -> None:
-        """`member` is asked before the next call of anybody."""
+        """Check `member` before the next call of any endpoint."""
         self._waiting.append(member)
 
     async def hold(self) -> None:
-        """Ask everybody who was not asked yet. Raises EndpointRefused."""
+        """Check all endpoints that have not been checked. Raises EndpointRefused."""
         if self._refusal is None and not self._waiting:
             return
         async with self._locks.get():
@@ -424,7 +424,7 @@ class Preflight:
                 self.reporter.note(UNLIMITED.format(names=" and ".join(names)))
 
     def _fit(self) -> None:
-        """Lower the concurrency of all members where this process may not open enough files."""
+        """Lower the concurrency of all members if this process may not open enough files."""
         if self._files_before is None:
             self._files_before = open_files()
         asked, servers = max(one.concurrency for one in self._members), len(self._members)
@@ -438,7 +438,7 @@ class Preflight:
         self.note({"concurrency": {"asked": asked, "used": used, "open_files": limit}})
 
     async def confirm(self, member: PreflightMember) -> None:
-        """A call to `member` was refused. Raises EndpointRefused where that is for good."""
+        """A call to `member` was refused. Raises EndpointRefused if that is permanent."""
         async with self._locks.get():
             self._check()
             outcome = await member.probe()
@@ -450,7 +450,7 @@ class Preflight:
             raise EndpointRefused(*self._refusal.lines())
 
     def _stop(self, errors: list[EndpointRefused]) -> NoReturn:
-        """Several refusals are one error: each would have been the next start's."""
+        """Raise all refusals as one error, so that one restart fixes them all."""
         lines = [" ".join(dict.fromkeys(parts))
                  for parts in zip(*(error.lines() for error in errors), strict=True)]  # fmt: skip
         self._refusal = EndpointRefused(*lines)

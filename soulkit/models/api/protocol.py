@@ -1,10 +1,10 @@
-"""The protocols of API servers: where a request goes, what is in it, and how replies are read.
+"""API protocols: the path of requests, their bodies, and how replies are parsed.
 
-`CHAT` is the only one so far: chat completions, as OpenAI, vLLM and most others have them. A
-further kind is a subclass of `ApiProtocol`, and its object in PROTOCOLS.
+`CHAT` is the only protocol so far: chat completions, as in OpenAI, vLLM and most other servers. To
+add one, subclass `ApiProtocol` and add an instance to PROTOCOLS.
 
-Servers agree on little beyond `choices[0].message`: the rest is read leniently, and what cannot be
-read raises `Unreadable` instead of becoming an empty answer.
+Servers agree on little beyond `choices[0].message`, so parsing is lenient. A reply that cannot be
+parsed raises `Unreadable` instead of becoming an empty answer.
 """
 
 from __future__ import annotations
@@ -18,71 +18,70 @@ from soulkit.api_keys import holds_key, masked, masked_json
 from soulkit.errors import SoulError
 
 _USAGE = ("usage", "usageMetadata", "usage_metadata")
-"""Members of a reply that may hold its token counts."""
+"""Keys of a reply that may hold its token counts."""
 _DETAILS = (
     "completion_tokens_details", "output_tokens_details", "prompt_tokens_details",
     "input_tokens_details",
 )  # fmt: skip
-"""Parts of the usage that some servers put counts into."""
+"""Parts of the usage in which some servers put counts."""
 _MOST_TOKENS = 10**12
-"""Of a count; more is none, nor does the ledger's file hold any integer."""
+"""Larger token counts are ignored; the ledger cannot store arbitrary integers."""
 _FIELD_CHARS = 220
-"""Of a code or type of an error."""
+"""Maximum characters of an error's code or type."""
 ERROR_CHARS = 4000
-"""Of an error text, from its beginning and from its end: patterns are looked for in all of it."""
+"""Characters kept from the start and from the end of an error text; patterns see both."""
 _STOPS = {
     "max_tokens": "length", "model_length": "length", "max_output_tokens": "length",
     "safety": "content_filter",
 }  # fmt: skip
-"""What some servers and gateways call an end at the limit, and a reply that was held back."""
+"""Other names for a reply that was truncated or withheld."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
-    """What one reply says; token counts are None when the server gave none."""
+    """A parsed reply; token counts are None if the server gave none."""
 
     text: str
     reasoning: str
     stop_reason: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    """What is billed as output: the reply and its reasoning."""
+    """Tokens billed as output: the reply and its reasoning."""
     cached_tokens: int = 0
-    """Prompt tokens that the server says it had cached."""
+    """Prompt tokens that the server had cached."""
     reasoning_tokens: int = 0
-    """Of the completion tokens those of the reasoning, as far as the server tells."""
+    """Reasoning tokens among the completion tokens, as far as known."""
 
 
 class Unreadable(SoulError):
-    """A reply with status 200 that holds no completion."""
+    """A reply with status 200 that contains no completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """What the body of an error says."""
+    """The parsed body of an error."""
 
     message: str
     code: str = ""
     kind: str = ""
     param: str = ""
-    """The parameter that it is about, where the server names one."""
+    """The parameter at fault, if the server names one."""
 
 
 class ApiProtocol:
-    """A kind of API server: chat completions here (replies of plain completions are read as well);
-    another kind is a subclass with what differs."""
+    """Chat completions; also reads replies of plain completions. Other protocols are subclasses."""
 
     path = "/chat/completions"
-    """Of requests, behind the base URL."""
+    """Path of requests below the base URL."""
 
     def body(
         self, model: str, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """One request. `parameters` have the names of `wire.parameters`."""
+        """The body of one request. `parameters` use the names of `wire.parameters`."""
         return {"model": model, "messages": messages, **parameters}
 
     def parse(self, raw: str) -> WireReply:
-        """What a reply says. Raises `Unreadable` when it holds no completion."""
+        """Parse a reply. Raises `Unreadable` if it contains no completion."""
         body = json_or_none(raw)
         if not isinstance(body, dict):
             raise Unreadable("empty body" if not raw.strip() else "no JSON object")
@@ -90,7 +89,7 @@ class ApiProtocol:
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise Unreadable("no choices")
         message = choices[0].get("message")
-        if isinstance(choices[0].get("text"), str):  # of a completion by ids
+        if isinstance(choices[0].get("text"), str):  # plain completion of prompt ids
             message = {"content": choices[0]["text"]}
         if not isinstance(message, dict):
             raise Unreadable("no message")
@@ -100,7 +99,7 @@ class ApiProtocol:
         stop = _text(choices[0].get("finish_reason"))
         stop = _STOPS.get(stop.lower(), stop)
         return WireReply(
-            # A refusal is what the model said to its user: words of the actor, not an error.
+            # A refusal is what the model said to its user: the actor's words, not an error.
             text=text or declined,
             reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
             stop_reason="refusal" if declined and not text else stop or "unknown",
@@ -111,14 +110,14 @@ class ApiProtocol:
         )
 
     def with_words(self, raw: str, text: str, reasoning: str) -> str:
-        """The same reply with other words in it."""
+        """The same reply with other text and reasoning."""
         body = json.loads(raw)
         body["choices"][0]["message"] |= {"content": text, "reasoning_content": reasoning}
         return json.dumps(body)
 
     def error(self, body: object) -> ApiError:
-        """What an error says, of a JSON value or of a text that is none."""
-        if isinstance(body, list) and len(body) == 1:  # Google's interface
+        """Parse an error, given as a JSON value or as plain text."""
+        if isinstance(body, list) and len(body) == 1:  # Google
             body = body[0]
         if isinstance(body, dict):
             body = body.get("error", body)
@@ -132,7 +131,7 @@ PROTOCOLS = (CHAT,)
 
 
 def parse_reply(raw: str) -> WireReply:
-    """What a stored reply says, which does not name its protocol. Raises `Unreadable`."""
+    """Parse a stored reply, trying every protocol. Raises `Unreadable`."""
     problem = Unreadable("no protocol")
     for protocol in PROTOCOLS:
         try:
@@ -143,17 +142,17 @@ def parse_reply(raw: str) -> WireReply:
 
 
 def safe_reply(raw: str, protocol: ApiProtocol = CHAT) -> tuple[str, WireReply]:
-    """A reply as it may be kept, without any key, and what it says. Raises `Unreadable`."""
+    """(reply with all keys masked, parsed reply). Raises `Unreadable`."""
     raw = masked_json(raw)
     answer = protocol.parse(raw)
-    if holds_key(answer.text) or holds_key(answer.reasoning):  # put together from several parts
+    if holds_key(answer.text) or holds_key(answer.reasoning):  # a key split over several parts
         raw = protocol.with_words(raw, masked(answer.text), masked(answer.reasoning))
         answer = protocol.parse(raw)
     return raw, answer
 
 
 def json_or_none(raw: str) -> Any:
-    """The value of a JSON text, None when it is none (or nested beyond reason)."""
+    """Parse JSON; None if the text is not JSON or is nested too deeply."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
@@ -161,8 +160,8 @@ def json_or_none(raw: str) -> Any:
 
 
 def error_message(body: object) -> str:
-    """The message of an error body, whatever its shape; of a long one its ends, which is where
-    servers say what is wrong when they quote the prompt."""
+    """The message of an error body of any shape. Long messages keep both ends, since servers that
+    quote the prompt put the reason there."""
     message = body.get("message") if isinstance(body, dict) else None
     if isinstance(body, str):
         text = body.strip()
@@ -174,13 +173,12 @@ def error_message(body: object) -> str:
 
 
 def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
-    """Tokens as the provider bills them: prompt, completion with its reasoning, of these the
-    reasoning; and of the prompt those that were cached.
+    """Billed tokens: prompt, completion with reasoning, reasoning alone, cached prompt tokens.
 
-    Most servers count reasoning within the completion. Google's and xAI's leave it out: there the
-    total is more than prompt and completion, or the reasoning is more than the completion that is
-    to hold it. Google's own names (`thoughtsTokenCount`) mean reasoning that is left out, where no
-    total says otherwise. Anthropic's own counts leave cached tokens out of the prompt.
+    Most servers count reasoning within the completion. Google and xAI leave it out: then the total
+    exceeds prompt plus completion, or the reasoning exceeds the completion. Google's own names
+    (`thoughtsTokenCount`) mean reasoning that is left out, unless a total says otherwise.
+    Anthropic's own counts leave cached tokens out of the prompt.
 
     Sources: the usage pages of OpenAI, Google (Gemini API), xAI, Anthropic, DeepSeek, OpenRouter.
     """
@@ -204,7 +202,7 @@ def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
     read, written = (most(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
     if prompt is None:
         return None, reply, reasoning, 0
-    if reply is None:  # a reply that is all reasoning
+    if reply is None:  # the reply is only reasoning
         reply = None if total is None else max(0, total - prompt)
         return prompt, reply, min(reasoning, reply or 0), cached
     beyond = 0 if total is None else total - prompt - reply
@@ -217,18 +215,18 @@ def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
 
 
 def _text(content: object, kind: str = "text") -> str:
-    """A message's text; some servers send a list of typed parts (read: those of `kind`), others
+    """The text of a message: a string, a list of typed parts (those of `kind` are read), or
     null."""
     if isinstance(content, list):
         return "".join(_text(part.get(kind)) for part in content if isinstance(part, dict))
     if not isinstance(content, str):
         return ""
-    # A character cut at the length limit arrives as half a surrogate pair.
+    # A character cut at the length limit arrives as half of a surrogate pair.
     return whole_text(content)
 
 
 def whole_text(text: str) -> str:
-    """`text` without halves of surrogate pairs, which neither a file nor a request can hold."""
+    """`text` without lone surrogates, which files and requests cannot contain."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

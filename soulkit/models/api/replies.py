@@ -1,12 +1,12 @@
-"""What came back from a server: a fault, or a paid reply and the completion in it.
+"""Responses of a server: a fault, or a paid reply and its completion.
 
-A `Fault` says why an attempt brought no answer: what may be tried again, what concerns every call
-to the server, and what is mended by asking for less.
+A `Fault` tells why an attempt failed: whether a retry may help, whether it affects every call to
+the server, and whether a smaller request would work.
 
-A completion is read from the ledger's entry anew at every look-up, so a repaired reader also
-repairs old entries. A server may take a parameter with HTTP 200 and ignore it: `Completion.ignored`
-names a form that the reply does not have, and a seed that the server names otherwise. A reply that
-ended with fewer tokens than were asked for met a limit of the server's own (`overflow_words`).
+Completions are parsed from the ledger entry at every lookup, so a fixed parser also fixes old
+entries. A server may accept a parameter with HTTP 200 and ignore it: `Completion.ignored` lists a
+form that the reply does not have, and a seed that differs from the one the server reports. A reply
+with fewer tokens than requested met a limit of the server (`overflow_words`).
 """
 
 from __future__ import annotations
@@ -51,59 +51,58 @@ from soulkit.types import Call, Completion, Form, Sampling, Usage
 
 _DETAIL_CHARS = 220
 _FILES_WAIT_S = 0.25
-"""Until other calls have closed some of the files that are open."""
+"""Seconds until other calls have probably closed some files."""
 _RETRIED = frozenset({408, 409, 429})
 _REFUSING = frozenset({400, 413, 422})
-"""Statuses of a request that is at fault itself."""
+"""Statuses of a request that is itself at fault."""
 _FINAL = frozenset({401, 402, 403, 404, 405, 410})
 _REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
-"""Statuses with which servers turn a form down: routers do not find one that takes it, others
-break on it."""
+"""Statuses with which servers refuse a JSON schema: routers find no server that accepts it, and
+some servers fail on it."""
 NO_CREDIT = re.compile(
     r"insufficient[_ ](?:quota|balance|credit|funds)|billing[_ ](?:hard[_ ]limit|not[_ ]active)",
     re.IGNORECASE,
 )
-"""Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
-alone say nothing, since others use them of their limits per minute."""
+"""Some servers send 429 for unpaid accounts, which no pause fixes. "quota" and "billing" alone are
+not in the pattern, since others use them for limits per minute."""
 _KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why one attempt brought no answer."""
+    """Why one attempt failed."""
 
     detail: str
     retry: bool = True
     server: Literal["up", "busy", "down", "unasked"] = "up"
-    """What the fault says about the server, for the other calls; `unasked`: the request never left
-    this machine."""
+    """What the fault says about the server for other calls; `unasked`: the request was never
+    sent."""
     wait_s: float | None = None
-    """Seconds that the server asks to wait, or that this machine needs."""
+    """Seconds to wait, as stated by the server or needed by this machine."""
     refused: str = ""
-    """What the server does not take, in the words of `wire.without`."""
+    """The parameter that the server refuses, as named in `wire.without`."""
     overflow: bool = False
     room: int = 0
-    """Tokens to ask for instead, where the server has no room for so long a reply; 0: it is about
-    something else."""
+    """Reply tokens to request instead if the requested reply is too long; 0: another fault."""
     key: bool = False
-    """The server does not take the key, or wants one."""
+    """The server rejects the key, or needs one."""
     final: bool = False
-    """It may be the answer to whatever is asked: no key, no credit, no such model or path."""
+    """Probably the same for every request: no key, no credit, no such model or path."""
     probe: bool = False
-    """It was found by a probe: the server's fault, not one of the call's attempts."""
+    """Found by a probe: the server's fault, not one of the call's attempts."""
 
     @property
     def stated_wait_s(self) -> float:
-        """Seconds to wait without spending an attempt: what a rate limit states, or what this
-        machine needs; else 0."""
+        """Seconds to wait without using an attempt: for a rate limit, or for this machine; else
+        0."""
         return (self.wait_s or 0.0) if self.server in ("busy", "unasked") else 0.0
 
 
 def read_received(
     received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
 ) -> tuple[str, WireReply] | Fault:
-    """A reply as it may be kept and what it says, or why it is none; `sent` is what is left of
-    the `settings`."""
+    """(reply with keys masked, parsed reply), or the fault; `sent` is the part of `settings` that
+    was sent."""
     if 200 <= received.status < 300:
         try:
             return safe_reply(received.text, protocol)
@@ -120,14 +119,14 @@ def _refusal(
     if 300 <= received.status < 400:
         where = received.headers.get("location", "an unknown place")
         return Fault(
-            f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
+            f"HTTP {received.status} redirects to {where}, which is not followed", retry=False
         )
     error = error_in(received, protocol)
     return _status_fault(received.status, error, received.headers, settings, sent)
 
 
 def error_in(received: Received, protocol: ApiProtocol) -> ApiError:
-    """What a reply says as an error, be it JSON or not."""
+    """Parse a reply as an error, whether or not it is JSON."""
     body = json_or_none(received.text)
     return protocol.error(received.text if body is None else body)
 
@@ -166,14 +165,14 @@ def _unreadable_fault(
     received: Received, why: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any],
     protocol: ApiProtocol,
 ) -> Fault:  # fmt: skip
-    """The fault of a reply with status 200 that holds no completion; some report errors so."""
+    """The fault of a reply with status 200 without a completion; some servers report errors so."""
     body, headers = json_or_none(received.text), received.headers
     if not (isinstance(body, dict) and body.get("error")):
         return Fault(f"unreadable reply ({why}): {received.text}")
     error = protocol.error(body)
     if re.fullmatch("[45][0-9][0-9]", error.code):
         return _status_fault(int(error.code), error, headers, settings, sent)
-    # Without a status only its words tell a refusal from a fault that passes.
+    # Without a status, only the message separates a refusal from a temporary fault.
     fault = _status_fault(400, error, headers, settings, sent)
     if fault.refused or fault.overflow or fault.room:
         return fault
@@ -184,8 +183,8 @@ async def exchange(
     pool: ClientPool, url: str, headers: Mapping[str, str], body: Mapping[str, Any] | None, *,
     timeout_s: float, most: int,
 ) -> Received | Fault:  # fmt: skip
-    """What a server answers to a POST of `body`, or to a GET where that is None; a Fault where no
-    answer came, or one of more than `most` bytes."""
+    """The response to a POST of `body`, or to a GET if it is None. A Fault if there is no response
+    or it has more than `most` bytes."""
     import httpx2 as errors
 
     try:
@@ -203,25 +202,25 @@ async def exchange(
 
 
 def connection_fault(error: BaseException) -> Fault:
-    """The fault of a connection, in the words of the HTTP package."""
+    """The fault of a broken connection, with the HTTP package's message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):
             return Fault("connection refused", server="down")
         if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
-            words = "this process has too many files open (raise it with: ulimit -n)"
+            words = "this process has too many open files (raise the limit with: ulimit -n)"
             return Fault(words, server="unasked", wait_s=_FILES_WAIT_S)
         cause = cause.__cause__ or cause.__context__
     return Fault(f"the connection broke: {str(error) or type(error).__name__}", server="down")
 
 
 def clean_detail(text: str) -> str:
-    """One short line without keys; masked before it is cut, so that no half key is left over."""
+    """One short line without keys; keys are masked before it is shortened."""
     return _KEY_LIKE.sub(MASK, printable(" ".join(text.split())))[:_DETAIL_CHARS]
 
 
 Keep = Callable[[LedgerEntry, Mapping[str, Any]], LedgerEntry]
-"""Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
+"""Stores a paid reply in the ledger, with the extra parameters that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +232,15 @@ class CallRequest:
     sent: Mapping[str, Any]
     call: Call
     number: int
-    """Of the requests for this call, from 1."""
+    """Number of the request for this call, from 1."""
     keep: Keep
     sampling: Sampling
-    """As it was asked for: the reply may be as long where the server has room for it."""
+    """The original sampling, with the longest reply the server may give."""
 
 
 @dataclass(frozen=True, slots=True)
 class BilledReply:
-    """A reply that can be read, and what it came to."""
+    """A readable reply and its ledger entry."""
 
     entry: LedgerEntry
     answer: WireReply
@@ -254,16 +253,16 @@ class BilledReply:
 
 
 NEAR_TOKENS, NEAR_SHARE = 8, 64
-"""Servers count by rules of their own: a context counts as full when at most so many tokens were
-left, and a reply as long as was asked for when it lacks at most this part of it (1/64)."""
+"""Tolerances, since servers count tokens differently: a context with at most 8 tokens left counts
+as full, and a reply that lacks at most 1/64 of the requested length counts as complete."""
 _UNFINISHED = ("length", "content_filter", "refusal")
-"""Replies that end so show nothing about their form."""
+"""Stop reasons of replies that show nothing about their form."""
 
 
 def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
-    """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
+    """The completion in a ledger entry, requested with `sampling`. Raises `Unreadable`."""
     answer = parse_reply(entry.reply)
-    # One that used up its limit was cut, where the server does not say how it ended.
+    # If the server gives no stop reason, a reply that used its whole limit counts as truncated.
     cut = answer.stop_reason == "unknown" and entry.completion_tokens >= sampling.max_tokens
     usage = Usage(
         calls=1,
@@ -286,10 +285,10 @@ def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
 def overflow_words(
     entry: LedgerEntry, reply: Completion, sampling: Sampling, context: int | None, longest: float
 ) -> str:
-    """At which limit of its own the server ended a reply; empty where it did not, or did not count.
+    """The server's limit that cut a reply, in words; empty if none did or tokens are unknown.
 
-    `context` is what the server says that prompt and reply may have together, in tokens; `longest`
-    the tokens that it gives any reply, infinite where it did not say.
+    `context`: the server's maximum of prompt and reply tokens; `longest`: its maximum reply tokens,
+    infinite if unknown.
     """
     if reply.stop_reason != "length":
         return ""
@@ -299,26 +298,26 @@ def overflow_words(
     full = context is not None and entry.prompt_tokens + tokens + NEAR_TOKENS >= context
     if not full and (not tokens or asked - tokens <= max(1, asked // NEAR_SHARE)):
         return ""
-    limit, way_out = "the server does not say at which limit", "Start it with more context, or ask"
+    limit, way_out = "the server does not name the limit", "Start it with more context, or ask"
     if full:
-        limit = f"the server holds {context} tokens of prompt and reply together"
+        limit = f"the server allows {context} tokens for prompt and reply together"
     elif tokens + NEAR_TOKENS >= longest:
-        limit, way_out = f"the server gives no reply of more than {longest:.0f} tokens", "Ask"
+        limit, way_out = f"the server allows at most {longest:.0f} tokens per reply", "Ask"
     return (
-        f"the server cut the reply after {tokens} of the {asked} tokens asked for (prompt: "
+        f"the server cut the reply after {tokens} of {asked} requested tokens (prompt: "
         f"{entry.prompt_tokens} tokens); {limit}. {way_out} for shorter replies"
     )
 
 
 def ignored_fields(entry: LedgerEntry, answer: WireReply, sampling: Sampling) -> tuple[str, ...]:
-    """The `Sampling` fields that were sent and that the reply shows were not followed, sorted."""
+    """Sorted `Sampling` fields that were sent but, as the reply shows, not followed."""
     form = sampling.form is not None and _lacks_form(answer, sampling.form, entry.dropped)
     seed = "seed" not in entry.dropped and _other_seed(entry, sampling)
     return (*(("form",) if form else ()), *(("seed",) if seed else ()))
 
 
 def _lacks_form(answer: WireReply, form: Form, dropped: tuple[str, ...]) -> bool:
-    """Whether a whole reply is not the object that the server was told to hold it to."""
+    """Whether a complete reply is not the object that the server was asked to enforce."""
     rung = next((name for name in RUNGS if f"form:{name}" not in dropped), None)
     if rung is None:
         return False
@@ -326,7 +325,7 @@ def _lacks_form(answer: WireReply, form: Form, dropped: tuple[str, ...]) -> bool
 
 
 def lacks_form(text: str, stop_reason: str, form: Form, *, shaped: bool = True) -> bool:
-    """Whether a whole reply is no JSON object, or (`shaped`) none of the form's shape."""
+    """Whether a complete reply is not a JSON object or (if `shaped`) lacks the form's keys."""
     text = text.rpartition("</think>")[2].strip()
     if stop_reason in _UNFINISHED or not text:
         return False
@@ -337,7 +336,7 @@ def lacks_form(text: str, stop_reason: str, form: Form, *, shaped: bool = True) 
 
 
 def _has_shape(value: Mapping[str, Any], schema: Any) -> bool:
-    """Whether an object has the keys that its schema asks for, and no others where it says so."""
+    """Whether an object has the keys its schema requires, and no others if the schema says so."""
     properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
     required = schema.get("required", ()) if isinstance(schema, dict) else ()
     closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
@@ -345,7 +344,7 @@ def _has_shape(value: Mapping[str, Any], schema: Any) -> bool:
 
 
 def _other_seed(entry: LedgerEntry, sampling: Sampling) -> bool:
-    """Whether the reply names the seed that it was sampled with, and it is not the one sent."""
+    """Whether the reply reports a seed that differs from the one sent."""
     if sampling.seed is None or '"seed"' not in entry.reply:
         return False
     body = json_or_none(entry.reply)

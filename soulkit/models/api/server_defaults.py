@@ -1,14 +1,15 @@
-"""Which server an endpoint talks to, what is sent so that it fills in nothing, and its context.
+"""Detects the kind of server, its context, and the parameters that neutralise its defaults.
 
-A server fills in what a request leaves out. Each kind is asked for neutral values in its own words:
+A server fills in parameters that a request leaves out. Each kind is sent neutral values by its own
+names:
 
     vLLM, SGLang          top_k -1, min_p 0, repetition_penalty 1
     llama.cpp             top_k 0, min_p 0, repeat_penalty 1
-    transformers serve    generation_config: a JSON text that stands in for the model's own
+    transformers serve    generation_config: a JSON text that replaces the model's own
 
-The first three name themselves in `/v1/models`; `transformers serve` is known by `/load_model` in
-its `/openapi.json`, or by how it refuses a field. Of any other server the defaults are unknown, and
-the run says so. A server is asked before its first request, and again while it answers nothing.
+The first three are named in `/v1/models`; `transformers serve` is recognised by `/load_model` in
+its `/openapi.json` or by how it refuses a field. For other servers the defaults are unknown, and
+the run says so. A server is asked before its first request, and again until it answers.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from soulkit.types import Sampling
 
 LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"
 OWNERS = frozenset(("vllm", "sglang", LLAMA_CPP))
-"""What these servers say as the owner of their models."""
+"""Values of `owned_by` in these servers' lists of models."""
 FILLED = ("top_k", "min_p", "repetition_penalty", "repeat_penalty", "generation_config")
-"""Everything that may be sent beside the parameters that every request names."""
+"""All parameters that may be sent in addition to those of every request."""
 NEUTRAL_HOSTS = ("api.openai.com", "api.anthropic.com", "api.deepseek.com", *AZURE)
-"""Ends of the hosts whose documentation gives neutral defaults for all that is not sent."""
+"""Host suffixes of services that document neutral defaults for all parameters."""
 HOSTED = (*NEUTRAL_HOSTS, "generativelanguage.googleapis.com", "openrouter.ai")
-"""Ends of the hosts that are known services: they are not asked whether they are a local server."""
+"""Host suffixes of known services, which need no check for a local server."""
 _REFUSAL = re.compile(r"HTTP 422\b.*Unexpected fields in the request", re.DOTALL)
 _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window")
-"""Where lists of models say how many tokens prompt and reply may have together."""
+"""Fields in lists of models with the maximum tokens of prompt and reply."""
 TIMEOUT_S = 5.0
 PAUSES_S = (0.0, 0.2, 0.5)
-"""Before each time that the list of models is asked for."""
+"""Seconds before each request for the list of models."""
 MAX_BYTES = 8 * 1024 * 1024
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """What is known of a server. The default is one that says nothing."""
+    """What is known about a server. The default is an unknown server."""
 
     engine: str = ""
-    """`vllm`, `sglang`, `llamacpp`, `transformers`; empty: not known."""
+    """`vllm`, `sglang`, `llamacpp`, `transformers`; empty: unknown."""
     neutral: bool = False
-    """Whether its documentation gives neutral defaults."""
+    """Whether it documents neutral defaults."""
     context: int | None = None
-    """Tokens of a prompt and its reply together; None: it does not say."""
+    """Maximum tokens of prompt and reply together; None: unknown."""
 
     @property
     def unknown(self) -> bool:
@@ -67,14 +68,14 @@ class ServerKind:
 
     @property
     def holds_cuts(self) -> tuple[str, ...]:
-        """The settings that this server takes within `generation_config` only."""
+        """Settings that this server accepts only inside `generation_config`."""
         return ("top_k", "min_p") if self.engine == TRANSFORMERS else ()
 
     def beside(self, sampling: Sampling) -> dict[str, Any]:
-        """What this server is sent beside the sampling settings, so that it fills in nothing.
+        """Extra parameters for this server, so that it fills in no defaults.
 
-        `transformers serve` samples only where `do_sample` says so: without it every reply is
-        greedy at any temperature.
+        `transformers serve` samples only with `do_sample`; without it, every reply is greedy at any
+        temperature.
         """
         top_k, min_p = sampling.top_k, sampling.min_p
         if self.engine == TRANSFORMERS:
@@ -88,7 +89,7 @@ class ServerKind:
         return {}
 
     def as_dict(self) -> dict[str, Any]:
-        """What the record of conditions says of it."""
+        """The fields for the record of conditions."""
         defaults = "not used" if self.engine else "documented as neutral"
         return {
             **({"engine": self.engine} if self.engine else {}),
@@ -98,45 +99,45 @@ class ServerKind:
 
 
 class ServerDefaults:
-    """The server of one endpoint, asked for what it is when that is first needed."""
+    """The server of one endpoint; its kind is requested when first needed."""
 
     def __init__(self, model: str, access: Access, timeout_s: float) -> None:
         self.model, self.access = model, access
         self.timeout_s = min(TIMEOUT_S, timeout_s)
         self.found: ServerKind | None = None
-        """What is known; None: it was not asked yet."""
+        """The detected server; None: not asked yet."""
         self._certain = False
-        """Whether `found` stays, whatever comes."""
+        """Whether `found` is final."""
 
     async def server(self, pool: ClientPool, turn: asyncio.Lock) -> ServerKind:
-        """What the server is; `turn` lets one caller ask."""
+        """The server's kind; `turn` lets one caller at a time ask."""
         async with turn:
             if self.found is None:
                 self.found = await self._ask(pool)
                 sent = ", ".join(self.found.beside(Sampling()))
                 if sent:
-                    log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
+                    log.info("%s: neutral values are also sent for %s.", self.access.base_url, sent)
             return self.found
 
     def field_to_refuse(self) -> dict[str, Any]:
-        """A field for the first question to an unknown server: `transformers serve` refuses it, and
-        its value changes nothing where it is taken."""
+        """A field for the first request to an unknown server. `transformers serve` refuses it, and
+        elsewhere its value has no effect."""
         doubtful = self.found is not None and self.found.unknown and not self._is_at(HOSTED)
         return {"top_k": 0} if doubtful else {}
 
     def recognise(self, refusal: str) -> None:
-        """Take an unknown server for `transformers serve` if it refuses a field in its words."""
+        """Identify `transformers serve` by the way it refuses a field."""
         known = self.found is not None and not self.found.unknown
         if not known and _REFUSAL.search(refusal):
             self.found = replace(self.found or ServerKind(), engine=TRANSFORMERS)
             self._certain = True
 
     def answered(self) -> None:
-        """A request was answered: from now on all are sent like it."""
+        """A request was answered, so all later requests are sent alike."""
         self._certain = True
 
     def silent(self) -> None:
-        """A request got no answer: the next one asks again, unless the server is known."""
+        """A request got no answer: ask again before the next one, unless the server is known."""
         if not self._certain:
             self.found = None
 
@@ -149,7 +150,7 @@ class ServerDefaults:
             await asyncio.sleep(pause)
             reply = await self._get(pool, self.access.url("/models"))
             if reply is None or (reply.status not in (408, 429) and reply.status < 500):
-                break  # else the same question may have another answer in a moment
+                break  # otherwise the same request may work in a moment
         self._certain = reply is not None and reply.status < 500
         listed = models_listed(reply, self.model)
         engine = listed_engine(listed)
@@ -161,11 +162,11 @@ class ServerDefaults:
         return ServerKind(engine, context=context)
 
     def _is_at(self, hosts: tuple[str, ...]) -> bool:
-        """Whether its address is at one of these hosts, or below it."""
+        """Whether the server's host is one of these or a subdomain."""
         return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
 
     async def _slot(self, pool: ClientPool) -> int | None:
-        """The context of one slot of llama.cpp's server, less than the model's own."""
+        """The context of one slot of llama.cpp's server, which is less than the model's."""
         for query in ("", f"?model={quote(self.model, safe='')}"):
             body = _object(await self._page(pool, f"/props{query}"))
             settings = body.get("default_generation_settings")
@@ -175,8 +176,8 @@ class ServerDefaults:
         return None
 
     async def _page(self, pool: ClientPool, path: str) -> transport.Received | None:
-        """The answer of a page beside the interface, asked for twice where the connection breaks: a
-        server that has just failed (`transformers serve` over its list of models) closes it."""
+        """A page outside the API. Retried once if the connection breaks: `transformers serve`
+        closes it after a failed list of models."""
         return await self._get(pool, self.access.root_url(path), attempts=2)
 
     async def _get(
@@ -190,21 +191,21 @@ class ServerDefaults:
         except (TimeoutError, errors.HTTPError, transport.TooLong) as error:
             if attempts > 1 and isinstance(error, errors.NetworkError | errors.ProtocolError):
                 return await self._get(pool, url, attempts=attempts - 1)
-            log.info("%s does not say what it is: %s", url, type(error).__name__)
+            log.info("%s does not identify itself: %s", url, type(error).__name__)
             return None
 
 
 def defaults_line(model: str, base_url: str) -> str:
-    """What is said of a server that may fill in anything."""
+    """The warning for a server whose defaults are unknown."""
     where = urlsplit(base_url).netloc
     return (
-        f"unknown server: {model} at {where} does not say what it is; its defaults for top_k, "
-        "min_p and penalties are unknown, and no value is sent for them"
+        f"unknown server: {model} at {where} does not identify itself; its defaults for top_k, "
+        "min_p and penalties are unknown, and soulkit does not send values for them"
     )
 
 
 def models_listed(listing: transport.Received | None, model: str = "") -> list[Mapping[str, Any]]:
-    """The entries of a list of models that may be about `model`: its own, else all of them."""
+    """Entries of a list of models for `model`, or else all entries."""
     listed = _object(listing).get("data")
     models: list[Mapping[str, Any]] = []
     if isinstance(listed, list):
@@ -213,13 +214,13 @@ def models_listed(listing: transport.Received | None, model: str = "") -> list[M
 
 
 def listed_engine(listed: list[Mapping[str, Any]]) -> str:
-    """The server that the entries name as their owner; empty where they name none or several."""
+    """The server named as owner by all entries; empty if they name none or several."""
     owners = {str(entry.get("owned_by")).lower() for entry in listed}
     return next(iter(owners)) if len(owners) == 1 and owners <= OWNERS else ""
 
 
 def listed_context(listed: list[Mapping[str, Any]]) -> int | None:
-    """The context that the entries agree on, in tokens; None where they name none."""
+    """The context in tokens that all entries agree on; None if there is none."""
     named = {_positive(entry.get(name)) for entry in listed for name in _CONTEXT_NAMES}
     contexts = named - {None}
     return next(iter(contexts)) if len(contexts) == 1 else None

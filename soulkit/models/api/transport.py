@@ -1,12 +1,12 @@
-"""HTTP requests to one server, and the connections that they use.
+"""HTTP requests to one server, and its connections.
 
-httpx2 is asked directly: the openai package takes as long again as a call needs, reads whatever a
-server sends into memory and follows redirects to hosts that nobody named.
+Requests use httpx2 directly: the openai package doubles the time of a call, reads replies of any
+size into memory and follows redirects to other hosts.
 
-The HTTP library looks at every connection of a pool for every request, which is slow with 512 in
-flight: several pools of a few connections each do the same work. A connection is an open file, and
-a process may have only so many: a pool raises the soft limit where the system allows it, and
-`fitted` says how many connections each server may have.
+The HTTP library scans all connections of a pool for every request, which is slow with 512 in
+flight, so several small pools are used. Each connection is an open file, and their number is
+limited: a pool raises the soft limit if the system allows it, and `fitted` computes how many
+connections each server may have.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BESIDE = 64
-"""Files that a run has open beside its connections: ledgers, logs, pipes, what Python loads."""
+"""Open files of a run besides its connections: ledgers, logs, pipes, Python's own."""
 OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))
 CONNECTIONS = 8
-"""Connections of one pool: few enough to look at; a pool itself costs a third of a millisecond."""
+"""Connections per pool: few enough to scan quickly; creating a pool takes 0.3 ms."""
 
 
 def file_limits() -> tuple[int, int] | None:
-    """Files that this process may open at once: the soft and the hard limit, -1 for no limit. None
-    where the system does not say."""
+    """(soft limit, hard limit) on open files of this process; -1: no limit. None if unknown."""
     try:
         import resource
 
@@ -53,7 +52,7 @@ def file_limits() -> tuple[int, int] | None:
 
 
 def open_files() -> int:
-    """Files that this process has open; 0 where the system does not list them."""
+    """Number of open files of this process; 0 if the system does not list them."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:
@@ -61,8 +60,8 @@ def open_files() -> int:
 
 
 def allow_files(needed: int) -> int | None:
-    """Raise the soft limit to `needed` as far as the hard limit allows, and return it; None for no
-    limit, or an unknown one."""
+    """Raise the soft limit to `needed`, as far as the hard limit allows, and return it. None if
+    there is no limit or it is unknown."""
     limits = file_limits()
     if limits is None or limits[0] < 0:
         return None
@@ -74,14 +73,14 @@ def allow_files(needed: int) -> int | None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
-    except (OSError, ValueError):  # some systems have a lower limit than the one they name
+    except (OSError, ValueError):  # some systems enforce a lower limit than they report
         return soft
     return goal
 
 
 def fitted(concurrency: int, servers: int, before: int) -> int:
-    """Connections that each of `servers` may have, at most `concurrency` and at least 1, where
-    `before` files are open without them."""
+    """Connections per server: at most `concurrency`, at least 1, given `before` files already
+    open."""
     limit = allow_files(before + BESIDE + concurrency * servers)
     if limit is None:
         return concurrency
@@ -89,33 +88,33 @@ def fitted(concurrency: int, servers: int, before: int) -> int:
 
 
 def lowered_line(asked: int, used: int, servers: int, before: int) -> str:
-    """Says that `fitted` gave fewer connections than were asked for, and what helps."""
+    """The warning that `fitted` lowered the concurrency, with the fix."""
     limit, needed = (file_limits() or (0, 0))[0], before + BESIDE + asked * servers
     each = f" for each of {servers} servers" if servers > 1 else ""
     return (
-        f"The concurrency is lowered from {asked} to {used}{each}: this process may open {limit} "
-        f"files at once. For more run: ulimit -n {needed}"
+        f"The concurrency is lowered from {asked} to {used}{each}: this process may only open "
+        f"{limit} files. To raise the limit, run: ulimit -n {needed}"
     )
 
 
 class PerLoop(Generic[T]):
-    """A value for each event loop that asks for one: connections and locks belong to a loop."""
+    """One value per event loop: connections and locks belong to a loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._values: dict[asyncio.AbstractEventLoop, T] = {}
 
     def get(self) -> T:
-        """The value of this loop."""
+        """The value of the current loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._values:
-            # A value may refer to its loop, so a dead loop's entry would never go by itself.
+            # A value may refer to its loop, so entries of closed loops must be removed here.
             self._values = {k: v for k, v in self._values.items() if not k.is_closed()}
             self._values[loop] = self._make()
         return self._values[loop]
 
     def pop(self) -> T | None:
-        """The value of this loop, which is forgotten; None where there is none."""
+        """Remove and return the value of the current loop; None if there is none."""
         return self._values.pop(asyncio.get_running_loop(), None)
 
     def values(self) -> list[T]:
@@ -129,7 +128,7 @@ class _PooledClient:
 
 
 class ClientPool:
-    """Clients of one server for one event loop; `make` makes one for a number of connections."""
+    """HTTP clients for one server and event loop; `make` creates one for N connections."""
 
     def __init__(self, make: Callable[[int], Client], concurrency: int) -> None:
         allow_files(open_files() + BESIDE + concurrency)
@@ -139,8 +138,8 @@ class ClientPool:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A client with a connection to spare, for one request."""
-        # The first of them, not the emptiest: connections that were used last are the most alive.
+        """A client with a free connection, for one request."""
+        # Take the first, not the emptiest: its connections were used most recently.
         member = next((member for member in self._members if member.busy < self._size), None)
         if member is None:
             member = _PooledClient(self._make(self._size))
@@ -160,42 +159,42 @@ class ClientPool:
 
 _USUAL = {"Content-Type": "application/json", "User-Agent": f"soulkit/{__version__}"}
 IDLE_S = 5.0
-"""Seconds for which a connection without a request stays open; many servers close theirs then."""
+"""Seconds that an idle connection stays open; many servers close theirs after that."""
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class TooLong(Exception):
-    """A reply beyond what is read of one."""
+    """A reply exceeds the maximum size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a server sent back, whatever its status."""
+    """A response of any status."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names in lower case."""
     text: str
 
 
 @cache
 def _certificates(outside: bool, *named: str | None) -> Any:
-    """What servers are trusted with; read once, since that takes longer than all the rest of a
-    client. `named` is what the environment says, which is honoured `outside` this machine."""
+    """The SSL context, cached because it is slow to create. `named` are the environment's
+    certificate settings, used only `outside` this machine."""
     import httpx2
 
     return httpx2.create_ssl_context(trust_env=outside)
 
 
 def make_client(base_url: str, timeout_s: float | None, connections: int) -> Client:
-    """A client that keeps `connections`. Raises ModelLoadError when this machine's settings for
-    proxies or certificates, or the address, allow none."""
+    """A client with `connections` connections. ModelLoadError if the address or the machine's proxy
+    or certificate settings are unusable."""
     import httpx2 as http
 
     limits = http.Limits(
         max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S
     )
-    # A proxy of the environment cannot reach a server on this machine's loopback.
+    # A proxy cannot reach a server on this machine's loopback.
     outside = not is_loopback(base_url)
     try:
         client = http.AsyncClient(
@@ -205,10 +204,10 @@ def make_client(base_url: str, timeout_s: float | None, connections: int) -> Cli
         client.build_request("POST", base_url)
     except (ImportError, OSError, ValueError, http.InvalidURL) as error:
         raise ModelLoadError(
-            f"No connection to '{base_url}' can be prepared: {type(error).__name__}.",
+            f"No connection to '{base_url}' can be set up: {type(error).__name__}.",
             f"The HTTP package says: {printable(' '.join(str(error).split()))}",
-            "Check the address, and what HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, SSL_CERT_FILE and "
-            "SSL_CERT_DIR say (NO_PROXY lists hosts that need no proxy).",
+            "Check the address, and the variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, "
+            "SSL_CERT_FILE and SSL_CERT_DIR (NO_PROXY lists hosts that need no proxy).",
         ) from error
     return client
 
@@ -216,9 +215,9 @@ def make_client(base_url: str, timeout_s: float | None, connections: int) -> Cli
 async def post(
     client: Client, url: str, headers: Mapping[str, str], body: Mapping[str, Any], most: int
 ) -> Received:
-    """The reply to a POST of `body`, read up to `most` bytes.
+    """POST `body` and read up to `most` bytes of the reply.
 
-    Raises TooLong, or an httpx2.HTTPError when no reply came.
+    Raises TooLong, or an httpx2.HTTPError if there is no reply.
     """
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     sent = {**_USUAL, **headers}
@@ -226,7 +225,7 @@ async def post(
 
 
 async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -> Received:
-    """The reply to a GET, read up to `most` bytes; raises as `post` does."""
+    """GET and read up to `most` bytes of the reply; raises as `post` does."""
     return await _receive(client.stream("GET", url, headers={**_USUAL, **headers}), most)
 
 
@@ -238,6 +237,6 @@ async def _receive(asking: AbstractAsyncContextManager[Response], most: int) -> 
             if size > most:
                 raise TooLong
             pieces.append(piece)
-        # JSON is UTF-8, whatever the header says.
+        # JSON is UTF-8, even if the header says otherwise.
         text = b"".join(pieces).decode("utf-8", "replace")
         return Received(reply.status_code, dict(reply.headers), text)

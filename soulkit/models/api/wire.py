@@ -1,7 +1,7 @@
-"""What is sent to an API server, and how its refusals and rate limits are read.
+"""Builds the parameters of API requests, and interprets refusals and rate limits.
 
-Pure functions without network, so that every oddity of a server has one place and one test. How a
-request is laid out and a reply is read: see protocol.py.
+Pure functions without network: each quirk of a server is handled and tested in one place. For
+request bodies and replies see protocol.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from soulkit.models.api.protocol import whole_text
 from soulkit.types import Call, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
-"""Wire names that differ from the name of the `Sampling` field they carry."""
+"""Parameter names that differ from their `Sampling` field."""
 FORMAT = "response_format"
 RUNGS = ("json_schema", "json_object")
-"""How a server is asked for a form, best first; below the last rung it is not asked."""
+"""Ways to request a JSON form, best first; after the last one, none is requested."""
 _ABOUT_FORM = re.compile(
     r"response[ _]?format|json[ _]?schema|json[ _]?object|json[ _]?mode|structured[ _]?output"
     r"|guided[ _](?:json|decoding)|\bgrammar\b|invalid schema"
@@ -43,13 +43,13 @@ _TOGETHER = re.compile(
     re.IGNORECASE,
 )
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Values of sampling parameters that change nothing. They are sent where a server would fill in
-others; the older ones of these take no `top_k` of 0."""
+"""Values of sampling parameters that have no effect, sent so that a server does not fill in its
+own. Older servers of these kinds do not accept a `top_k` of 0."""
 _ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
-"""Such values in the words of llama.cpp."""
+"""Neutral values by the names of llama.cpp."""
 RESERVED = 1024
-"""Tokens that a reply is taken to have at most before it is there: few use up their limit, and a
-rate that was reserved for all of it would let few calls go at once."""
+"""Maximum tokens reserved for a reply. Few replies use their whole limit, and reserving all of it
+would let few calls run at once."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(?:length|window|size)|prompt is too long|input is too long"
     r"|too many (?:input |prompt )?tokens|reduce the length of",
@@ -62,7 +62,7 @@ _REPLY_TOO_LONG = re.compile(
     r"|at most [\d,]+ (?:completion|output) tokens",
     re.IGNORECASE,
 )
-"""About a limit of the reply that is out of the server's range."""
+"""Matches errors about a reply limit that is out of range."""
 _CONTEXT = re.compile(r"context (?:length|window|size)\D{0,40}(\d[\d,]*)", re.IGNORECASE)
 _PROMPT = re.compile(
     r"(\d[\d,]*) (?:in the (?:messages|prompt|input)|(?:input|prompt) tokens"
@@ -84,29 +84,29 @@ _DURATION_PART = re.compile(
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
 _WAIT_IN_WORDS = re.compile(rf"(?:try again|retry)(?: again)? (?:in|after) ({_DURATION.pattern})")
 _RESET = re.compile(r"x-rate-?limit-reset(?:-\w+)*|(?:anthropic-)?ratelimit-(?:\w+-)*reset")
-"""Headers that say when a limit allows requests again."""
+"""Headers that say when a limit is reset."""
 _UNIX_TIME = 1e9
-"""From here on a number of seconds is a time: a wait of 30 years is none."""
+"""Larger numbers are Unix times, not waits: this would be a wait of 30 years."""
 
 
 def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
-    """Role and text of each segment; empty system segments, which some servers refuse, go."""
+    """Role and text per segment, without empty system segments, which some servers refuse."""
     segments = [s for s in context if s.text or s.role != "system"]
     return [{"role": s.role, "content": whole_text(s.text)} for s in segments]
 
 
 def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
-    """Tokens of the messages, guessed at four bytes each and a few per message, and of the reply:
-    what a request is taken to use before the server has counted."""
+    """Estimated tokens of a request before the server counts them: four bytes per token, a few
+    tokens per message, and the reply."""
     size = sum(len(m["content"].encode("utf-8", "replace")) for m in messages)
     return size / 4 + 4 * len(messages) + min(max_tokens, RESERVED)
 
 
 def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
-    """The sampling parameters under their names on the wire, unset ones left out."""
+    """The sampling parameters by their API names, without unset ones."""
     wire: dict[str, Any] = {
         "temperature": sampling.temperature,
-        # Always, as some servers take what is left out from the model's own generation config.
+        # Always sent: some servers fill it in from the model's generation config.
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
     }
@@ -124,7 +124,7 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         budget = {} if sampling.thinking else {"thinking_budget": 0}
         wire["chat_template_kwargs"] = {"enable_thinking": sampling.thinking} | budget
     if sampling.form is not None:
-        # Names of schemas are restricted to these characters and 64 of them.
+        # Schema names allow only these characters, at most 64.
         name = re.sub(r"[^\w-]", "_", sampling.form.name, flags=re.ASCII)[:64] or "reply"
         schema = {"name": name, "strict": True, "schema": json.loads(sampling.form.schema)}
         wire[FORMAT] = {"type": RUNGS[0], RUNGS[0]: schema}
@@ -132,7 +132,7 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
 
 
 def sent_seed(seed: int, call: Call) -> int:
-    """The seed that goes to a server: rollouts of one example have seeds of their own."""
+    """The seed for the server; rollouts of one example have different seeds."""
     text = json.dumps([seed, call.identity()], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
@@ -140,8 +140,8 @@ def sent_seed(seed: int, call: Call) -> int:
 def as_sent(
     sampling: Sampling, beside: Mapping[str, Any], dropped: Collection[str]
 ) -> dict[str, Any]:
-    """The parameters that a recorded call was sent with: those of `sampling` and `beside` less what
-    the server refused. A seed differs from call to call, and of a form its rung alone is told."""
+    """The parameters that a recorded call was sent with: `sampling` and `beside` without what the
+    server refused. Seeds differ per call and are not listed; a form is listed as its rung."""
     settings = {**parameters(sampling, Call(role="actor", example_id="")), **beside}
     sent = {n: v for n, v in settings.items() if not {n, _FIELD_OF.get(n, n)} & set(dropped)}
     if "seed" in sent:
@@ -153,13 +153,13 @@ def as_sent(
 
 
 def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
-    """`wanted` less what the server refuses; a refused `max_tokens` goes under its newer name, a
-    refused form one rung lower."""
+    """`settings` without what the server refuses. A refused `max_tokens` is sent by its newer name,
+    a refused form one rung lower."""
     sent = {name: value for name, value in settings.items() if name not in refused}
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
         sent["max_completion_tokens"] = settings["max_tokens"]
     if FORMAT in settings:
-        # The best rung that is refused neither for every form nor for this one.
+        # The best rung that is not refused, neither for all forms nor for this one.
         name = settings[FORMAT][RUNGS[0]]["name"]
         rung = next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
         if rung is None:
@@ -170,7 +170,7 @@ def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
 
 
 def dropped_fields(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
-    """The `Sampling` fields that were asked for and not sent, sorted."""
+    """Sorted `Sampling` fields that were requested but not sent."""
     carried = {_FIELD_OF.get(name, name) for name in sent} | {FORMAT}
     gone = {_FIELD_OF.get(name, name) for name in settings} - carried
     return tuple(sorted(gone | _dropped_rungs(settings, sent)))
@@ -189,10 +189,10 @@ def too_long(text: str) -> bool:
 
 
 def offered_room(message: str, limit: int, *, overflow: bool) -> int:
-    """Tokens to ask for instead of `limit` where a server has no room for so long a reply.
+    """Reply tokens to request instead of `limit` if the server does not allow such a long reply.
 
-    0: the message is about something else. `overflow` says that it is about the context. What the
-    message counts goes first, then a limit that it names, then half of what was asked for.
+    0 if the message is about something else. `overflow`: it is about the context. Uses the token
+    counts in the message, else a limit that it names, else half of `limit`.
     """
     message = message[:2000]
     context, prompt = _CONTEXT.search(message), _PROMPT.search(message)
@@ -210,18 +210,18 @@ def _number(match: re.Match[str]) -> int:
 
 
 def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -> str:
-    """The sent parameter that the server does not take; empty when it is about something else.
+    """The parameter that the server refuses; empty if the error is about something else.
 
-    A value out of range also names its parameter, but is the caller's mistake: it must not be
-    mended by dropping the parameter, hence the look for words of non-support. Forms are the
-    exception, since whatever is wrong with one is mended by asking for less; and so are neutral
-    values, which nobody asked for and some servers do not take (a `top_p` of 1, or one beside a
+    A value out of range also names its parameter but is the caller's mistake, and dropping the
+    parameter would hide it. The message must therefore say that it is not supported. There are two
+    exceptions: forms, since a simpler request fixes any problem with them, and neutral values,
+    which the user did not request and some servers reject (a `top_p` of 1, or one together with a
     temperature).
     """
     neutral = _neutral_name(param, message, sent)
     if neutral:
         return neutral
-    # It may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
+    # `param` may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
     named = next((name for name in re.findall(r"\w+", param) if name in sent), "")
     about_form = FORMAT in sent and _ABOUT_FORM.search(f"{code} {param} {message}")
     if about_form and named in ("", FORMAT):
@@ -234,10 +234,10 @@ def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -
 
 
 def _neutral_name(param: str, message: str, sent: Mapping[str, Any]) -> str:
-    """The sent parameter that the error is about, where it has its neutral value; else empty."""
+    """The parameter that the error is about, if it has its neutral value; else empty."""
     words = (*NEUTRAL.items(), *_ALSO_NEUTRAL.items())
     idle = {name for name, value in words if name in sent and sent[name] == value}
-    # A request that is quoted (`"top_p": 1.0`) names everything and says nothing.
+    # Ignore a quoted request (`"top_p": 1.0`), which names every parameter.
     places = _places(re.sub(r"""["']\w+["']\s*:""", "", message), sent)
     first = [name for name in re.findall(r"\w+", param) if name in sent] if param else places[:1]
     if first and first[0] in idle:
@@ -257,15 +257,15 @@ def _places(message: str, sent: Mapping[str, Any]) -> list[str]:
 def refused_rung(
     code: str, message: str, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> str:
-    """What to remember of a refused form: the rung it was asked on, for every form when the server
-    does not know the rung, else (a schema that it cannot hold a model to) for this one only."""
+    """What to remember about a refused form: its rung, for all forms if the server does not know
+    the rung, else (it cannot enforce this schema) for this form only."""
     rung = f"form:{sent[FORMAT]['type']}"
     everywhere = _UNSUPPORTED.search(f"{code} {message}") and not _THIS_FORM.search(message)
     return rung if everywhere else f"{rung}:{settings[FORMAT][RUNGS[0]]['name']}"
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of `retry-after-ms` or `Retry-After` (a number or a date); None without either."""
+    """Seconds from `retry-after-ms` or `Retry-After` (number or date); None without either."""
     milliseconds = headers.get("retry-after-ms", "").strip()
     if _NUMBER.fullmatch(milliseconds):
         return float(milliseconds) / 1000
@@ -273,11 +273,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | None:
-    """Seconds that a 429 asks to wait; None where it states no wait above 0.
+    """Seconds that a 429 asks to wait; None if it states no wait above 0.
 
-    `retry-after-ms` and `Retry-After` count first, then the reset headers of the limits, then the
-    message ("try again in 6m0s"). Of several reset headers the longest whose limit is used up
-    (`remaining` is 0 or less) counts; where no limit is marked as used up, the shortest does.
+    In order: `retry-after-ms` and `Retry-After`, the reset headers, the message ("try again in
+    6m0s"). If there are several reset headers, the longest one whose limit is used up (`remaining`
+    is 0 or less) applies; if none is used up, the shortest.
 
     Sources: the rate-limit pages of OpenAI, Azure OpenAI, Anthropic, Groq and OpenRouter.
     """
@@ -299,7 +299,7 @@ def _reset_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def _wait_of(value: str) -> float | None:
-    """Seconds from now, 0 for the past: of a number of seconds, a Unix time in seconds or
+    """Seconds from now (0 for the past), from a number of seconds, a Unix time in seconds or
     milliseconds, a duration (`6m0s`, `20ms`) or a date. None for anything else."""
     value, now = value.strip()[:80], datetime.now(UTC)
     if _NUMBER.fullmatch(value):
