@@ -1,13 +1,13 @@
-"""The ledger: every paid reply, kept so that it is paid for once and can be replayed offline.
+"""The ledger: records every paid reply, so that it is paid for once and can be replayed offline.
 
-One SQLite file in WAL mode, one row and one commit for each call. `request_key` finds a call again:
-a hash of all that decides its answer and of who asked, so that eight drafts of one example stay
-eight entries. A row holds the server's reply as it came and what was asked (storage.py), never
-headers or keys; what is read from a reply is derived anew on every lookup.
+One SQLite file in WAL mode, with one row and one commit per call. `request_key` identifies a call:
+a hash of everything that decides the answer and of who asked, so that eight drafts of one example
+stay eight entries. A row holds the server's raw reply and the request (storage.py), never headers
+or keys. Replies are parsed again at every lookup.
 
-Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
-raises `ReplayMiss` rather than touch the network; `off` keeps no reply and counts calls. A
-`LayeredLedger` copies what a lower one holds, at cost 0, and never writes to that.
+Modes: `record` looks up first and stores new replies; `replay` answers from the file and raises
+`ReplayMiss` instead of using the network; `off` stores no replies and counts calls. A
+`LayeredLedger` also copies entries of a lower ledger at cost 0 and never writes to that one.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Mode = Literal["record", "replay", "off"]
 
 
 ASIDE = "~"
-"""Follows the key of a reply that was set aside; see `Ledger.set_aside`."""
+"""Separates the key of a discarded reply from its number; see `Ledger.set_aside`."""
 
 
 class ReplayMiss(UserError):
-    """A replay needs a reply that the ledger does not hold."""
+    """A replay needs a reply that the ledger does not have."""
 
 
 class RoleTotals(TypedDict):
-    """What the calls of one role came to. `cost` is in US dollars, None when none is known."""
+    """Totals of one role. `cost` is in US dollars; None if no price is known."""
 
     calls: int
     prompt_tokens: int
@@ -61,16 +61,16 @@ class RoleTotals(TypedDict):
 
 
 class Totals(RoleTotals):
-    """All entries of a ledger; `hits` are the lookups that this process was spared paying for."""
+    """Totals of a ledger; `hits` are this process's lookups that found an entry."""
 
     unpriced: int
-    """Calls that `cost` leaves out, as no price is known of them."""
+    """Calls without a known price, which `cost` leaves out."""
     hits: int
     by_role: dict[str, RoleTotals]
 
 
 class SentCalls(NamedTuple):
-    """Calls of one role for one example that were sent alike."""
+    """Calls of one role for one example that were sent with the same settings."""
 
     role: str
     example_id: str
@@ -78,28 +78,28 @@ class SentCalls(NamedTuple):
     dropped: tuple[str, ...]
     """Sampling parameters that the server refused."""
     asked: Request
-    """What was asked, without its messages."""
+    """The request without its messages."""
     calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One paid call: who asked, the raw reply, and what it took."""
+    """One paid call: who asked, the raw reply, and what it used."""
 
     model: str
     call: Call
     reply: str
-    """The server's reply, JSON text as it came (keys masked)."""
+    """The server's raw JSON reply, with keys masked."""
     dropped: tuple[str, ...] = ()
     """Sampling parameters that the server refused."""
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
-    """US dollars, None when no price or no token count is known."""
+    """US dollars; None if the price or the token counts are unknown."""
     seconds: float
-    """Latency of the attempt that was answered."""
+    """Latency of the successful attempt."""
     attempts: int
-    """Requests that were sent for this call, the failed ones included."""
+    """Requests sent for this call, including failed ones."""
     created: str = field(
         default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds")
     )
@@ -107,12 +107,12 @@ class LedgerEntry:
 
 
 def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
-    """What is asked, in the form that the ledger keeps."""
+    """The request in the form that the ledger stores."""
     return Request(base_url=base_url, messages=tuple(messages), sampling=sampling.identity())
 
 
 def request_key(request: Request, model: str, call: Call) -> str:
-    """The sha256 (hex) that names one call; equal inputs give equal keys on every machine."""
+    """The sha256 (hex) of a call; equal inputs give equal keys on every machine."""
     parts = {
         "base_url": request.base_url,
         "model": model,
@@ -125,12 +125,12 @@ def request_key(request: Request, model: str, call: Call) -> str:
 
 
 class Ledger:
-    """A file of paid calls, shared by every endpoint of a run; safe across threads and processes.
+    """A file of paid calls, shared by all endpoints of a run; safe across threads and processes.
 
-    `path` is created with its folder in mode `record`, and None only in mode `off`. A ledger that
-    `mends` asks again for replies that were of no use when a run is resumed; a training run is not
-    mended, since it has to come out the same. RunError for a file that is missing (replay), is no
-    ledger, or cannot be opened.
+    Mode `record` creates `path` and its folder; `path` may be None only in mode `off`. With
+    `mends`, a resumed run requests unusable replies again; training runs do not, since they must
+    give the same result. RunError if the file is missing (replay), not a ledger, or cannot be
+    opened.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class Ledger:
         self._lock = threading.Lock()
         self._hits = 0
         self._unkept: Counter[tuple[Any, ...]] = Counter()
-        """Mode `off`: what was sent, as `_sent` gives it → calls."""
+        """Mode `off`: columns of `_sent` → number of calls."""
         self._db = _open(self.path, mode)
 
     def lookup(self, key: str, *, model: str, call: Call) -> LedgerEntry | None:
-        """The entry of `key`, or None when it has to be asked for.
+        """The entry of `key`; None if it must be requested.
 
         Raises:
-            ReplayMiss: in mode `replay`, when the ledger does not hold the call.
+            ReplayMiss: in mode `replay`, if the ledger does not have the call.
         """
         entry = self._find(key)
         if entry is None and self.mode == "replay":
@@ -162,8 +162,8 @@ class Ledger:
         return entry
 
     def store(self, key: str, entry: LedgerEntry, request: Request) -> LedgerEntry:
-        """Keep `entry` and what was asked, and return what the ledger now holds: the first reply of
-        a key stays.
+        """Store `entry` and its request, and return the entry in the ledger: the first reply of
+        a key is kept.
 
         Raises:
             RunError: the file cannot be written, or the ledger is a replay.
@@ -182,8 +182,8 @@ class Ledger:
         return entry if is_first else self._find(key) or entry
 
     def set_aside(self, key: str) -> None:
-        """The reply of `key` was of no use (an unreadable verdict, an empty line): a ledger that
-        mends asks again, a replay still finds it. It stays in the file and in the totals.
+        """Mark the reply of `key` as unusable (an unreadable verdict, an empty line). A ledger with
+        `mends` requests it again; a replay still finds it. It stays in the file and the totals.
 
         Raises:
             RunError: the file cannot be written.
@@ -198,12 +198,12 @@ class Ledger:
             raise unusable_ledger(self.path, str(error)) from error
 
     def damaged(self, entry: LedgerEntry, problem: str) -> RunError:
-        """The error of an entry that is no longer what was stored."""
+        """The error for an entry that differs from what was stored."""
         who = _who(entry.model, entry.call)
         return unusable_ledger(self.path, f"the reply of {who} is damaged ({problem})")
 
     def totals(self) -> Totals:
-        """Calls, tokens and US dollars of all entries, in all and by role; hits of this process."""
+        """Calls, tokens and US dollars, in total and by role; and hits of this process."""
         by_role = {str(row[0]): _sums(row[1:]) for row in self._sum("role, ", "GROUP BY role")}
         rows = self._sum("", "")
         whole = _sums(rows[0]) if rows else _sums((0, 0, 0, None))
@@ -212,12 +212,12 @@ class Ledger:
         return Totals(**whole, unpriced=unpriced, hits=self._hits, by_role=by_role)
 
     def by_example(self) -> dict[tuple[str, str], RoleTotals]:
-        """(role, example) → what its calls came to."""
+        """(role, example) → totals of its calls."""
         rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
         return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
 
     def sent(self) -> list[SentCalls]:
-        """How the calls were sent: those of the file, in mode `off` those of this process."""
+        """How the calls of the file (in mode `off`: of this process) were sent."""
         if self.mode == "off":
             rows = [(*key, calls) for key, calls in self._unkept.items()]
         else:
@@ -233,10 +233,10 @@ class Ledger:
                 for who, example, model, dropped, body, calls in rows
             ]
         except (ValueError, KeyError, TypeError) as error:
-            raise unusable_ledger(self.path, f"what was sent cannot be read ({error})") from error
+            raise unusable_ledger(self.path, f"its settings cannot be read ({error})") from error
 
     def close(self) -> None:
-        """Close the file; closing twice is harmless."""
+        """Close the file. May be called twice."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -278,7 +278,7 @@ class Ledger:
         return entry, rows[0]
 
     def _held(self, key: str) -> tuple[LedgerEntry, Request] | None:
-        """The entry of `key` and what was asked; RunError where that is damaged."""
+        """The entry of `key` and its request; RunError if damaged."""
         stored = self._stored("key = ?", (key,))
         if stored is None:
             return None
@@ -304,7 +304,7 @@ class Ledger:
 
 
 def _unkept(entry: LedgerEntry, request: Request) -> tuple[Any, ...]:
-    """What `Ledger.sent` tells of an entry that is not kept, in the columns of its query."""
+    """The columns of `Ledger.sent` for an entry that is not stored."""
     call, body = entry.call, settings_body(request)
     return call.role, call.example_id, entry.model, json.dumps(entry.dropped), body
 
@@ -321,7 +321,7 @@ def _open(path: Path | None, mode: Mode) -> sqlite3.Connection | None:
 
 
 def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request) -> bool:
-    """Whether the call was new; the reply of one that is there stays."""
+    """Store a call and return whether it is new; an existing reply is kept."""
     call = entry.call
     with transaction(db):
         row = (
@@ -338,19 +338,19 @@ def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Reque
 
 def _not_kept(path: Path | None, entry: LedgerEntry, cause: str) -> RunError:
     return RunError(
-        f"A reply could not be kept in the ledger '{path}': {cause}.",
-        f"It was asked for and may have been paid for ({_who(entry.model, entry.call)}); every "
-        "reply before it is in the ledger.",
-        "Free space, or end the process that holds the file, then run the same command again: only "
-        "what is missing is asked for.",
+        f"A reply could not be stored in the ledger '{path}': {cause}.",
+        f"It may have been paid for ({_who(entry.model, entry.call)}); all earlier replies are in "
+        "the ledger.",
+        "Free disk space, or stop the process that uses the file, then run the same command "
+        "again: it only requests missing replies.",
     )
 
 
 def _miss(path: Path | None, model: str, call: Call) -> ReplayMiss:
     return ReplayMiss(
-        f"The ledger '{path}' holds no reply of {_who(model, call)}.",
-        "A replay never asks the network, and this call was not made with these very messages, "
-        "sampling settings, model and base URL.",
+        f"The ledger '{path}' has no reply of {_who(model, call)}.",
+        "A replay never uses the network, and this call was not recorded with exactly these "
+        "messages, sampling settings, model and base URL.",
         "Record it first with the ledger in mode 'record', or replay with the recorded settings.",
     )
 
@@ -360,7 +360,7 @@ def _who(model: str, call: Call) -> str:
 
 
 def call_words(call: Call) -> str:
-    """Which call of its role it is, on one line; seat and purpose where it has any."""
+    """The call in one line, with seat and purpose if set."""
     beside = {"seat": call.seat, "purpose": call.purpose}
     return (
         f"example {call.example_id}, rollout {call.rollout}, {call.kind}, turn {call.turn}, sample "
@@ -376,10 +376,10 @@ _OF_ENTRY = (
 
 
 def read_row(row: Sequence[Any]) -> tuple[LedgerEntry, str]:
-    """(the entry in a row of COLUMNS, what is wrong with it: empty when nothing is)."""
+    """(entry of a row of COLUMNS, its problem or empty)."""
     named, problem = dict(zip(COLUMNS, row, strict=True)), ""
     if named["seal"] != seal(str(named["reply"])):
-        problem = "its text is not what was stored"
+        problem = "its reply differs from what was stored"
     try:
         dropped = tuple(json.loads(named["dropped"]))
     except (ValueError, TypeError):
@@ -398,10 +398,10 @@ def _sums(row: tuple[Any, ...]) -> RoleTotals:
 
 
 class LayeredLedger(Ledger):
-    """A ledger that records to `path` and looks at `below` as well.
+    """A ledger that records to `path` and also reads from `below`.
 
-    In mode `replay` nothing is copied, and a call that neither file holds is a ReplayMiss. RunError
-    when a file cannot be opened.
+    In mode `replay` nothing is copied, and a call in neither file raises ReplayMiss. RunError if a
+    file cannot be opened.
     """
 
     def __init__(self, path: Path, below: Path | None = None, mode: Mode = "record") -> None:
@@ -409,7 +409,7 @@ class LayeredLedger(Ledger):
         self._lower = None if below is None else Ledger(below, "replay")
 
     def close(self) -> None:
-        """Close both files; closing twice is harmless."""
+        """Close both files. May be called twice."""
         super().close()
         if self._lower is not None:
             self._lower.close()

@@ -1,12 +1,12 @@
-"""The ledger's file: its tables, how it is opened and refused, and how prompts are kept.
+"""The ledger's file: its tables, how it is opened, and how prompts are stored.
 
-    calls      one row per paid call; `context` and `settings` say what was asked, `seal` is a hash
-               of the reply, so that damage inside a text is found
-    contexts   messages, each with its parent: the turns of a dialogue share all that came before,
-               eight drafts share their whole prompt, and a text is stored once
-    settings   base URL and sampling, the same for thousands of calls; and what else was sent
+    calls      one row per paid call; `context` and `settings` refer to the request, `seal` is a
+               hash of the reply that detects damage
+    contexts   messages, each with its parent: turns of a dialogue share their history, drafts share
+               their prompt, and each text is stored once
+    settings   base URL and sampling, shared by thousands of calls, and other parameters sent
 
-A file of another version is refused.
+A file of another version is rejected.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from soulkit.errors import RunError
 
 VERSION = 3
 BUSY_S = 30.0
-"""Seconds to wait for another process that writes at this moment."""
+"""Seconds to wait while another process writes."""
 COLUMNS = (
     "key", "model", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "reply",
     "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created",
     "context", "settings", "seal", "seat", "purpose",
 )  # fmt: skip
-"""Of the table `calls`."""
+"""Columns of the table `calls`."""
 TABLES = (
     """
 CREATE TABLE calls (
@@ -70,35 +70,35 @@ _PLAIN, _PACKED = b"t", b"z"
 
 
 class Damaged(Exception):
-    """A part of the file does not say what was written; the caller names the file."""
+    """A part of the file differs from what was written. The caller adds the file's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked: with model and call it gives the key again. It holds no header and no key."""
+    """A request; with model and call it determines the key. Contains no headers or API keys."""
 
     base_url: str
     messages: tuple[Mapping[str, str], ...]
     """Role and content of each message, in order."""
     sampling: Mapping[str, Any]
-    """The sampling settings as they stand in the key."""
+    """The sampling settings that enter the key."""
     beside: Mapping[str, Any] = field(default_factory=dict)
-    """What was sent beside them, so that the server fills in nothing; no part of the key."""
+    """Further parameters sent to neutralise server defaults; not part of the key."""
 
 
 # -- opening -------------------------------------------------------------------------------------
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """A connection that records; a file that is not there is made, with its folder.
+    """A connection that records. Creates the file and its folder if missing.
 
-    sqlite3.Error, OSError or RunError when that cannot be done; the file is left as it was.
+    sqlite3.Error, OSError or RunError on failure; an existing file is left unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     db = _connect(path, "rwc")
     try:
         _check_version(db, path, empty_ok=True)
-        # NORMAL keeps every commit through a killed process; only a power cut can lose the last.
+        # NORMAL keeps every commit if the process is killed; a power cut may lose the last one.
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         if version(db) < VERSION:
@@ -110,11 +110,11 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing."""
+    """A read-only connection."""
     if not path.is_file():
-        raise unusable_ledger(path, "there is no such file")
-    # A WAL database needs side files even to be read: an archive that cannot hold them is read as
-    # it stands, any other is opened for writing so that closing it clears them away again.
+        raise unusable_ledger(path, "the file does not exist")
+    # Reading a WAL database needs side files. Open a read-only archive as immutable, and any other
+    # for writing, so that closing it removes the side files.
     frozen = not os.access(path.parent, os.W_OK) or not os.access(path, os.W_OK)
     if frozen:
         _check_whole(path)
@@ -129,13 +129,13 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _check_whole(path: Path) -> None:
-    """RunError when the newest entries of a killed run are still in a side file."""
+    """RunError if the newest entries of a killed run are still in a side file."""
     side = path.with_name(f"{path.name}-wal")
     if side.is_file() and side.stat().st_size:
         raise unusable_ledger(
             path,
-            f"its newest entries are in '{side.name}', and merging them needs a folder that can be "
-            "written; copy both files to one",
+            f"its newest entries are in '{side.name}', which can only be merged in a writable "
+            "folder; copy both files to one",
         )
 
 
@@ -149,7 +149,7 @@ def _connect(path: Path, flags: str) -> sqlite3.Connection:
 def _make_tables(db: sqlite3.Connection, path: Path) -> None:
     with transaction(db):
         _check_version(db, path, empty_ok=True)
-        if version(db) == VERSION:  # another process was first
+        if version(db) == VERSION:  # another process has created them
             return
         for statement in TABLES:
             db.execute(statement)
@@ -158,52 +158,52 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All statements inside take effect together or not at all."""
+    """Run all statements inside as one transaction."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # a full disk has already rolled it back
+        if db.in_transaction:  # False if a full disk has already rolled it back
             db.execute("ROLLBACK")
         raise
 
 
 def version(db: sqlite3.Connection) -> int:
-    """The version of the tables; 0 in a new file, and in one that was killed while being made."""
+    """The version of the tables; 0 for a new file or one whose creation was interrupted."""
     with closing(db.execute("PRAGMA user_version")) as cursor:
         return int(cursor.fetchone()[0])
 
 
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
-    """RunError unless the file is a ledger of this version, or empty if that is ok."""
+    """RunError unless the file is a ledger of this version, or empty if `empty_ok`."""
     with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
         tables = {str(row[0]) for row in cursor}
     file_version = version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
-            f"The ledger '{path}' cannot be used: it is of version {file_version}, and this "
-            f"soulkit reads version {VERSION} only.",
-            "Another soulkit wrote it.",
-            "Use that soulkit, or name another ledger file.",
+            f"The ledger '{path}' has version {file_version}, but this soulkit only reads "
+            f"version {VERSION}.",
+            "It was written by another version of soulkit.",
+            "Use that version, or name another ledger file.",
         )
     if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
-        raise unusable_ledger(path, "it is no ledger of soulkit")
+        raise unusable_ledger(path, "it is not a ledger of soulkit")
 
 
 def unusable_ledger(path: Path | None, cause: str) -> RunError:
-    """The error of a file that cannot be opened, read or written."""
+    """The error for a file that cannot be opened, read or written."""
     if "locked" in cause:
         return RunError(
-            f"The ledger '{path}' cannot be used: another process has held it for over "
+            f"The ledger '{path}' cannot be used: another process has locked it for over "
             f"{BUSY_S:g} s.",
-            "Two processes may write at once, but each has to let the other go first.",
-            "Wait until the other process ends, or stop it, and run the same command again.",
+            "Several processes may use a ledger, but only one can write at a time.",
+            "Wait for the other process or stop it, then run the same command again.",
         )
     return RunError(
         f"The ledger '{path}' cannot be used: {cause}.",
-        "It holds the paid replies of a run, so nothing is guessed or overwritten.",
-        "Check the path and its permissions (soul ledger verify says what is damaged), name "
+        "It contains paid replies of a run, so soulkit neither repairs nor overwrites it.",
+        "Check the path and its permissions (soul ledger verify lists damaged entries), name "
         "another ledger file, or switch the ledger off.",
     )
 
@@ -212,14 +212,14 @@ def unusable_ledger(path: Path | None, cause: str) -> RunError:
 
 
 def seal(reply: str) -> bytes:
-    """A hash of a reply, 8 bytes: enough to notice damage."""
+    """An 8-byte hash of a reply, to detect damage."""
     return hashlib.sha256(reply.encode("utf-8", "surrogatepass")).digest()[:8]
 
 
 def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None, bytes]:
-    """Store what is not stored yet; (context, settings) for the call's row.
+    """Store the new parts of a request; returns (context, settings) for the call's row.
 
-    Belongs inside the transaction that stores the call: then a known message has known parents.
+    Call it in the transaction that stores the call: then a known message has known parents.
     """
     chain = list(_chain(request.messages))
     for digest, parent, message in reversed(chain):
@@ -237,7 +237,7 @@ def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None
 
 
 def settings_body(request: Request) -> str:
-    """What a request says beside its messages, as the file keeps it."""
+    """A request without its messages, as stored in the file."""
     beside = {"beside": request.beside} if request.beside else {}
     return _canonical({"base_url": request.base_url, "sampling": request.sampling, **beside})
 
@@ -250,7 +250,7 @@ def kept_settings(body: str) -> Request:
 
 
 def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes) -> Request:
-    """What `keep_request` stored. Damaged when it cannot be read."""
+    """Read what `keep_request` stored. Raises Damaged if that fails."""
     row = db.execute("SELECT body FROM settings WHERE digest = ?", (settings,)).fetchone()
     if row is None or _digest(str(row[0]).encode()) != settings:
         raise Damaged("its settings are missing or changed")
@@ -263,7 +263,7 @@ def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes)
 
 
 def request_in(db: sqlite3.Connection, row: Sequence[Any]) -> Request:
-    """What was asked, of a row of COLUMNS. Damaged when it cannot be read."""
+    """The request of a row of COLUMNS. Raises Damaged if it cannot be read."""
     return load_request(db, row[COLUMNS.index("context")], row[COLUMNS.index("settings")])
 
 
@@ -275,7 +275,7 @@ def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[
     if row is None:
         raise Damaged("a message of its prompt is missing")
     parent, message = row[0], {"role": str(row[1]), "content": _unpack(row[2])}
-    # The check also ends the walk: no chain of right hashes leads in a circle.
+    # This check also ends the walk: correct hashes cannot form a cycle.
     if _link(parent, message) != digest:
         raise Damaged("a message of its prompt was changed")
     return parent, message
@@ -284,7 +284,7 @@ def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[
 def _chain(
     messages: Sequence[Mapping[str, str]],
 ) -> Iterator[tuple[bytes, bytes | None, Mapping[str, str]]]:
-    """(digest, parent, message) of each message; a digest stands for all that led to it."""
+    """(digest, parent, message) per message; a digest covers all messages up to its own."""
     parent: bytes | None = None
     for message in messages:
         digest = _link(parent, message)

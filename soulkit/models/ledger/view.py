@@ -1,7 +1,6 @@
-"""Looking at a ledger: totals, entries, lines for export, and whether everything is as it was paid.
+"""Reads a ledger: totals, entries, export lines, and checks for damage.
 
-Only reads. `verify` collects findings instead of stopping at the first one: it is asked when
-something has already gone wrong.
+Never writes. `verify` collects all findings instead of stopping at the first one.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ from soulkit.runs.jsonl import aside
 from soulkit.types import CONTROL_PURPOSE, ControlRecord, Record, Role
 
 _NAMED = 5
-"""Findings of one kind that are named one by one; the others are counted."""
+"""Maximum findings of one kind that are listed; the rest are counted."""
 _ORDER = "ORDER BY step, example_id, rollout, kind, created, turn, sample"
 _OF_CONTROLS = f"(substr(purpose, 1, {len(CONTROL_PURPOSE)}) = '{CONTROL_PURPOSE}')"
-"""Whether a call is about a control, in SQL."""
+"""SQL condition: whether a call belongs to a control."""
 
 
 EpisodeRole = tuple[str, str, int, str, int]
-"""Role, example, rollout, kind, step: the calls of one role to one episode."""
+"""Role, example, rollout, kind, step: the calls of one role in one episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCall:
-    """An entry as it stands in the file."""
+    """An entry as stored in the file."""
 
     key: str
     entry: LedgerEntry
     request: Request | None
-    """None where it cannot be read."""
+    """None if it cannot be read."""
     problem: str = ""
-    """What is wrong with it, empty when nothing is."""
+    """What is wrong with it; empty if nothing."""
 
     def answer(self) -> WireReply | None:
-        """What the reply says, None when it cannot be read."""
+        """The parsed reply; None if it cannot be read."""
         try:
             return parse_reply(self.entry.reply) if isinstance(self.entry.reply, str) else None
         except Unreadable:
             return None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values under stable names; `reply` is the server's text as it came."""
+        """Plain JSON values with stable names; `reply` is the server's raw text."""
         entry = asdict(self.entry)
         call = entry.pop("call")
         request = None if self.request is None else asdict(self.request)
@@ -70,23 +69,23 @@ class StoredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTotals:
-    """What the calls of one role to one model, for one purpose, came to."""
+    """Totals of the calls of one role to one model for one purpose."""
 
     role: str
     purpose: str
-    """Empty where the calls name none."""
+    """Empty if the calls have none."""
     model: str
     calls: int
     attempts: int
-    """Requests that were sent, failed ones included."""
+    """Requests sent, including failed ones."""
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
-    """US dollars of the calls with a known price, None when there is none."""
+    """US dollars of the calls with a known price; None if there are none."""
     priced: int
     """Calls with a known price."""
     p50: float
-    """Median seconds of the answered attempt."""
+    """Median seconds of the successful attempt."""
     p95: float
     first: str
     """UTC, ISO 8601."""
@@ -95,25 +94,25 @@ class CallTotals:
 
 @dataclass(slots=True)
 class LedgerFindings:
-    """What `verify` found: sentences, at most a few of each kind, and what was looked at."""
+    """Findings of `verify`: sentences, at most a few per kind, and what was checked."""
 
     version: int
     entries: int = 0
     requests: int = 0
-    """Entries whose key was computed again."""
+    """Entries whose key was recomputed."""
     episodes: int | None = None
-    """Scored episodes whose calls were looked for; None without a run folder."""
+    """Scored episodes whose calls were checked; None without a run folder."""
     problems: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, detail: str) -> None:
-        """Count a finding; the first of a kind are told in full."""
+        """Count a finding, and list it if it is among the first of its kind."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] <= _NAMED:
             self.problems.append(f"{kind}: {detail}")
 
     def lines(self) -> list[str]:
-        """The findings as lines."""
+        """One line per listed finding, and one per kind for the rest."""
         more = {kind: n - _NAMED for kind, n in self.counts.items() if n > _NAMED}
         return [*self.problems, *(f"{kind}: and {n} more" for kind, n in more.items())]
 
@@ -129,7 +128,7 @@ class LedgerFindings:
 
 
 class LedgerView:
-    """An open ledger file. RunError when there is none or it is no ledger."""
+    """An open ledger file. RunError if it does not exist or is not a ledger."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,7 +152,7 @@ class LedgerView:
         key: str | None = None,
         limit: int | None = None,
     ) -> Iterator[StoredCall]:
-        """Entries in the order of steps, examples, rollouts and time; a key may be cut short."""
+        """Entries in order of step, example, rollout and time; `key` may be a prefix."""
         filters = {"example_id = ?": example, "role = ?": role, "substr(key, 1, ?) = ?": key}
         rules = [rule for rule, value in filters.items() if value is not None]
         values: list[Any] = [value for value in (example, role) if value is not None]
@@ -173,7 +172,7 @@ class LedgerView:
         )
         try:
             return [self._group(row) for row in self._rows(sql)]
-        except (ValueError, TypeError) as error:  # an index or a number that is none any more
+        except (ValueError, TypeError) as error:  # a damaged index or number
             raise unusable_ledger(self.path, "some of its entries are damaged") from error
 
     def _group(self, row: Sequence[Any]) -> CallTotals:
@@ -186,7 +185,7 @@ class LedgerView:
         )  # fmt: skip
 
     def counts(self) -> dict[EpisodeRole, int]:
-        """Entries by who asked, whatever the turn and sample; those of controls left out."""
+        """Number of entries per episode and role, without those of controls."""
         names = "role, example_id, rollout, kind, step"
         rows = self._rows(
             f"SELECT {names}, COUNT(*) FROM calls WHERE NOT {_OF_CONTROLS} GROUP BY {names}"
@@ -195,7 +194,7 @@ class LedgerView:
                 for role, example, rollout, kind, step, n in rows}  # fmt: skip
 
     def control_calls(self) -> dict[str, int]:
-        """Entries by the key of the control that they are about."""
+        """Number of entries per control, by its key."""
         names = "purpose, example_id, rollout"
         rows = self._rows(
             f"SELECT {names}, COUNT(*) FROM calls WHERE {_OF_CONTROLS} GROUP BY {names}"
@@ -204,7 +203,7 @@ class LedgerView:
                 for purpose, example, rollout, n in rows}  # fmt: skip
 
     def verify(self) -> LedgerFindings:
-        """Look at every page and every entry of the file."""
+        """Check every page and every entry of the file."""
         findings = LedgerFindings(version=self.version)
         try:
             for (line,) in self._db.execute("PRAGMA integrity_check").fetchall():
@@ -216,7 +215,7 @@ class LedgerView:
         return findings
 
     def _check_entries(self, findings: LedgerFindings) -> None:
-        # Without ORDER BY: a broken index must not hide the rows that can still be read.
+        # Without ORDER BY, so that a broken index does not hide readable rows.
         with closing(self._db.execute(f"SELECT {','.join(COLUMNS)} FROM calls")) as cursor:
             for row in cursor:
                 stored = self._stored(row)
@@ -230,7 +229,7 @@ class LedgerView:
             request = request_in(self._db, row)
         except Damaged as error:
             problem = problem or str(error)
-        except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
+        except sqlite3.Error as error:  # a damaged page of prompts; replies are still readable
             problem = problem or f"its prompt cannot be read ({error})"
         return StoredCall(key=str(row[0]), entry=entry, request=request, problem=problem)
 
@@ -243,7 +242,7 @@ class LedgerView:
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         try:
-            # Not `yield from`: whoever stops early would have the cursor closed after the file.
+            # Not `yield from`: if the caller stops early, the cursor would close after the file.
             for row in self._db.execute(sql, values):  # noqa: UP028
                 yield row
         except sqlite3.Error as error:
@@ -251,7 +250,7 @@ class LedgerView:
 
 
 def write_export(path: Path, lines: Iterable[str]) -> int:
-    """Write lines of ASCII aside and rename: `path` is there whole or not at all. Their number."""
+    """Write ASCII lines to a temporary file and rename it to `path`; returns their number."""
     count = 0
     with aside(path) as stream:
         for line in lines:
@@ -261,9 +260,9 @@ def write_export(path: Path, lines: Iterable[str]) -> int:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ordered values that at least `share` of them do not exceed.
+    """The smallest of the ordered values that is at least as large as `share` of them.
 
-    ValueError for no values.
+    ValueError if there are no values.
     """
     if not ordered:
         raise ValueError("no values")
@@ -282,7 +281,7 @@ def _check_entry(stored: StoredCall, findings: LedgerFindings) -> None:
             request_key(stored.request, stored.entry.model, stored.entry.call)
             != stored.key.partition(ASIDE)[0]
         ):
-            findings.add("key", f"{who} is not the key of what was asked")
+            findings.add("key", f"{who} does not match its request")
 
 
 # -- a run's episodes against its calls ----------------------------------------------------------
@@ -296,8 +295,8 @@ def check_episodes(
     actor: bool,
     judges: bool,
 ) -> None:
-    """Look for the calls of every scored episode: a turn is a call of the actor, a verdict one of
-    the judge. `actor` and `judges` say who was asked over HTTP; others leave nothing here.
+    """Check that every scored episode has its calls: one actor call per turn, one judge call per
+    verdict. `actor` and `judges` tell which of them were called over HTTP and must be in the file.
     """
     counts = view.counts()
     scored = [record for record in records if record.score.scored]
@@ -317,8 +316,8 @@ def check_episodes(
 def check_controls(
     view: LedgerView, controls: Sequence[ControlRecord], findings: LedgerFindings
 ) -> None:
-    """Look for the calls of every scored control: a verdict is a call. For runs whose judges were
-    asked over HTTP."""
+    """Check that every scored control has one call per verdict. For runs whose judges were called
+    over HTTP."""
     counts = view.control_calls()
     for control in controls:
         least = len({(v.judge, v.sample) for v in control.score.verdicts})

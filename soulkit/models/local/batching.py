@@ -1,14 +1,14 @@
-"""Which requests of a local model share a batch: queues, and waves that do not depend on the clock.
+"""Forms batches of requests to a local model: queues, and waves that do not depend on timing.
 
-Judges answer in any order, and a sampler that takes what waits would batch its rows in any order
-too. So participants register at the event loop's barrier, and samplers that are deterministic serve
-them in waves: a wave opens when every participant waits at some such sampler, it holds exactly what
-waits then, and the next one cannot open before it is served. What a wave holds is thus a function
-of what its participants ask, never of when. One barrier serves all samplers of a loop: were there
-one for each, two participants at two samplers would wait for each other.
+Judges answer in any order, so a sampler that batches whatever is waiting would give different
+batches each time. Therefore participants register at the event loop's barrier, and deterministic
+samplers serve them in waves: a wave opens when every participant waits at such a sampler, contains
+exactly the waiting requests, and is served before the next one opens. A wave thus depends only on
+what the participants ask, not on when. All samplers of a loop share one barrier; otherwise two
+participants at two samplers would wait for each other.
 
-A queue belongs to one model in one event loop. Callers that are no participants are served at once,
-in batches of their own.
+A queue belongs to one model in one event loop. Calls outside a participant are served at once, in
+batches of their own.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _CURRENT: ContextVar[Participant | None] = ContextVar("participant", default=Non
 
 
 class WaveBarrier:
-    """The participants of one event loop and the samplers at which they may wait."""
+    """The participants of one event loop, and the samplers at which they may wait."""
 
     def __init__(self) -> None:
         self.participants: set[Participant] = set()
         self.queues: WeakSet[Queue] = WeakSet()
 
     def ready(self) -> bool:
-        """Whether everybody waits and nobody is being served."""
+        """Whether every participant waits and no request is being served."""
         if any(queue.busy() for queue in self.queues):
             return False
         asking: set[Participant] = set().union(*(queue.asking() for queue in self.queues))
         return bool(asking) and self.participants <= asking
 
     def open(self) -> None:
-        """Open the wave at every sampler at once."""
+        """Open the wave at all samplers at once."""
         for queue in self.queues:
             queue.open_wave()
         self.wake()
@@ -60,14 +60,14 @@ def loop_barrier() -> WaveBarrier:
 
 
 def current_participant() -> Participant | None:
-    """The participant that runs now, tasks that it started included."""
+    """The participant that runs now, also in tasks that it started."""
     return _CURRENT.get()
 
 
 class Participant:
-    """One participant, from its creation until `leave`; within its `with` it is the caller.
+    """One participant, from creation until `leave`. Calls inside its `with` block belong to it.
 
-    Without a barrier no wave waits for it.
+    Without a barrier, waves do not wait for it.
     """
 
     def __init__(self, barrier: WaveBarrier | None) -> None:
@@ -82,7 +82,7 @@ class Participant:
         return self._barrier is not None
 
     def leave(self) -> None:
-        """No wave waits for it from now on; leaving twice is leaving once."""
+        """Waves no longer wait for it. May be called twice."""
         if self._barrier is not None and self in self._barrier.participants:
             self._barrier.participants.discard(self)
             self._barrier.wake()
@@ -100,9 +100,9 @@ class Participant:
 
 
 def participants(models: Iterable[object], count: int) -> list[Participant]:
-    """`count` of them, for which waves wait when one of the models is deterministic.
+    """`count` participants. Waves wait for them if one of the models is deterministic.
 
-    Within a participant no wave waits for new ones: they would wait for the one around them.
+    Inside a participant, waves do not wait for new ones, which would wait for the outer one.
     """
     deterministic = any(getattr(model, "deterministic", False) for model in models)
     barrier = loop_barrier() if deterministic and current_participant() is None else None
@@ -110,16 +110,16 @@ def participants(models: Iterable[object], count: int) -> list[Participant]:
 
 
 BATCH_TOKENS = 262_144
-"""Rows x (longest prompt + room of its reply) of one batch; fewer rows run when they are long."""
+"""Maximum rows × (longest prompt + reply room) per batch; long rows make smaller batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPrompt:
-    """What a reply of two contexts is drawn from beside its own prompt."""
+    """The second prompt of a reply that is drawn from two contexts."""
 
     ids: list[int]
     share: float
-    """Of the tokens, those that it draws, in expectation."""
+    """Expected share of tokens drawn from this prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,26 +130,26 @@ class GenerationRequest:
     dropped: tuple[str, ...]
     future: asyncio.Future[Completion]
     room: int
-    """Tokens that its reply may have: `max_tokens`, or what the context leaves of them."""
+    """Maximum tokens of the reply: `max_tokens`, or what the context leaves."""
     participant: Participant | None = None
     expert: ExpertPrompt | None = None
 
     @property
     def group(self) -> tuple[float, float, int, float, int, bool]:
-        """Requests of one group can share a batch: seeds, stops and thinking may differ."""
+        """Requests of one group can share a batch; seeds, stops and reasoning may differ."""
         s = self.sampling
         return s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens, self.expert is not None
 
     @property
     def size(self) -> int:
-        """Tokens that a row like this one keeps in memory at its end."""
+        """Maximum tokens of this row in memory."""
         expert = 0 if self.expert is None else len(self.expert.ids) + self.room
         return len(self.ids) + self.room + expert
 
     @property
     def order(self) -> tuple[int | str, ...]:
-        # Similar lengths first, to waste little on padding; then the key, so that equal sets of
-        # requests make equal batches in whatever order they came.
+        # Similar lengths first, to reduce padding; then the call, so that equal sets of requests
+        # make equal batches in any order of arrival.
         c = self.call
         who = (c.step, c.example_id, c.rollout, c.kind, c.turn, c.sample, c.role)
         return (len(self.ids).bit_length(), *who)
@@ -157,10 +157,10 @@ class GenerationRequest:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Queue:
-    """What waits in one event loop, and the task that serves it while anything does.
+    """The waiting requests of one event loop, and the task that serves them.
 
-    `barrier` is set where waves decide; `wave` is what is left of the open one, and `serving` the
-    batch under way.
+    `barrier` is set for deterministic samplers; `wave` is the rest of the open wave, `serving` the
+    current batch.
     """
 
     barrier: WaveBarrier | None = None
@@ -171,7 +171,7 @@ class Queue:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def asking(self) -> set[Participant]:
-        """The participants with a call that waits."""
+        """Participants with a waiting request."""
         alive = [r for r in self.waiting if not r.future.done()]
         return {r.participant for r in alive if r.participant is not None}
 
@@ -181,7 +181,7 @@ class Queue:
         return left or any(r.participant is not None for r in self.serving)
 
     def open_wave(self) -> None:
-        """Take every participant's call that waits into the wave."""
+        """Move the waiting requests of all participants into the wave."""
         self.wave = [r for r in self.waiting if r.participant is not None]
         self.waiting = [r for r in self.waiting if r.participant is None]
 
@@ -189,13 +189,13 @@ class Queue:
         self.changed.set()
 
     def drop_cancelled(self) -> bool:
-        """Whether anything is left to serve."""
+        """Remove cancelled requests; returns whether any are left."""
         self.waiting = [r for r in self.waiting if not r.future.done()]
         self.wave = [r for r in self.wave if not r.future.done()]
         return bool(self.waiting or self.wave)
 
     def pool(self) -> list[GenerationRequest]:
-        """The requests from which the next batch may be taken."""
+        """The requests from which the next batch may be formed."""
         if self.barrier is None:
             return self.waiting
         if not self.wave and self.barrier.ready():
@@ -209,7 +209,7 @@ class Queue:
 
 
 def batches_of(requests: list[GenerationRequest], most: int) -> list[list[GenerationRequest]]:
-    """Cuts into runs of at most `most` rows and BATCH_TOKENS tokens (one row always fits)."""
+    """Split into batches of at most `most` rows and BATCH_TOKENS tokens, with at least one row."""
     batches: list[list[GenerationRequest]] = []
     longest = 0
     for request in requests:

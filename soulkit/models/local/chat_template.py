@@ -1,13 +1,13 @@
-"""Contexts to token ids: the model's own chat template, with the actor's earlier ids spliced in.
+"""Converts contexts to token ids with the model's chat template and the actor's sampled ids.
 
 An assistant message with `token_ids` is never tokenised again: the template is rendered with a
-marker in its place, the pieces between markers are tokenised, and the ids go in between. Rendering
-small conversations shows whether a template strips thinking or refuses a system message.
+marker in its place, the text between markers is tokenised, and the ids are inserted. Small test
+conversations show whether a template strips reasoning or rejects a system message.
 
-A tokenizer finds special tokens in any text: `<|eot_id|>` in a message would end it. Every token
-that the tokenizer calls special counts as one, and every added token that the template writes
-around a message. Such words are bent (`< |eot_id|>`) or, where that is not enough, blunted: their
-first signs are exchanged for STAND_IN.
+A tokenizer finds special tokens in any text: `<|eot_id|>` in a message would end it. Special are
+all tokens that the tokenizer calls special, and added tokens that the template writes around a
+message. In messages they are split with a space (`< |eot_id|>`), or, if that is not enough, their
+first characters are replaced by STAND_IN.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ THINKING = frozenset({START_OF_THINKING, END_OF_THINKING})
 STAND_IN = "‹"
 
 _SIGNS = 2
-"""Longest token that is a lone sign: perhaps somebody's padding, seldom a turn."""
+"""Maximum length of a token that may be a lone character, such as padding; seldom a turn."""
 
 
 class Specials:
-    """The special tokens of one tokenizer under one chat template.
+    """The special tokens of one tokenizer and chat template.
 
-    `ids` are those of all of them, lone signs included.
+    `ids` has the ids of all of them, including lone characters.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, written: str, after: str) -> None:
-        """`written`: a plain conversation as the template writes it; `after`: that from the end of
-        an assistant's words on."""
+        """`written`: a plain conversation as rendered by the template; `after`: its part from the
+        end of an assistant's message."""
         self._tokenizer = tokenizer
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         flagged = {token.content for token in added if token.special}
@@ -55,9 +55,8 @@ class Specials:
         names = {n for n in flagged | marks if len(n) > _SIGNS or after.startswith(n)}
         self._any, self._but_thinking = _pattern(names), _pattern(names - THINKING)
         self._turns = _pattern(names & (marks | {str(tokenizer.eos_token)}))
-        # A text may spell a normalized token in other characters, one that is a word of the
-        # vocabulary as well may come of them, and tokenizers in Python may lower what they read:
-        # there only the ids tell.
+        # Normalisation may turn other characters, or a word of the vocabulary, into a special
+        # token, and Python tokenizers may lower-case text: in these cases only ids are reliable.
         literal = getattr(tokenizer, "is_fast", False) and not _is_word(tokenizer, names)
         self._exact = literal and not any(t.normalized for t in added if t.content in names)
         first = "".join(sorted({n.strip()[0] for n in names if n.strip()}))
@@ -65,24 +64,24 @@ class Specials:
         self._first = re.compile(f"(?!{tags})[{re.escape(first)}]" if first else "(?!)", re.I)
 
     def bend(self, text: str, *, thinks: bool = False) -> str:
-        """`text` with a gap in everything that spells a special token.
+        """`text` with a space inside everything that spells a special token.
 
-        `thinks`: tags of thinking stay, since the template looks for them.
+        `thinks`: keep reasoning tags, which the template looks for.
         """
         return (self._but_thinking if thinks else self._any).sub(_gap, text)
 
     def bend_turns(self, text: str) -> str:
-        """Like `bend`, for the tokens of turns alone: a reply may hold tags that are special."""
+        """Like `bend`, but only for turn tokens: a reply may contain tags that are special."""
         bent = self._turns.sub(_gap, text)
         return self.blunt(text) if self._turns.search(bent) else bent
 
     def blunt(self, text: str) -> str:
-        """`text` without any sign that could begin a special token."""
+        """`text` without any character that could begin a special token."""
         plain = text if self._exact else unicodedata.normalize("NFKC", text)
         return self._first.sub(STAND_IN, plain)
 
     def spelled(self, text: str) -> list[str] | list[int]:
-        """The special tokens in `text`, in order: names, or ids where names do not tell."""
+        """The special tokens in `text`, in order: names, or ids if names are unreliable."""
         if self._exact:
             return self._any.findall(text)
         unknown = self._tokenizer.unk_token_id
@@ -91,7 +90,7 @@ class Specials:
 
 
 def _is_word(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> bool:
-    """Whether normalized words could become one of `names` without being an added token."""
+    """Whether normalised words could become one of `names` without being an added token."""
     backend = tokenizer.backend_tokenizer
     if backend.normalizer is None:
         return False
@@ -101,7 +100,7 @@ def _is_word(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> bool:
             pieces = [n for n, _ in cut.pre_tokenize_str(name)] if cut else [name]
             if any(t.value in names for n in pieces for t in backend.model.tokenize(n)):
                 return True
-    except Exception:  # noqa: BLE001 - a vocabulary without an unknown word says nothing
+    except Exception:  # noqa: BLE001 - a vocabulary without an unknown token: assume yes
         return True
     return False
 
@@ -112,7 +111,7 @@ def _pattern(names: set[str]) -> re.Pattern[str]:
 
 
 def _gap(match: re.Match[str]) -> str:
-    """The match with a space after its first sign; a lone sign is exchanged."""
+    """The match with a space after its first character; a lone character is replaced."""
     name = match[0]
     at = len(name) - len(name.lstrip()) + 1
     return f"{name[:at]} {name[at:]}" if name[at:].strip() else STAND_IN
@@ -122,12 +121,12 @@ MARKER = "SPLICEdHEREx"
 
 
 def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same conversation with every feedback slot empty (what a copy is trained on)."""
+    """The conversation with all feedback removed, as used to train on a copy."""
     return tuple(s if s.bare is None else replace(s, text=s.bare, bare=None) for s in context)
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The default chat template. ModelLoadError when the tokenizer has none."""
+    """The default chat template. ModelLoadError if the tokenizer has none."""
     template: Any = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default") or next(iter(template.values()), None)
@@ -135,33 +134,33 @@ def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
         return str(template)
     raise ModelLoadError(
         f"The tokenizer of '{tokenizer.name_or_path}' has no chat template.",
-        "Without one there is no agreed way to write a conversation as tokens.",
-        "Use the instruction-tuned version of the model, or put a chat_template.jinja in its "
+        "The template defines how a conversation is written as tokens.",
+        "Use the instruction-tuned version of the model, or put a chat_template.jinja into its "
         "folder.",
     )
 
 
 class Renderer:
-    """Writes contexts as the ids that one model is prompted with.
+    """Converts contexts to prompt ids for one model.
 
-    `thinking` False asks the template for a turn without thinking, True for one with, None leaves
-    the template's own default.
+    `thinking`: True or False asks the template for a turn with or without reasoning; None keeps the
+    template's default.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None) -> None:
         self.template = template_text(tokenizer)
         self.tokenizer = tokenizer
         self.thinking = thinking
-        # Families read one switch or the other, and some need both before they stop thinking.
+        # Model families read one option or the other; some need both to turn reasoning off.
         budget = {"thinking_budget": 0} if thinking is False else {}
         self._options: dict[str, Any] = (
             {} if thinking is None else {"enable_thinking": thinking, **budget}
         )
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
-        """Ids of the whole context with the header of the actor's next turn at the end.
+        """Ids of the whole context, ending with the header of the actor's next turn.
 
-        Raises ModelLoadError when the template refuses the conversation.
+        ModelLoadError if the template rejects the conversation.
         """
         spliced = [s for s in context if s.role == "assistant" and s.token_ids]
         if not spliced:
@@ -171,11 +170,11 @@ class Renderer:
         return [*first, *(i for turn in zip(ids, rest, strict=True) for part in turn for i in part)]
 
     def pieces(self, context: Sequence[Segment]) -> tuple[list[str], bool]:
-        """The template's text before, between and after the messages that carry `token_ids`, and
-        whether all words in it are blunted (see `render`).
+        """The template's text before, between and after the messages with `token_ids`, and whether
+        all messages in it are blunted (see `render`).
 
-        `prompt_ids` is the ids of the pieces with those of the messages in between; the last piece
-        ends with the header of the actor's next turn. Raises as `prompt_ids` does.
+        `prompt_ids` joins the ids of the pieces with those of the messages; the last piece ends
+        with the header of the actor's next turn. Raises as `prompt_ids` does.
         """
         base = _unused_marker(context)
         places = [i for i, s in enumerate(context) if s.role == "assistant" and s.token_ids]
@@ -185,7 +184,7 @@ class Renderer:
         return self._cut(text, list(markers.values())), blunted
 
     def opening(self) -> str:
-        """What the template writes before an actor who speaks first."""
+        """The template's text before an actor who speaks first."""
         context = [Segment("assistant", MARKER)]
         return self.render(context, reply=False).partition(MARKER)[0]
 
@@ -194,16 +193,16 @@ class Renderer:
         return bare(context)
 
     def render(self, context: Sequence[Segment], *, reply: bool = True) -> str:
-        """The conversation as the template's text; `reply` adds the header of the next turn.
+        """The conversation as text; `reply` adds the header of the next turn.
 
-        Special tokens that stand in a message are bent: they would end it, and begin another one
-        that nobody said. Where the template joins words to one that no message holds, all messages
-        are blunted.
+        Special tokens in a message are bent: they would end it and begin another message. If the
+        template joins words into a special token that no message contains, all messages are
+        blunted.
         """
         return self._safe(context, reply)[0]
 
     def _safe(self, context: Sequence[Segment], reply: bool) -> tuple[str, bool]:
-        """The text of `render`, and whether all messages are blunted."""
+        """(text of `render`, whether all messages are blunted)."""
         messages = _fold(context) if self.folds_system else list(context)
         bent = [
             replace(s, text=self.specials.bend(s.text, thinks=s.role == "assistant"))
@@ -219,19 +218,19 @@ class Renderer:
 
     @cached_property
     def specials(self) -> Specials:
-        """The special tokens of the tokenizer and of the template."""
+        """The special tokens of tokenizer and template."""
         rules = [] if self.folds_system else [Segment("system", "rules")]
         text = self._render([*rules, *_probe(Segment("assistant", MARKER))], True)
         return Specials(self.tokenizer, text, text.partition(MARKER)[2])
 
     @property
     def reads_thinking(self) -> bool:
-        """Whether the template knows a switch for thinking."""
+        """Whether the template has an option to turn reasoning on or off."""
         return "enable_thinking" in self.template or "thinking_budget" in self.template
 
     @cached_property
     def folds_system(self) -> bool:
-        """Whether the template refuses, or loses, a system message."""
+        """Whether the template rejects or drops a system message."""
         probe = [Segment("system", MARKER), Segment("user", "a")]
         try:
             return MARKER not in self._render(probe, True)
@@ -240,13 +239,13 @@ class Renderer:
 
     @cached_property
     def strips_thinking(self) -> bool:
-        """Whether an earlier turn's thinking is missing from a later prompt."""
+        """Whether the template removes the reasoning of earlier turns."""
         thought = f"{START_OF_THINKING}\n{MARKER}\n{END_OF_THINKING}\n\nyes"
         return MARKER not in self.render(_probe(Segment("assistant", thought)))
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The special token that the template puts right after a reply, None without one."""
+        """The special token right after a reply; None if there is none."""
         text = self.render(_probe(Segment("assistant", MARKER)))
         after = self.tokenize(text.partition(MARKER)[2])
         return after[0] if after and after[0] in self.specials.ids else None
@@ -265,12 +264,12 @@ class Renderer:
             raise _refused(self.tokenizer.name_or_path, str(error)) from error
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids of text that the template wrote."""
-        # The template writes the special tokens itself: adding them again would double them.
+        """Ids of text written by the template."""
+        # The template writes the special tokens itself, so none are added here.
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def joined(self, pieces: Sequence[str], emitted: Sequence[tuple[int, ...]]) -> list[list[int]]:
-        """The ids of `pieces`, each without the end of turn that what stands before it holds."""
+        """Ids of `pieces`, each without an end of turn that the reply before it already has."""
         ids = [self.tokenize(piece) for piece in pieces]
         for place, before in enumerate(emitted, 1):
             after = ids[place]
@@ -288,12 +287,12 @@ class Renderer:
         return [*pieces, text]
 
     def history_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The emitted ids that stay in the history: all, or those after the thinking."""
+        """The sampled ids that stay in the history: all, or those after the reasoning."""
         return after_thinking(self.tokenizer, ids) if self.strips_thinking else ids
 
 
 def after_thinking(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids after the last end of thinking and its blank lines; all ids when there is none."""
+    """The ids after the last end of reasoning and its blank lines; all ids if there is none."""
 
     def text(upto: int) -> str:
         return str(tokenizer.decode(list(ids[:upto]), skip_special_tokens=False))
@@ -308,7 +307,7 @@ def after_thinking(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> 
 
 
 def first_true(n: int, holds: Callable[[int], bool]) -> int:
-    """The least k in 0..n for which `holds(k)`; it must hold for n and stay true once it is."""
+    """The smallest k in 0..n with `holds(k)`, which must be monotonic and true for n."""
     low, high = 0, n
     while low < high:
         middle = (low + high) // 2
@@ -342,17 +341,16 @@ def _unused_marker(context: Sequence[Segment]) -> str:
 
 def _refused(name: str, why: str) -> ModelLoadError:
     return ModelLoadError(
-        f"The chat template of '{name}' refuses this conversation: {why}.",
-        "Some templates accept only certain roles in a certain order.",
+        f"The chat template of '{name}' rejects this conversation: {why}.",
+        "Some templates only accept certain roles in a certain order.",
         "Use another model for this task, or edit the chat_template.jinja in the model's folder.",
     )
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """First 16 hex digits of the SHA-256 of what a tokenizer does to a text.
+    """First 16 hex digits of the SHA-256 of a tokenizer's rules.
 
-    Equal prints give equal ids. How the last batch was padded or cut is state of the object, not of
-    the tokenizer, and left out.
+    Equal hashes mean equal ids. Padding and truncation settings of the last batch are not included.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:

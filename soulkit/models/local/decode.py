@@ -1,17 +1,15 @@
-"""Drawing replies token by token, with each distinct prompt computed and kept once.
+"""Generates replies token by token, and computes and stores each distinct prompt once.
 
-Rows that answer the same prompt are the *slots* of one *lane*: their keys and values lie behind
-those of the prompt in one sequence, step after step, and a mask lets a slot see the prompt and its
-own earlier tokens only. Sixteen drafts of one prompt thus read its keys once a step instead of
-sixteen copies, and nothing but new columns is written. Slots and lanes whose rows have ended are
-cut out whenever that makes the rest cheap enough.
+Rows with the same prompt are the *slots* of one *lane*: their keys and values follow those of the
+prompt in one sequence, step by step, and a mask limits each slot to the prompt and its own earlier
+tokens. Sixteen drafts of one prompt thus read its keys once per step instead of sixteen times, and
+only new columns are written. Finished slots and lanes are removed when that saves enough work.
 
-The loop needs a model that takes masks with one line per query and positions of its own choosing.
-`follows` finds out by comparing such a loop with plain forward passes; models that differ
-(recurrent states, kernels without masks) are left to `generate`, for which `Draw` is a logits
-processor.
+The loop needs a model that accepts one mask row per query and arbitrary positions. `follows` checks
+this by comparing the loop with plain forward passes. Other models (recurrent states, kernels
+without masks) use `generate`, with `Draw` as a logits processor.
 
-The loop is frozen: what it lacks (paged keys, quantized weights, several GPUs) vLLM has.
+The loop gets no new features: use vLLM for paged keys, quantised weights or several GPUs.
 """
 
 from __future__ import annotations
@@ -29,39 +27,39 @@ from torch import Tensor
 from soulkit.types import Call, Sampling
 
 MOST_SLOTS = 16
-"""A slot computes, and masks, the columns of all slots of its lane: more of them cost too much."""
+"""Maximum slots per lane. A slot computes and masks the columns of all slots of its lane."""
 _COLUMNS_PER_SLOT = 128
-"""Reading so many columns of one more lane costs about as much as one more slot."""
+"""Columns of one more lane that cost about as much to read as one more slot."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PROBE_WINDOW = 1024
 CACHE_NAMES = ("cache", "past_key_values")
-"""Arguments of transformers' models for the cache: the newer name first."""
+"""Cache argument of transformers' models, newer name first."""
 _AHEAD = 64
-"""Steps that room is made for in advance."""
+"""Steps for which space is reserved in advance."""
 _AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 Finished = Callable[[int, list[int]], bool]
-"""Whether a row (its number, the ids so far) ends here."""
+"""Whether a row (its number, its ids so far) ends here."""
 
 
 def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
-    """The first `n` numbers in [0, 1) of the stream of one generation (float64).
+    """The first `n` random numbers in [0, 1) of one generation's stream (float64).
 
-    Equal seeds and calls give equal numbers on every machine; None is a seed like any other.
+    Equal seeds and calls give equal numbers on every machine; None counts as a seed.
     """
     parts = (seed, call.role, call.example_id, call.rollout, call.kind, call.turn, call.sample)
-    # A stream without seat and purpose is the one from before calls had any.
+    # Without seat and purpose, the stream equals that of older versions.
     beside = (call.seat, call.purpose) if call.seat or call.purpose else ()
     digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step, *beside))).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16]))).random(n)
 
 
 class Draw:
-    """Draws each row's next token with that row's next uniform number.
+    """Draws each row's next token from that row's next random number.
 
-    `logprobs` are those of logits / temperature in float32, before anything is cut, and at
-    temperature 0 (the likeliest token) those of the plain logits. As a logits processor of
-    `generate` it leaves only the drawn token finite.
+    `logprobs` are those of logits / temperature in float32, before top_k and the like; at
+    temperature 0 (greedy) those of the plain logits. As a logits processor of `generate`, it leaves
+    only the drawn token finite.
     """
 
     def __init__(self, uniform: Tensor, sampling: Sampling) -> None:
@@ -71,7 +69,7 @@ class Draw:
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """`scores` [rows, vocabulary] → the same shape, with only the drawn token finite."""
-        # `generate` may run a step past the end before it notices that all rows have ended.
+        # `generate` may run one step past the end before it notices that all rows have ended.
         step = min(len(self.noted), self.uniform.shape[1] - 1)
         drawn, logprobs = self.pick(scores, self.uniform[:, step])
         self.noted.append(logprobs)
@@ -111,7 +109,7 @@ class Draw:
 class _Columns:
     """Keys and values of one layer, [lanes, heads, columns, width], written in place.
 
-    It stands where transformers keeps a cache layer. Windows are the mask's business.
+    Replaces a cache layer of transformers. Attention windows are handled by the mask.
     """
 
     is_sliding = is_compileable = False
@@ -126,7 +124,7 @@ class _Columns:
         return self.keys is not None
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; all columns so far."""
+        """Append columns and return all columns."""
         if self.keys is None:
             self.keys, self.values = _room_for(keys, self.room), _room_for(values, self.room)
         start, self.used = self.used, self.used + keys.shape[-2]
@@ -137,7 +135,7 @@ class _Columns:
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
 
     def _grow(self) -> None:
-        # Half as much again each time: replies may be a hundredth of what they are allowed to be.
+        # Grow by half each time: most replies are far shorter than their limit.
         self.room = max(self.used, self.room * 3 // 2)
         self.keys, self.values = (_grow_columns(x, self.room) for x in (self.keys, self.values))
 
@@ -151,7 +149,7 @@ class _Columns:
         return self.used + query_length, 0
 
     def select(self, lanes: Tensor, columns: Tensor, room: int) -> None:
-        """Keep `lanes` [n] and of each the `columns` [n, m], with space for `room` in all."""
+        """Keep `lanes` [n] with the `columns` [n, m] of each, and space for `room` columns."""
         self.room, self.used = room, columns.shape[1]
         self.keys = _select_columns(self.keys, lanes, columns, room)
         self.values = _select_columns(self.values, lanes, columns, room)
@@ -161,7 +159,7 @@ def _cache(layers: int, room: int) -> Any:
     from transformers import DynamicCache
     from transformers.cache_utils import CacheLayerMixin
 
-    # The cache asks its layers for their class before it believes their lengths.
+    # The cache only accepts lengths from layers of its own class.
     CacheLayerMixin.register(_Columns)
     cache = DynamicCache()
     cache.layers = [_Columns(room) for _ in range(layers)]
@@ -188,7 +186,7 @@ def _select_columns(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which row sits where: [lanes, slots] row numbers, -1 for an empty slot."""
+    """Row numbers by place, [lanes, slots]; -1 for an empty slot."""
 
     rows: tuple[tuple[int, ...], ...]
 
@@ -206,7 +204,7 @@ class Layout:
 
 
 def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[Layout, list[int]]:
-    """The cheapest layout of `groups` (row numbers of one prompt each), and each lane's group."""
+    """The cheapest layout of `groups` (rows with equal prompts), and each lane's group."""
     most = min(MOST_SLOTS, max(map(len, groups)))
     layouts = [_with_slots(groups, slots) for slots in range(1, most + 1)]
     return min(layouts, key=lambda candidate: candidate[0].cost(columns))
@@ -224,13 +222,13 @@ def _with_slots(groups: Sequence[Sequence[int]], slots: int) -> tuple[Layout, li
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What the mask of each kind of layer looks like; None: the mask is one tensor for all."""
+    """Attention window of each kind of layer; `by_kind` None: one mask for all layers."""
 
     by_kind: dict[str, int | None] | None
     only: int | None = None
 
     def masks(self, seen: Tensor, distance: Tensor, dtype: torch.dtype) -> Any:
-        """Additive masks [lanes, 1, slots, columns] from what is seen at all and how far off."""
+        """Additive masks [lanes, 1, slots, columns] from visibility and distance."""
         if self.by_kind is None:
             return _additive(seen, distance, self.only, dtype)
         kinds = self.by_kind.items()
@@ -239,14 +237,14 @@ class Windows:
 
 def _additive(seen: Tensor, distance: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     visible = seen if window is None else seen & (distance < window)
-    # The least number instead of -inf: an empty slot would make a row of NaN otherwise.
+    # The minimum instead of -inf, which would turn an empty slot into NaN.
     hidden = torch.finfo(dtype).min
     zeros = torch.zeros((), dtype=dtype, device=seen.device)
     return torch.where(visible, zeros, hidden)[:, None]
 
 
 def windows_of(model: Any) -> Windows | None:
-    """The windows of a model's layers; None when it has layers of other kinds."""
+    """The attention windows of a model's layers; None if it has other kinds of layers."""
     config = model.config.get_text_config()
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     adapter = getattr(model, "active_peft_config", None)
@@ -262,17 +260,17 @@ def windows_of(model: Any) -> Windows | None:
 
 
 def _cache_name(model: Any) -> str:
-    """The argument of this model that takes the cache."""
+    """The name of the model's cache argument."""
     named = inspect.signature(model.forward).parameters
     return next((name for name in CACHE_NAMES if name in named), CACHE_NAMES[-1])
 
 
 class Decoder:
-    """One batch under way. Use `decode_batch`."""
+    """A batch in progress. Use `decode_batch`."""
 
     def __init__(self, model: Any, windows: Windows, prompts: Sequence[Sequence[int]], pad: int,
                  max_tokens: int) -> None:  # fmt: skip
-        """`prompts` holds one prompt a row; `pad` is any id; `max_tokens` bounds every row."""
+        """`prompts`: one per row; `pad`: any id; `max_tokens`: maximum for every row."""
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.cache_name = _cache_name(self.model)
         self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)
@@ -294,7 +292,7 @@ class Decoder:
         self.at = torch.tensor([(lane, slot) for _, lane, slot in places], device=self.device).T
 
     def first(self) -> Tensor:
-        """Computes the prompts; the logits [rows, vocabulary] of each row's first token."""
+        """Process the prompts; returns the logits [rows, vocabulary] of each row's first token."""
         lanes, slots = len(self.layout.rows), self.layout.slots
         room = self.width + slots * self.ahead
         self.cache = _cache(self.model.config.get_text_config().num_hidden_layers, room)
@@ -302,7 +300,7 @@ class Decoder:
         even = bool(mask.all())
         out = self.model(
             input_ids=ids,
-            # Without padding the plain causal kernel will do.
+            # Without padding, the plain causal kernel is enough.
             attention_mask=None if even else mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
             use_cache=True,
@@ -340,7 +338,7 @@ class Decoder:
         same_slot = torch.eye(slots, dtype=torch.bool, device=self.device).repeat(1, self.steps)
         prompt = self.prompt[:, None].expand(lanes, slots, -1)
         seen = torch.cat([prompt, same_slot.expand(lanes, -1, -1)], -1)
-        # Padding stands left, so a prompt's last column is one step before its first reply token.
+        # Padding is on the left, so a prompt's last column is one step before the first reply.
         width = self.prompt.shape[1]
         far = self.steps - 1 + width - torch.arange(width, device=self.device)
         ago = torch.arange(self.steps - 1, -1, -1, device=self.device).repeat_interleave(slots)
@@ -348,7 +346,7 @@ class Decoder:
         return self.windows.masks(seen, distance, next(self.model.parameters()).dtype)
 
     def keep(self, alive: Sequence[bool]) -> None:
-        """Forget the rows that are not `alive`; they leave the tensors when that pays."""
+        """Drop the rows that are not `alive`, and shrink the tensors if that saves enough."""
         left = {row for row, lives in zip(self.rows, alive, strict=True) if lives}
         lanes = [[row for row in lane if row in left] for lane in self.layout.rows]
         slots = max(map(len, lanes))
@@ -378,7 +376,7 @@ class Decoder:
 
 
 class Decodes(Protocol):
-    """What `run_decoder` needs of a batch under way."""
+    """The interface that `run_decoder` needs."""
 
     @property
     def rows(self) -> list[int]:
@@ -401,7 +399,7 @@ def decode_batch(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Ids and log-probs of every row, up to the token at which it is `finished`.
 
-    A row has at most as many tokens as `draw` has uniform numbers for it.
+    A row has at most as many tokens as `draw` has random numbers for it.
     """
     decoder = Decoder(model, windows, prompts, pad, draw.uniform.shape[1])
     return run_decoder(decoder, len(prompts), draw, finished)
@@ -441,7 +439,7 @@ def _order(before: Sequence[int], after: Sequence[int]) -> list[int]:
 def left_pad(
     rows: Sequence[Sequence[int]], pad: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """int64 ids and mask, both [rows, longest]."""
+    """(ids, mask), both int64 [rows, longest]."""
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(r)) + list(r) for r in rows], device=device)
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
@@ -449,9 +447,9 @@ def left_pad(
 
 
 def follows(model: Any, windows: Windows) -> bool:
-    """Whether `decode_batch` gives this model's own log-probs, on two short unequal prompts.
+    """Whether `decode_batch` reproduces the model's log-probs, on two prompts of unequal length.
 
-    The longer one is longer than the window where there is one of at most 1024 tokens.
+    The longer one exceeds the attention window, if that has at most 1024 tokens.
     """
     spans = [windows.only, *(windows.by_kind or {}).values()]
     longest = max([s for s in spans if s is not None and s <= _PROBE_WINDOW], default=6)

@@ -1,13 +1,12 @@
-"""The output layer of a half-precision model, with logits in float32.
+"""Output layer of a half-precision model with float32 logits.
 
-A product in bfloat16 is rounded to eight bits before anybody reads it: where a model is undecided
-that moves a log-prob by some hundredths of a nat, and ratios and distances are made of such log-
-probs. Here the numbers of hidden states and weights are multiplied as they are and summed in
-float32. The weights stay as they are, too: on a GPU the product itself gives float32, elsewhere a
-block of the vocabulary at a time is widened, so that no second copy of them is ever held.
+A bfloat16 product is rounded to eight bits, which can move a log-prob by some hundredths of a nat;
+ratios and distances are computed from such log-probs. This layer multiplies hidden states and
+weights as they are and sums in float32. The weights are not copied: on a GPU the product itself
+returns float32, elsewhere one block of the vocabulary at a time is widened.
 
-The layer changes its class, so whoever calls the model (a sampler, `generate`, a trainer) gets the
-same log-probs.
+The layer's class is replaced, so that every caller of the model (a sampler, `generate`, a trainer)
+gets the same log-probs.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ import torch
 from torch import Tensor
 
 BLOCK = 1 << 22
-"""Weights that are widened at once: 16 MiB in float32."""
+"""Number of weights widened at once: 16 MiB in float32."""
 HALF = (torch.bfloat16, torch.float16)
 
 
 def widen_head(model: Any) -> bool:
-    """Give the output layer of `model` logits in float32; whether it has them from now on.
+    """Make the output layer of `model` return float32 logits; returns whether it now does.
 
-    In place, and no more than once. A layer of another kind than a plain linear one keeps its own
-    arithmetic, and one whose weights are float32 has such logits already.
+    Works in place and may be called twice. Layers other than a plain linear one, and layers with
+    float32 weights, stay as they are.
     """
     head = model.get_output_embeddings()
-    head = getattr(head, "base_layer", head)  # an adapter may sit on it
+    head = getattr(head, "base_layer", head)  # the layer under an adapter
     if type(head) is _wide_class():
         return True
     if type(head) is not torch.nn.Linear or head.weight.dtype not in HALF:
@@ -41,7 +40,7 @@ def widen_head(model: Any) -> bool:
 
 
 class Float32Product(torch.autograd.Function):
-    """x Wᵀ in float32, of factors in half precision."""
+    """x Wᵀ in float32, for half-precision factors."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -67,12 +66,12 @@ class Float32Product(torch.autograd.Function):
 
 
 def is_wide(head: Any) -> bool:
-    """Whether `widen_head` gave this layer its arithmetic."""
+    """Whether `widen_head` has replaced this layer."""
     return type(head) is _wide_class()
 
 
 def grad_of_input(grad: Tensor, w: Tensor) -> Tensor:
-    """float32 [n, in] of grad [n, out] and w [out, in]."""
+    """The gradient of the input: float32 [n, in] from grad [n, out] and w [out, in]."""
     if w.dtype == grad.dtype:
         return grad @ w
     if w.is_cuda:
@@ -84,7 +83,7 @@ def grad_of_input(grad: Tensor, w: Tensor) -> Tensor:
 
 
 def _blocks(w: Tensor) -> Iterator[tuple[int, int]]:
-    """Rows of `w` from … to, a BLOCK of weights each."""
+    """Row ranges of `w` with about BLOCK weights each."""
     rows = max(1, BLOCK // w.shape[1])
     for first in range(0, len(w), rows):
         yield first, min(first + rows, len(w))
@@ -93,7 +92,7 @@ def _blocks(w: Tensor) -> Iterator[tuple[int, int]]:
 @cache
 def _wide_class() -> type[Any]:
     class WideLinear(torch.nn.Linear):
-        """A linear layer that gives float32 whatever it is made of."""
+        """A linear layer with float32 output for half-precision input and weights."""
 
         def forward(self, x: Tensor) -> Tensor:
             if self.weight.dtype not in HALF or x.dtype != self.weight.dtype:

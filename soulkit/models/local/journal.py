@@ -1,12 +1,12 @@
-"""What a sampler has produced since the last checkpoint, so that a killed step loses nothing.
+"""Records replies sampled since the last checkpoint, so that an interrupted step loses nothing.
 
     {"policy": …, "prompts": […], "rows": […]}                    a batch
-    {"void": {"policy": …, "step": 3, "why": …}}                  those replies count no more
+    {"void": {"policy": …, "step": 3, "why": …}}                  these replies are withdrawn
 
-One line a batch, on the disk before anybody sees its replies. A reply is found again by its call,
-its sampling, the ids of its prompt and the policy version. `batch` gives a whole recorded batch or
-nothing: a sampler that must repeat itself to the bit may not compute half a batch in smaller
-company. Replies that are recorded after a void record count again, under the same keys.
+Each batch is one line, written to disk before its replies are used. A reply is identified by its
+call, sampling, prompt ids and policy version. `batch` returns a whole recorded batch or nothing: a
+sampler that must reproduce every bit cannot compute half a batch in a smaller one. Replies recorded
+after a void record are valid again, under the same keys.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from soulkit.runs.jsonl import JsonlWriter, form_of, read_jsonl
 from soulkit.types import Call, Completion, Sampling
 
 SAMPLED = "sampled.jsonl"
-"""The journal of a training, in its run's folder."""
+"""The journal's file name in the run folder of a training."""
 VOID = "void"
-"""The member that makes a line a void record."""
+"""Key of a void record."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalKey:
-    """One request as the journal knows it."""
+    """One request in the journal."""
 
     call: Call
     sampling: Sampling
@@ -43,14 +43,14 @@ class _Row:
     call: Call
     sampling: Sampling
     prompt: int
-    """Its place in the prompts of the batch."""
+    """Index into the prompts of the batch."""
     reply: Completion
-    """Without the ids of its prompt."""
+    """The reply without its prompt ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A line with what was sampled together."""
+    """One line: replies that were sampled together."""
 
     policy: str
     prompts: list[tuple[int, ...]]
@@ -66,7 +66,7 @@ class _Batch:
         return cls(keys[0].policy, list(place), rows)
 
     def replies(self) -> Iterator[tuple[JournalKey, Completion]]:
-        """IndexError for a prompt that is not there."""
+        """Keys and replies. IndexError for a prompt that is missing."""
         for row in self.rows:
             prompt = self.prompts[row.prompt]
             key = JournalKey(row.call, row.sampling, prompt, self.policy)
@@ -81,10 +81,10 @@ class _Void:
 
 
 class Journal:
-    """An append-only file of batches. Opening it reads what is there; a torn last line is no line.
+    """An append-only file of batches. Opening it reads existing batches, without a torn last line.
 
-    What is written goes to the disk alone: only the next process asks for it, and fifty steps of
-    replies would fill the memory of this one. Raises DataError when the file holds something else.
+    New batches are only written to disk, not kept in memory: only the next process needs them.
+    DataError if the file contains anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,9 +96,9 @@ class Journal:
                 self._read(line)
             except (ValidationError, IndexError) as error:
                 raise DataError(
-                    f"Line {number} of '{self.path}' is no batch of a sampler.",
+                    f"Line {number} of '{self.path}' is not a sampled batch.",
                     f"It cannot be read: {type(error).__name__}.",
-                    "Remove the file; the replies of the interrupted step are then sampled again.",
+                    "Delete the file; the replies of the interrupted step are then sampled again.",
                 ) from error
         self._lines = JsonlWriter(self.path)
 
@@ -113,33 +113,33 @@ class Journal:
         self._batches.add(tuple(key for key, _ in replies))
 
     def __len__(self) -> int:
-        """How many batches can be replayed: those that were there when it was opened."""
+        """Number of batches that can be replayed: those present when the file was opened."""
         return len(self._batches)
 
     def one(self, key: JournalKey) -> Completion | None:
-        """The recorded reply, None without one."""
+        """The recorded reply; None if there is none."""
         return self._replies.get(key)
 
     def batch(self, keys: Sequence[JournalKey]) -> list[Completion] | None:
-        """The recorded replies of exactly this batch in this order, None without it."""
+        """The recorded replies of exactly this batch, in this order; None if there are none."""
         if tuple(keys) not in self._batches:
             return None
         return [self._replies[a] for a in keys]
 
     def write(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
-        """Record a batch; it is on the disk on return."""
+        """Record a batch; it is on disk when this returns."""
         self._lines.write(form_of(_Batch).dump_python(_Batch.of(keys, replies), mode="json"))
 
     def void(self, policy: str, step: int, why: str) -> None:
-        """Take back the replies recorded so far for `step` of the weights `policy`.
+        """Withdraw the recorded replies for `step` of the weights `policy`.
 
-        The record is on the disk on return. Replies of other steps stay valid.
+        The record is on disk when this returns. Replies of other steps stay valid.
         """
         self._lines.write({VOID: asdict(_Void(policy, step, why))})
         self._forget(policy, step)
 
     def clear(self) -> None:
-        """Forget everything: what led to a checkpoint is not needed again."""
+        """Delete all batches: those before a checkpoint are no longer needed."""
         self._lines.close()
         self.path.write_bytes(b"")
         self._lines = JsonlWriter(self.path)

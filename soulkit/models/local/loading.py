@@ -1,13 +1,13 @@
-"""Models and adapters on disk and on the hub: finding, loading and saving them, and their licences.
+"""Finds, loads and saves models and adapters, on disk and on the Hub, and reads their licences.
 
-A name is a folder here, or `owner/name@revision` of the hub. A name that reads like a mistyped
-folder is never looked up there, since a stranger may own a model of that name. Only safetensors are
-read and no code of a model's folder is run. Every mistake with a path is a ModelLoadError that
-names what is missing. A checkpoint that also reads images is loaded whole, so that what is saved
-fits what was loaded; only its language part is prompted and trained.
+A name is a local folder or `owner/name@revision` on the Hub. A name that looks like a mistyped
+folder is never looked up there, since a stranger may own a model of that name. Only safetensors
+are read, and no code from a model's folder is run. Every path error is a ModelLoadError that names
+what is missing. A checkpoint that also reads images is loaded whole, so that it can be saved whole;
+only its language part is prompted and trained.
 
-A saved folder holds weights, configuration, tokenizer with chat template, and `soulkit.json`, which
-says what the weights were trained on. An adapter names its base by hub id and commit, or path.
+A saved folder contains weights, configuration, tokenizer with chat template, and `soulkit.json`
+with the training data of the weights. An adapter names its base by Hub id and commit, or by path.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 NOTE = "soulkit.json"
-"""Beside saved weights: what they were trained on, how, and from which base."""
+"""Saved with the weights: their training data, method and base."""
 
 _HUB_NAME = re.compile(r"(?P<id>\w[\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>\w[\w./+-]*))?")
 
 
 class ModelPlace(NamedTuple):
-    """Where a model or an adapter lies; `where` alone is what the hub's libraries call it."""
+    """Location of a model or adapter; `where` is what Hugging Face libraries take."""
 
     where: str
-    """A folder, or the hub's id without a revision."""
+    """A folder, or a Hub id without revision."""
     revision: str | None = None
-    """What was asked for of a hub's; None for its newest and for every folder."""
+    """The requested Hub revision; None for the latest and for folders."""
 
     def __str__(self) -> str:
         return f"{self.where}@{self.revision}" if self.revision else self.where
@@ -67,11 +67,11 @@ class ModelPlace(NamedTuple):
 
 
 def model_place(name: str | Path, what: str = "model") -> ModelPlace:
-    """The folder that is there, or the hub's; `what` is looked for.
+    """The local folder or Hub model `name`; `what` is the kind of thing, for messages.
 
-    ModelLoadError, with the nearest folder, for a file and for what reads like a folder that is
-    not there: a Path, no owner/name, a name in a folder that exists, a slip of a model beside it;
-    and for a revision of a folder.
+    ModelLoadError, with the most similar folder, for a file and for names that look like a missing
+    folder: a Path, no owner/name, a parent that exists, or a name similar to a model's folder; also
+    for a revision of a folder.
     """
     place = Path(name).expanduser()
     if place.is_dir():
@@ -80,22 +80,22 @@ def model_place(name: str | Path, what: str = "model") -> ModelPlace:
         raise ModelLoadError(
             f"'{name}' is a file, not {_article(what)}.",
             "A model is a folder with its configuration, weights and tokenizer.",
-            f"Name the folder that holds it, perhaps '{place.parent}'.",
+            f"Use the folder that contains it, perhaps '{place.parent}'.",
         )
     match = None if isinstance(name, Path) else _HUB_NAME.fullmatch(name)
     if match is None or (match["revision"] is None and _reads_like_a_folder(place)):
         raise _no_folder(name, place, what, on_hub=match is not None)
-    if Path(match["id"]).is_dir():  # the hub's libraries would take it and pass the revision over
+    if Path(match["id"]).is_dir():  # Hugging Face libraries would load it and ignore the revision
         raise ModelLoadError(
-            f"'{name}' names {_article(what)} of the hub, and there is a folder '{match['id']}'.",
-            "The folder has no revisions, and the hub's libraries would load it instead.",
-            f"Name the folder as '{match['id']}', or start where there is no such folder.",
+            f"'{name}' is {_article(what)} on the Hub, but there is also a folder '{match['id']}'.",
+            "A folder has no revisions, and Hugging Face libraries would load it instead.",
+            f"Use the folder as '{match['id']}', or run the command in another directory.",
         )
     return ModelPlace(match["id"], match["revision"])
 
 
 def hub_cache() -> Path:
-    """Where the hub's client keeps what it downloads."""
+    """The download cache of the Hub client."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
 
@@ -105,7 +105,7 @@ def _article(what: str) -> str:
 
 
 def _reads_like_a_folder(place: Path) -> bool:
-    """Whether its parent is there, or a model's folder has nearly this name."""
+    """Whether its parent exists, or a model's folder has a similar name."""
     if place.parent != Path() and place.parent.is_dir():
         return True
     near = _near(place)
@@ -116,14 +116,14 @@ def _no_folder(name: str | Path, place: Path, what: str, *, on_hub: bool) -> Mod
     near = _near(place)
     hint = f"Did you mean '{near}'?" if near else "Check the path."
     why = (
-        "It reads like a folder beside others here, and the hub was not asked."
+        "The name looks like a local folder, so the Hub was not asked."
         if on_hub
-        else "It does not read like a model of the hub either."
+        else "The name is not a valid Hub id either."
     )
     hub = f"{name}@main" if on_hub else "owner/name or owner/name@revision"
     return ModelLoadError(
-        f"There is no folder '{name}'.", why, f"{hint} {_article(what).capitalize()} of the hub "
-        f"is named as {hub}."
+        f"There is no folder '{name}'.", why, f"{hint} To use {_article(what)} on the Hub, "
+        f"write {hub}."
     )  # fmt: skip
 
 
@@ -142,21 +142,21 @@ def _near(place: Path) -> str:
 
 
 def adapter_folder(name: str | Path) -> Path:
-    """The folder of an adapter; one of the hub is downloaded to the cache of its client first.
+    """The folder of an adapter; a Hub adapter is first downloaded to the client's cache.
 
-    ModelLoadError for a folder that is not there, and for what the hub does not have or give.
+    ModelLoadError for a missing folder, and if the Hub does not have the adapter or denies access.
     """
     place = model_place(name, "adapter")
     return _fetched(place) if place.on_hub else Path(place.where)
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder in the cache of the hub's client is of; empty for any other."""
+    """The commit of a folder in the Hub client's cache; empty for any other folder."""
     in_cache = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models-")
     return folder.name if in_cache else ""
 
 
-@cache  # one commit for the whole of a process, whatever is pushed meanwhile
+@cache  # keeps one commit for the whole process, whatever is pushed meanwhile
 def _fetched(place: ModelPlace) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -171,21 +171,20 @@ def _fetched(place: ModelPlace) -> Path:
         lacks = isinstance(error, EntryNotFoundError)
         if lacks and not isinstance(error, LocalEntryNotFoundError):
             raise ModelLoadError(
-                f"The hub's '{place}' is no adapter that can be read.",
-                f"It lacks {ADAPTER_CONFIG} or {ADAPTER_FILE}.",
-                "Name a repository that PEFT saved there, or an adapter's folder on this machine.",
+                f"'{place}' on the Hub is not a PEFT adapter.",
+                f"It has no {ADAPTER_CONFIG} or no {ADAPTER_FILE}.",
+                "Use a repository saved by PEFT, or a local adapter folder.",
             ) from error
         raise hub_unreachable(f"adapter '{place}'", error) or ModelLoadError(
-            f"The adapter '{place}' cannot be had from the hub.",
-            f"Its client says: {first_line(error)}",
-            "Check the name, the revision and HF_TOKEN, or name a folder on this machine.",
+            f"The adapter '{place}' cannot be downloaded from the Hub.",
+            f"The Hub client says: {first_line(error)}",
+            "Check the name, the revision and HF_TOKEN, or use a local folder.",
         ) from error
     return config.parent
 
 
 def hub_unreachable(what: str, error: BaseException) -> ModelLoadError | None:
-    """The error of `what` ("model 'owner/name'") where the hub could not be asked for it, else
-    None."""
+    """The error if the Hub could not be asked for `what` ("model 'owner/name'"), else None."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -202,16 +201,15 @@ def hub_unreachable(what: str, error: BaseException) -> ModelLoadError | None:
         return None
     offline = "HF_HUB_OFFLINE forbids requests. Unset it" if constants.HF_HUB_OFFLINE else ""
     return ModelLoadError(
-        f"The {what} is not on this machine, and the hub cannot be reached at "
+        f"The {what} is not on this machine, and the Hub cannot be reached at "
         f"{shown_address(constants.ENDPOINT)}.",
-        "Its name may be right: the hub was not asked, or did not answer.",
-        f"{offline or 'Check the network (HF_ENDPOINT names a mirror)'}, or name a folder on this "
-        "machine.",
+        "The name may be correct: the Hub was not asked, or did not answer.",
+        f"{offline or 'Check the network (HF_ENDPOINT sets a mirror)'}, or use a local folder.",
     )
 
 
 def first_line(error: BaseException, *, hub: bool = True) -> str:
-    """What a library says, in short and without keys, that of the `hub` among them."""
+    """The first line of a library's error, with keys masked, including the Hub token."""
     if hub:
         from huggingface_hub import get_token
 
@@ -220,13 +218,13 @@ def first_line(error: BaseException, *, hub: bool = True) -> str:
 
 
 ADAPTER = "policy"
-"""The name under which PEFT holds the adapter."""
+"""PEFT's name for the adapter."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU when there is one. ModelLoadError for a device that does not work."""
+    """The torch device; `auto` is a GPU if there is one. ModelLoadError if it does not work."""
     import torch
 
     if name == "auto":
@@ -250,14 +248,14 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
         return dtype
     raise ModelLoadError(
-        f"'{name}' is no number type for a model.",
-        "The weights are kept and multiplied in it.",
+        f"'{name}' is not a number type for a model.",
+        "Weights are stored and multiplied in this type.",
         "Use auto, float32, bfloat16 or float16.",
     )
 
 
 def locate(path: str | Path) -> ModelPlace:
-    """A checked local folder, or the hub's; ModelLoadError as of `model_place`."""
+    """A checked local folder, or a Hub model; ModelLoadError as in `model_place`."""
     place = model_place(path)
     if not place.on_hub:
         _check_folder(Path(place.where))
@@ -268,9 +266,9 @@ def _check_folder(folder: Path) -> None:
     names = {p.name for p in folder.iterdir()}
     if "config.json" not in names and ADAPTER_CONFIG in names:
         raise ModelLoadError(
-            f"'{folder}' holds an adapter, not a model.",
-            "An adapter is a change to a base model, which must be loaded first.",
-            "Name the base model as the model and this folder as its adapter.",
+            f"'{folder}' contains an adapter, not a model.",
+            "An adapter changes a base model, which must be loaded first.",
+            "Use the base model as the model and this folder as its adapter.",
         )
     missing = [] if "config.json" in names else ["the configuration (config.json)"]
     if not any(n.endswith(".safetensors") for n in names):
@@ -279,17 +277,17 @@ def _check_folder(folder: Path) -> None:
         missing.append("the tokenizer (tokenizer.json)")
     if missing:
         raise ModelLoadError(
-            f"'{folder}' is no complete model: it lacks {' and '.join(missing)}.",
-            "Weights in any other format than safetensors are not read, since they can run code.",
+            f"'{folder}' is not a complete model: it lacks {' and '.join(missing)}.",
+            "Only safetensors weights are read, since other formats can run code.",
             "Save model and tokenizer there with save_pretrained, or download the folder again.",
         )
 
 
 def quieten() -> None:
-    """Keep transformers' progress bars, its remarks on lengths, and one warning out of our output.
+    """Turn off transformers' progress bars, its length warnings, and one PEFT warning.
 
-    The lengths are checked here; the warning is about a name that PEFT uses inside transformers.
-    Bars of downloads stay in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS says no.
+    soulkit checks lengths itself; the other warning is about a name that PEFT uses in transformers.
+    Download bars stay on in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS is set.
     """
     import warnings
 
@@ -307,16 +305,16 @@ def quieten() -> None:
 def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
 
-    The model has a language-model head; it may have a vision tower beside its language part. Its
-    configuration's `_name_or_path` is the hub's id, with `_commit_hash`, or an absolute folder.
-    Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
+    The model has a language-model head, and may have a vision tower. Its configuration's
+    `_name_or_path` is the Hub id, with `_commit_hash`, or an absolute folder. ModelLoadError if it
+    cannot be loaded or its weights do not match the model.
     """
     from safetensors import SafetensorError
 
     quieten()
     place = ModelPlace(where) if isinstance(where, str) else where
     kind = _dtype(dtype, device)
-    # From an absolute folder, whatever names its base later can be read from anywhere.
+    # An absolute path, so that a later reference to the base works from any directory.
     name = place.where if place.on_hub else str(Path(place.where).resolve())
     revision = place.revision or "main"
     try:
@@ -333,20 +331,20 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
         raise hub_unreachable(f"model '{place}'", error) or ModelLoadError(
             f"The model '{place}' cannot be loaded.",
             f"transformers says: {first_line(error)}",
-            "Check the folder or the hub name, and that the model is a causal language model "
-            "which needs no code of its own.",
+            "Check the folder or Hub id. The model must be a causal language model that needs no "
+            "code of its own.",
         ) from error
     _check_alone(str(place), model)
-    model.config._commit_hash = commit  # newer versions of transformers keep none
+    model.config._commit_hash = commit  # newer versions of transformers do not set it
     _check_scales(str(place), model)
     check_base(name, model, report, revision)
     return model, tokenizer
 
 
 def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
-    """(tokenizer, commit of the hub or None) of a model whose weights are elsewhere.
+    """(tokenizer, Hub commit or None) of a model, without loading its weights.
 
-    Raises ModelLoadError where it cannot be read.
+    ModelLoadError if it cannot be read.
     """
     quieten()
     try:
@@ -355,13 +353,13 @@ def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
         raise hub_unreachable(f"tokenizer of '{place}'", error) or ModelLoadError(
             f"The tokenizer of '{place}' cannot be loaded.",
             f"transformers says: {first_line(error)}",
-            "Check the folder or the hub name.",
+            "Check the folder or Hub id.",
         ) from error
     return tokenizer, commit
 
 
 def _without_weights(place: ModelPlace, name: str) -> tuple[str | None, dict[str, Any], Any, Any]:
-    """(commit of the hub or None, how the rest is loaded from it, configuration, tokenizer)."""
+    """(Hub commit or None, arguments to load the rest, configuration, tokenizer)."""
     from transformers import AutoConfig
 
     commit = _commit(place) if place.on_hub else None
@@ -375,14 +373,14 @@ def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(name, **hub)
     if tokenizer.chat_template is None and _reads_more_than_text(config):
-        # Older image-text checkpoints keep it beside the tokenizer.
+        # Older image-text checkpoints store the template in a separate file.
         template = checkpoint_json(name, "chat_template.json", hub["revision"]).get("chat_template")
         tokenizer.chat_template = template if isinstance(template, str) else None
     return tokenizer
 
 
 def _commit(place: ModelPlace) -> str | None:
-    """The commit that a hub's model stands at now; None where its client does not say."""
+    """The current commit of a Hub model; None if the client does not report it."""
     from transformers.utils import cached_file
 
     config = cached_file(place.where, "config.json", revision=place.revision or "main")
@@ -390,8 +388,7 @@ def _commit(place: ModelPlace) -> str | None:
 
 
 def is_quantised(model: Any) -> str:
-    """How the weights of a loaded base are packed (`fp8`, `8-bit integers`); empty for plain
-    ones."""
+    """The quantisation of a loaded base (`fp8`, `8-bit integers`); empty if there is none."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is not None:
         read = settings if isinstance(settings, dict) else settings.to_dict()
@@ -403,27 +400,27 @@ def is_quantised(model: Any) -> str:
 
 
 def _check_scales(where: str, model: Any) -> None:
-    """ModelLoadError for integers that nobody says how to scale."""
+    """ModelLoadError for integer weights without scales."""
     if is_quantised(model) == "8-bit integers":
         raise ModelLoadError(
-            f"The checkpoint '{where}' holds 8-bit integers, and does not say what they stand for.",
-            "Without its quantization_config they would be read as the weights themselves.",
-            "Use a checkpoint whose config.json has it, or one in bfloat16.",
+            f"The checkpoint '{where}' contains 8-bit integers without a quantization_config.",
+            "Without it, the integers would be used as the weights themselves.",
+            "Use a checkpoint whose config.json has one, or a bfloat16 checkpoint.",
         )
 
 
 def _check_alone(where: str, model: Any) -> None:
-    """ModelLoadError for a model that transformers has loaded with an adapter of its folder."""
+    """ModelLoadError if transformers has also loaded an adapter from the model's folder."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelLoadError(
-            f"'{where}' holds an adapter beside the model.",
-            "It would be put on the model unasked, and its weights go unchecked.",
-            "Move the adapter's files into a folder of their own, and name that as the adapter.",
+            f"'{where}' contains an adapter in addition to the model.",
+            "transformers would apply it without being asked, and without a check of its weights.",
+            "Move the adapter's files to a separate folder, and pass that as the adapter.",
         )
 
 
 def auto_class(config: Any) -> Any:
-    """The Auto class that loads a checkpoint of this configuration with all of its weights."""
+    """The Auto class that loads all weights of a checkpoint with this configuration."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -441,8 +438,7 @@ def auto_class(config: Any) -> Any:
 
 
 def checkpoint_json(where: str, file: str, revision: str | None) -> Mapping[str, Any]:
-    """The object in a JSON file of a folder or of a hub's model; empty where it has no such
-    file."""
+    """The object in a JSON file of a folder or Hub model; empty if there is no such file."""
     from transformers.utils import cached_file
 
     place = cached_file(
@@ -453,10 +449,10 @@ def checkpoint_json(where: str, file: str, revision: str | None) -> Mapping[str,
 
 
 def lora_targets(model: Any) -> str:
-    """`target_modules` for PEFT: every linear layer of the language part, but never its head.
+    """`target_modules` for PEFT: every linear layer of the language part, except its head.
 
-    `all-linear` for a text-only model; a regular expression over full module names, which spares
-    the vision tower and what merges its output, for one that also reads images.
+    `all-linear` for a text-only model. For one that also reads images, a regular expression over
+    full module names that excludes the vision tower and its projector.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -472,7 +468,7 @@ def lora_targets(model: Any) -> str:
 
 
 def freeze_all_but_language(model: Any) -> None:
-    """Leaves only the language part and its head trainable; a text-only model stays as it is."""
+    """Make only the language part and its head trainable; no change to a text-only model."""
     if not _reads_more_than_text(model.config):
         return
     model.requires_grad_(False)
@@ -485,10 +481,10 @@ def _reads_more_than_text(config: Any) -> bool:
 
 
 def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
-    """The model with the adapter on top, under `name`, frozen; beside those it has already.
+    """Add the adapter to the model under `name`, frozen, next to existing adapters.
 
-    A folder, or `owner/name@revision` of the hub. ModelLoadError unless it holds every weight of
-    the adapter and no other.
+    A folder, or `owner/name@revision` on the Hub. ModelLoadError unless it has exactly the weights
+    of the adapter.
     """
     from safetensors import SafetensorError
 
@@ -496,9 +492,9 @@ def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
     lacks = [n for n in (ADAPTER_CONFIG, ADAPTER_FILE) if not (adapter / n).is_file()]
     if lacks:
         raise ModelLoadError(
-            f"'{adapter}' is no adapter: it lacks {' and '.join(lacks)}.",
-            "An adapter is a folder as PEFT saves it, with its weights in safetensors.",
-            "Name the adapter's folder, for example one under a run's checkpoints.",
+            f"'{adapter}' is not an adapter: it lacks {' and '.join(lacks)}.",
+            "An adapter is a folder saved by PEFT, with its weights in safetensors.",
+            "Use the adapter's folder, for example one under a run's checkpoints.",
         )
     try:
         adapted = _with_places(model, adapter, name)
@@ -506,12 +502,12 @@ def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise _unfit(adapter, f"PEFT says: {first_line(error, hub=False)}") from error
     if fault:
-        raise _unfit(adapter, f"Its weights are not those of this model: {fault}.")
+        raise _unfit(adapter, f"Its weights do not match this model: {fault}.")
     return adapted
 
 
 def _with_places(model: Any, adapter: Path, name: str) -> Any:
-    """The model with an adapter as the folder's configuration says, not yet with its weights."""
+    """The model with an empty adapter as configured in the folder."""
     from peft import PeftConfig, PeftModel
     from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
 
@@ -519,7 +515,7 @@ def _with_places(model: Any, adapter: Path, name: str) -> Any:
     config.inference_mode = True
     if isinstance(model, PeftModel):
         model.add_adapter(name, config)
-        model.set_adapter(name)  # what is loaded is checked as the active one
+        model.set_adapter(name)  # only the active adapter is checked after loading
         return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
     return kind(model, config, adapter_name=name)
@@ -529,13 +525,13 @@ def _unfit(adapter: Path, why: str) -> ModelLoadError:
     return ModelLoadError(
         f"The adapter '{adapter}' does not fit this model.",
         why,
-        "Use the base model that is named in its adapter_config.json, and the adapter's folder as "
-        "it was saved.",
+        "Use the base model named in its adapter_config.json, and the adapter's folder as it "
+        "was saved.",
     )
 
 
 def adapter_hash(adapter: str | Path) -> str:
-    """16 hexadecimal digits of the sha256 of the adapter's weights."""
+    """First 16 hex digits of the sha256 of the adapter's weights."""
     with (adapter_folder(adapter) / ADAPTER_FILE).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -543,7 +539,7 @@ def adapter_hash(adapter: str | Path) -> str:
 def save_model(
     model: Any, tokenizer: Any, folder: Path, note: Mapping[str, Any] | None = None
 ) -> None:
-    """The adapter of `model` (or, where it has none, all weights) with all it takes to use it."""
+    """Save the adapter of `model` (or all weights if it has none) and all files to use it."""
     folder.mkdir(parents=True, exist_ok=True)
     if is_peft(model):
         save_adapter(model, folder)
@@ -560,7 +556,7 @@ def is_peft(model: Any) -> bool:
 
 
 def base_of(model: Any) -> dict[str, str]:
-    """`model`: the hub's id or the absolute folder of the base; `revision`: the hub's commit."""
+    """`model`: Hub id or absolute folder of the base; `revision`: its Hub commit."""
     base = model.get_base_model() if is_peft(model) else model
     name = str(base.config.name_or_path)
     if not name or Path(name).is_dir():
@@ -570,18 +566,18 @@ def base_of(model: Any) -> dict[str, str]:
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Adapter files in `folder` itself: PEFT would put a named adapter into a folder below it."""
+    """Save the adapter in `folder` itself; PEFT would use a subfolder for a named adapter."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    # Linear layers alone are adapted; asking PEFT to find out would look the base up on the hub.
+    # Embeddings are never adapted; asking PEFT to find out would look up the base on the Hub.
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
     config = copy.copy(model.peft_config[ADAPTER])
-    if isinstance(config.target_modules, set):  # its order changes from process to process
+    if isinstance(config.target_modules, set):  # the order of a set differs between processes
         config.target_modules = sorted(config.target_modules)
-    # An adapter that was trained further came with the base of whoever trained it first.
+    # A continued adapter would otherwise name the base of its first training.
     base = base_of(model)
     config.base_model_name_or_path, config.revision = base["model"], base.get("revision")
     config.save_pretrained(folder)
@@ -589,14 +585,14 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is not None:  # how the last batch was padded or cut would be saved as well
+    if fast is not None:  # padding and truncation of the last batch would be saved as well
         fast.no_padding()
         fast.no_truncation()
     tokenizer.save_pretrained(folder)
 
 
 def modes_by_umask(folder: Path) -> None:
-    """Every file below `folder` is as readable as any new file here; safetensors writes 0600."""
+    """Give every file under `folder` the default mode; safetensors writes 0600."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o666
@@ -607,12 +603,12 @@ def modes_by_umask(folder: Path) -> None:
 
 
 LICENCE_FIELDS = ("license", "license_name", "license_link")
-"""Of a model card's front matter, as the hub calls them."""
+"""Licence fields of a model card's front matter."""
 UNSTATED = {"license": "other", "license_name": "as-the-base-model"}
 
 
 def base_licence(model: str, revision: str | None = None) -> dict[str, str]:
-    """The licence fields of the card of a folder or a hub's model; UNSTATED where none says it."""
+    """The licence fields of the model card of a folder or Hub model; UNSTATED if it has none."""
     front = _front_matter(_card(model, revision))
     stated = {name: front[name] for name in LICENCE_FIELDS if isinstance(front.get(name), str)}
     return stated if "license" in stated else dict(UNSTATED)
@@ -624,7 +620,7 @@ def _card(model: str, revision: str | None) -> Path | None:
         return folder / "README.md"
     from huggingface_hub import hf_hub_download
 
-    with suppress(OSError, ValueError):  # those of the hub's client, too: there is no card to read
+    with suppress(OSError, ValueError):  # includes errors of the Hub client: no readable card
         return Path(hf_hub_download(model, "README.md", revision=revision))
     return None
 

@@ -1,12 +1,12 @@
-"""This machine: the memory and time that a checkpoint takes here, and the threads of a run.
+"""Estimates memory and time of a checkpoint on this machine, and chooses the number of threads.
 
-Nothing is loaded: the parameters are counted in the headers of the safetensors files, the shapes
-stand in config.json. Memory is arithmetic; time is a roofline with assumed speeds (`SPEEDS`), good
-to a factor of two or three, and every figure that uses it says so.
+Nothing is loaded: parameters are counted from the headers of the safetensors files, shapes come
+from config.json. Memory is computed; time is a roofline estimate with assumed speeds (`SPEEDS`),
+accurate to a factor of two or three, and every text that shows it says so.
 
-Threads: what was asked for, else what the run has had so far, else one where sums must come out the
-same, else the cores that are idle. Threads of one sum wait for each other: two of them on a busy
-machine can take ten times as long as one.
+Threads: the number requested, else the number the run has used so far, else one if sums must be
+reproducible, else the number of idle cores. Threads of one sum wait for each other: on a busy
+machine, two can take ten times as long as one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from soulkit.runs.folder import is_run, note_start, read_environment
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
 _ACTIVATIONS = 14
-"""Numbers kept for each token, layer and hidden unit for the backward pass, about."""
+"""Approximate numbers stored per token, layer and hidden unit for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Speed:
 
 
 SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
-"""`cpu` is one core. Assumed, not measured: a current server core and a current data-centre GPU."""
+"""`cpu` is one core. Assumed values for a current server core and a current data-centre GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a plan takes on this machine, in bytes and seconds; `words` tell the assumptions."""
+    """Memory in bytes and time in seconds that a plan needs here; `words` state the assumptions."""
 
     memory: int
     seconds: float
@@ -54,7 +54,7 @@ class Machine:
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:
-    """All of them at once on one machine; None where nothing is known of any."""
+    """All of them on one machine at once; None if nothing is known about any."""
     if not any(one.memory or one.seconds for one in machines):
         return None
     words = "; ".join(dict.fromkeys(one.words for one in machines))
@@ -64,7 +64,7 @@ def together(machines: Sequence[Machine]) -> Machine | None:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a checkpoint's files say. Sizes are counts, `itemsize` bytes of one weight on disk."""
+    """Sizes read from a checkpoint's files, as counts; `itemsize`: bytes per weight on disk."""
 
     parameters: int
     itemsize: int
@@ -76,17 +76,17 @@ class Footprint:
     vocabulary: int
 
     def cache_bytes(self, rows: int, longest: int, itemsize: int) -> int:
-        """Keys and values of `rows` sequences of `longest` tokens."""
+        """Bytes of keys and values for `rows` sequences of `longest` tokens."""
         return rows * longest * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
 
     def training_bytes(self, tokens: int, rank: int, itemsize: int, full: bool) -> int:
-        """Activations of one pass over `tokens`, with the trained weights and their optimizer."""
+        """Bytes of activations for `tokens`, and of the trained weights with their optimizer."""
         activations = tokens * self.hidden * self.layers * _ACTIVATIONS * itemsize
         trained = self.parameters if full else self.lora_parameters(rank)
         return activations + tokens * self.vocabulary * 8 + 16 * trained
 
     def lora_parameters(self, rank: int) -> int:
-        """Of adapters on all linear layers of the usual block, about."""
+        """Approximate parameters of adapters on all linear layers of a usual block."""
         kv = self.kv_heads * self.head_dim
         attention = 4 * self.hidden + 2 * kv + 2 * self.heads * self.head_dim
         return rank * self.layers * (attention + 3 * 5 * self.hidden)
@@ -94,14 +94,14 @@ class Footprint:
     def seconds(
         self, prompt: float, reply: float, trained: float, batch: int, speed: Speed
     ) -> float:
-        """Sampling `reply` tokens after `prompt` ones in batches of `batch`, and training on
-        `trained` tokens (three times the work of a forward pass)."""
+        """Time to sample `reply` tokens after `prompt` ones in batches of `batch`, and to train on
+        `trained` tokens (three times a forward pass)."""
         work = 2 * self.parameters
         decode = max(work * batch / speed.flops, self.parameters * self.itemsize / speed.bandwidth)
         return (prompt + 3 * trained) * work / speed.flops + reply / batch * decode
 
     def number_bytes(self, dtype: str, device: str) -> int:
-        """Bytes of one number of the loaded model: float32 on a CPU, else as the files have it."""
+        """Bytes per weight of the loaded model: 4 on a CPU, else as in the files."""
         kind, _ = device_speed(device)
         named = {"float32": 4, "bfloat16": 2, "float16": 2}
         return named.get(dtype, 4 if kind == "cpu" else self.itemsize)
@@ -110,7 +110,7 @@ class Footprint:
         self, device: str, memory: float, *, prompt: float = 0, reply: float = 0,
         trained: float = 0, batch: int = 1,
     ) -> Machine:  # fmt: skip
-        """What `seconds` says of so many tokens on `device`, with its assumptions in words."""
+        """The estimate of `seconds` on `device`, with its assumptions in words."""
         kind, speed = device_speed(device)
         millions = self.parameters / 1e6
         count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"
@@ -118,12 +118,12 @@ class Footprint:
             memory=round(memory),
             seconds=self.seconds(prompt, reply, trained, batch, speed),
             words=f"{count} parameters on {kind} at an assumed {speed.flops / 1e9:,.0f} GFLOP/s; "
-            "right to a factor of two or three",
+            "accurate to a factor of two or three",
         )
 
 
 def footprint(folder: Path) -> Footprint | None:
-    """The footprint of a checkpoint folder; None when it is no folder, or not understood."""
+    """The sizes of a checkpoint folder; None if it is not a folder or cannot be read."""
     try:
         text = _language_config(folder)
         tensors = []
@@ -151,7 +151,7 @@ def footprint(folder: Path) -> Footprint | None:
 
 
 def device_speed(device: str) -> tuple[str, Speed]:
-    """The kind of `device` (`auto`: a GPU when torch sees one) and what is assumed of it."""
+    """The kind of `device` (`auto`: a GPU if torch finds one) and its assumed speed."""
     if device == "auto":
         try:
             import torch
@@ -166,7 +166,7 @@ def device_speed(device: str) -> tuple[str, Speed]:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory of `device` (`cpu`, `cuda:0`, `auto`) that nobody uses; None where it is not told."""
+    """Free memory of `device` (`cpu`, `cuda:0`, `auto`) in bytes; None if unknown."""
     kind, _ = device_speed(device)
     if kind == "cuda":
         import torch
@@ -182,7 +182,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def free_memory() -> None:
-    """Give back the memory of a model that nothing holds any more."""
+    """Release the memory of a model that is no longer referenced."""
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -190,7 +190,7 @@ def free_memory() -> None:
 
 
 def context_of(folder: Path) -> int | None:
-    """Tokens that the model in `folder` has positions for; None where nothing there says so."""
+    """Maximum context of the model in `folder`, in tokens; None if unknown."""
     try:
         context = _language_config(folder).get("max_position_embeddings")
     except (OSError, ValueError):
@@ -207,27 +207,27 @@ def _language_config(folder: Path) -> dict[str, Any]:
 
 
 NAME = "threads"
-"""In `environment.json`: what a start took."""
+"""Field of `environment.json` with the number of threads of a start."""
 VARIABLE = "OMP_NUM_THREADS"
 MOST_THREADS = 1024
-"""More than any machine has cores; with some millions the libraries below end the process."""
+"""More than the cores of any machine; with millions, the numeric libraries crash."""
 WATCHED = 0.3
-"""Seconds for which the cores are watched. Load averages over a minute still hold the command that
-has just ended, and not yet the one that has just begun."""
+"""Seconds for which cores are measured. Load averages still count a command that has just ended,
+and not yet one that has just started."""
 ALMOST = 0.3
-"""Share of a core that others may take of one that counts as idle."""
+"""Share of a core that may be in use while the core still counts as idle."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """A number of threads, and why it is that."""
+    """A number of threads and its reason."""
 
     number: int
     why: str
     asked: bool = False
-    """Whether the user named the number; else it is said aloud."""
+    """Whether the user set the number; if not, it is printed."""
 
     def words(self) -> str:
         """`1 thread (0.4 of 2 cores idle; --threads N)`."""
@@ -235,29 +235,29 @@ class ThreadChoice:
 
 
 def take_threads(asked: int | None, folder: Path | None, *, alike: bool = False) -> ThreadChoice:
-    """Choose and set the threads of this process. `folder` is that of the run, which may be none
-    yet; `alike`: sums must come out the same."""
+    """Choose and set the number of threads of this process. `folder`: the run's folder, which may
+    not exist yet; `alike`: sums must be reproducible."""
     import torch
 
     choice = choose_threads(asked, recorded_threads(folder), alike=alike)
-    usual_threads()  # asked for while it is still what torch would take
+    usual_threads()  # cache torch's default before it is changed
     torch.set_num_threads(choice.number)
     return choice
 
 
 def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> ThreadChoice:
-    """What is asked for, else what was recorded, else one if `alike`, else the idle cores."""
+    """The number requested, else the recorded one, else one if `alike`, else the idle cores."""
     if asked is not None:
         return ThreadChoice(asked, "--threads", asked=True)
     if (number := _of_variable(os.environ.get(VARIABLE, ""))) is not None:
         return ThreadChoice(number, VARIABLE, asked=True)
     if recorded is not None:
-        return ThreadChoice(recorded, "as this run began")
-    return ThreadChoice(1, "for equal sums") if alike else idle_core_threads()
+        return ThreadChoice(recorded, "as at the start of this run")
+    return ThreadChoice(1, "for reproducible sums") if alike else idle_core_threads()
 
 
 def _of_variable(text: str) -> int | None:
-    """The first number of `4` or `4,2`; None for anything else, and for more than MOST_THREADS."""
+    """The first number of `4` or `4,2`; None for anything else or above MOST_THREADS."""
     first = text.partition(",")[0].strip()
     number = int(first) if first.isdecimal() and len(first) <= len(str(MOST_THREADS)) else 0
     return number if 0 < number <= MOST_THREADS else None
@@ -265,55 +265,55 @@ def _of_variable(text: str) -> int | None:
 
 @cache
 def idle_core_threads() -> ThreadChoice:
-    """As many as cores are idle at the first call, at least one and at most torch's own number."""
+    """The number of idle cores at the first call, at least one and at most torch's default."""
     cores, idle = len(allowed_cores()), idle_cores()
     number = max(1, min(usual_threads(), math.floor(idle + ALMOST)))
-    return ThreadChoice(number, f"{idle:.1f} of {cores} cores idle; --threads N for others")
+    return ThreadChoice(number, f"{idle:.1f} of {cores} cores idle; change with --threads N")
 
 
 @cache
 def usual_threads() -> int:
-    """What torch would take by itself: a thread for each physical core."""
+    """torch's default: one thread per physical core."""
     import torch
 
     return torch.get_num_threads()
 
 
 def allowed_cores() -> set[int]:
-    """The cores that this process may run on."""
+    """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def idle_cores() -> float:
-    """How many of the allowed cores nobody uses now, and no more than the quota of a container."""
+    """Number of allowed cores that are idle now, limited by the container's quota."""
     cores = allowed_cores()
     before = core_times(cores)
     time.sleep(WATCHED if before else 0)
     share = idle_share(before, core_times(cores))
-    if share is None:  # no such file here: the mean of the last minute, over all cores
+    if share is None:  # no /proc/stat: use the mean load of the last minute
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         share = max(0.0, 1 - load / (os.cpu_count() or 1))
     return min(share * len(cores), cpu_quota())
 
 
 def core_times(cores: set[int], stat: Path = STAT) -> dict[int, tuple[int, int]]:
-    """Core → (idle ticks, all ticks) since the machine started, as the kernel counts them."""
+    """Core → (idle ticks, all ticks) since boot, from the kernel."""
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
         named = {int(w[0][3:]): [int(n) for n in w[1:9]] for w in lines
                  if w and w[0].startswith("cpu") and w[0] != "cpu"}  # fmt: skip
     except (OSError, ValueError):
         return {}
-    # user nice system idle iowait irq softirq steal; who waits for a disk computes nothing
+    # user nice system idle iowait irq softirq steal; waiting for a disk counts as idle
     return {core: (n[3] + n[4], sum(n)) for core, n in named.items() if core in cores}
 
 
 def idle_share(
     before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]]
 ) -> float | None:
-    """Idle ticks / all ticks between two readings, over the cores in both; None without any."""
+    """Idle ticks / all ticks between two readings, for cores in both; None if there are none."""
     pairs = [(before[core], after[core]) for core in before.keys() & after.keys()]
     ticks = sum(late[1] - early[1] for early, late in pairs)
     idle = sum(late[0] - early[0] for early, late in pairs)
@@ -321,7 +321,7 @@ def idle_share(
 
 
 def cpu_quota(file: Path = QUOTA) -> float:
-    """Cores' worth of time that a container may use; infinity where nothing bounds it."""
+    """Number of cores that the container's quota allows; infinity without a quota."""
     try:
         limit, period = file.read_text(encoding="ascii").split()
         return int(limit) / int(period)
@@ -333,12 +333,12 @@ def cpu_quota(file: Path = QUOTA) -> float:
 
 
 def recorded_threads(folder: Path | None) -> int | None:
-    """What the newest start of the run in `folder` took; None for a new run or an older one."""
+    """Threads of the run's latest start; None for a new run or an older one."""
     if folder is None or not is_run(folder):
         return None
     try:
         noted = read_environment(folder)
-    except RunError:  # whoever opens the run says what is wrong
+    except RunError:  # reported when the run is opened
         return None
     starts = [noted, *(one for one in noted.get("resumed", ()) if isinstance(one, dict))]
     numbers = [one[NAME] for one in starts if isinstance(one.get(NAME), int)]
@@ -346,5 +346,5 @@ def recorded_threads(folder: Path | None) -> int | None:
 
 
 def note_threads(folder: Path, choice: ThreadChoice) -> None:
-    """Record it with the newest start of the run in `folder`."""
+    """Record the number of threads with the run's latest start."""
     note_start(folder, {NAME: choice.number})

@@ -1,13 +1,14 @@
-"""Local models: transformers on this machine, batched behind the same `complete` as every model.
+"""Local models: transformers on this machine, batched, with the same `complete` as every model.
 
-Requests wait in a list. When the model is free, those that can share a batch are run in a worker
-thread. With `deterministic`, waves decide what shares a batch (batching.py), not the clock. Every
-generation has a random stream of its own, keyed by who asks (`uniforms`), so that a result does not
-depend on its batch, up to the rounding of the model's arithmetic. `decode.py` holds the loop;
-models that it cannot serve go through `generate`. A trainer may wrap the model that it trains.
+Requests wait in a list. When the model is free, requests that can share a batch run in a worker
+thread. With `deterministic`, batches do not depend on timing (batching.py). Every generation has
+its own random stream, derived from the call (`uniforms`), so that its result does not depend on its
+batch, up to floating-point rounding. `decode.py` contains the decoding loop; models that it does
+not support use `generate`. A trainer may wrap the model that it trains.
 
-`complete_mixed` draws one reply from two contexts, the *expert* of which holds something that the
-*naive* one lacks. Every token goes behind both prompts; a random stream says which draws the next.
+`complete_mixed` draws one reply from two contexts, of which the *expert* context contains something
+that the *naive* one lacks. Every token is appended to both; a random stream decides which context
+draws the next.
 """
 
 from __future__ import annotations
@@ -63,19 +64,19 @@ from soulkit.models.local.loading import (
 from soulkit.types import Call, Completion, Sampling, Segment
 
 SWITCH = "switch"
-"""Purpose of the calls whose random numbers say who draws."""
+"""Purpose of the calls whose random numbers decide which context draws."""
 
 
 def expert_turns(seed: int | None, call: Call, share: float, n: int) -> np.ndarray:
-    """Of the first `n` tokens of a reply: whether the expert context draws them (bool [n]).
+    """For the first `n` tokens of a reply, whether the expert context draws them (bool [n]).
 
-    Each with probability `share`, and none depends on another.
+    Each is True with probability `share`, independently.
     """
     return uniforms(seed, replace(call, purpose=f"{call.purpose}{SWITCH}"), n) < share
 
 
 class MixedDecoder:
-    """Two decoders of the same rows in lockstep; a row's logits are those of whoever draws."""
+    """Two decoders with the same rows; each row's logits come from the context that draws."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class MixedDecoder:
         turns: np.ndarray,
         pad: int,
     ) -> None:
-        """`prompts` are those of the naive and of the expert context, one a row each; `turns` is
-        bool [rows, steps], True where the expert draws."""
+        """`prompts`: those of the naive and of the expert context, one per row; `turns`: bool
+        [rows, steps], True if the expert draws."""
         most = turns.shape[1]
         self.naive, self.expert = (Decoder(model, windows, p, pad, most) for p in prompts)
         self.turns, self.step = torch.from_numpy(turns).to(self.naive.device), 0
@@ -96,7 +97,7 @@ class MixedDecoder:
         return self.naive.rows
 
     def first(self) -> Tensor:
-        """Computes both prompts; the logits [rows, vocabulary] of each row's first token."""
+        """Process both prompts; returns the logits [rows, vocabulary] of each row's first token."""
         return self._choose(self.naive.first(), self.expert.first())
 
     def next(self, tokens: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class MixedDecoder:
         return self._choose(self.naive.next(tokens), self.expert.next(ordered))
 
     def keep(self, alive: Sequence[bool]) -> None:
-        """Forget the rows that are not `alive` in both."""
+        """Remove the rows that are not `alive` from both."""
         lives = dict(zip(self.rows, alive, strict=True))
         self.expert.keep([lives[row] for row in self.expert.rows])
         self.naive.keep(alive)
@@ -122,12 +123,12 @@ class MixedDecoder:
 
 
 def no_two_contexts(name: str) -> ConfigError:
-    """The refusal of a model whose memory is not what `decode.py` expects."""
+    """The error for a model whose cache `decode.py` does not support."""
     return ConfigError(
-        f"'{name}' cannot write from two contexts at once.",
-        "Its layers (recurrent states, kernels without masks) keep no memory that two prompts "
-        "could be kept in step with.",
-        "Take a model whose layers are all attention, or --objective nll.",
+        f"'{name}' cannot generate from two contexts at once.",
+        "Its layers (recurrent states, kernels without masks) have no cache that soulkit can keep "
+        "in step for two prompts.",
+        "Use a model with attention layers only, or --objective nll.",
     )
 
 
@@ -135,12 +136,12 @@ _QUIET_TICKS = 3
 
 
 class LocalModel(CodecModel):
-    """A causal language model of transformers, on this machine.
+    """A causal language model of transformers on this machine.
 
-    Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, or of
-    the weights that a trainer has it `take`); `codec`, between words and ids. `deterministic`:
-    batches depend on who takes part (`participants`), not on the clock. With a `journal`, every
-    batch is recorded, and what is recorded is not sampled again.
+    Attributes: `name`; `policy_version`, recorded in completions (hash of the adapter, or of the
+    weights passed to `take`); `codec`, which converts between text and ids. `deterministic`:
+    batches depend on the participants, not on timing. With a `journal`, every batch is recorded,
+    and recorded replies are not sampled again.
     """
 
     def __init__(
@@ -155,8 +156,8 @@ class LocalModel(CodecModel):
         deterministic: bool = False,
         journal: Journal | None = None,
     ) -> None:
-        """Wraps a loaded model and its tokenizer. ModelLoadError without a chat template."""
-        widen_head(model)  # the log-probs of a trainer on the same weights are made alike
+        """Wrap a loaded model and its tokenizer. ModelLoadError without a chat template."""
+        widen_head(model)  # a trainer with the same weights then computes the same log-probs
         self.model, self.tokenizer = model, tokenizer
         self.name, self.policy_version, self.batch_size = name, policy_version, batch_size
         limit = context_limit(model, max_context)
@@ -177,14 +178,14 @@ class LocalModel(CodecModel):
         batch_size: int = 64,
         max_context: int | None = None,
     ) -> LocalModel:
-        """Loads a folder or `owner/name@revision` of the hub, with a LoRA adapter if one is named.
+        """Load a folder or `owner/name@revision` from the Hub, with a LoRA adapter if given.
 
-        `device` auto is a GPU when there is one; `dtype` auto is float32 on a CPU and the
-        checkpoint's own elsewhere. Only safetensors are read, and no code of the model's folder is
-        run. Raises ModelLoadError, which names what is missing.
+        `device` auto: a GPU if there is one; `dtype` auto: float32 on a CPU, else the checkpoint's
+        own. Only safetensors files are read, and no code from the model's folder is run.
+        ModelLoadError names what is missing.
         """
         where = locate(path)
-        folder = None if adapter is None else adapter_folder(adapter)  # before the large download
+        folder = None if adapter is None else adapter_folder(adapter)  # fails before the download
         place = pick_device(device)
         model, tokenizer = load_base(where, place, dtype)
         version = ""
@@ -202,28 +203,28 @@ class LocalModel(CodecModel):
         )
 
     def anew(self) -> LocalModel:
-        """The same weights for another run, once this one is closed."""
+        """A new LocalModel with the same weights, for use after this one is closed."""
         return LocalModel(
             self.model, self.tokenizer, batch_size=self.batch_size, max_context=self.context_limit,
             name=self.name, policy_version=self.policy_version,
         )  # fmt: skip
 
     async def take(self, weights: TrainedWeights) -> None:
-        """What is trained is what samples: only its name is new."""
+        """Update only the version: the trained model is the one that samples."""
         self.policy_version = weights.version()
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        """One reply, in a batch with whatever else waits.
+        """Generate one reply, in a batch with other waiting requests.
 
-        The reply may have what the context leaves of `max_tokens` (`base.py`). Raises
-        ContextOverflow when that is too little, ProviderError when the model fails or is closed.
+        The reply may have what the context leaves of `max_tokens` (`base.py`). ContextOverflow if
+        that is too little; ProviderError if the model fails or is closed.
         """
         self._check_open()
         ids = self.codec.prompt_ids(context, sampling.thinking)
         room = self.codec.room(len(ids), sampling.max_tokens)
-        # Without waves any recorded reply serves; waves are answered batch by batch.
+        # In deterministic mode, whole batches are replayed instead (`_reply`).
         if self.journal is not None and not self.deterministic:
             key = JournalKey(call, sampling, tuple(ids), self.policy_version)
             if (recorded_reply := self.journal.one(key)) is not None:
@@ -234,11 +235,11 @@ class LocalModel(CodecModel):
         self, context: Sequence[Segment], expert: Sequence[Segment], share: float,
         sampling: Sampling, call: Call,
     ) -> Completion:  # fmt: skip
-        """One reply to `context`, a `share` of whose tokens is drawn in `expert`.
+        """Generate one reply to `context`, with a `share` of its tokens drawn in `expert`.
 
-        `prompt_ids` are those of `context`; a log-prob is that of the conditional which drew the
-        token. No journal keeps such replies. Raises as `complete` does; ConfigError for a model
-        that `decode.py` cannot serve.
+        `prompt_ids` are those of `context`; each log-prob is from the context that drew the token.
+        Such replies are not recorded in the journal. Raises as `complete` does; ConfigError for a
+        model that `decode.py` does not support.
         """
         self._check_open()
         if self._windows is None:
@@ -277,8 +278,8 @@ class LocalModel(CodecModel):
         return self._queues[loop]
 
     async def close(self) -> None:
-        """Refuses further calls and lets the running batch end, unless nobody waits for it any
-        more; waiting requests are refused."""
+        """Reject further and waiting requests. The running batch continues unless nobody waits for
+        it."""
         self._closed = True
         for queue in list(self._queues.values()):
             for request in [*queue.waiting, *queue.wave]:
@@ -298,7 +299,7 @@ class LocalModel(CodecModel):
                 await queue.changed.wait()
 
     async def _settle(self, queue: Queue) -> None:
-        """Lets every coroutine that is ready to ask do so, so that a wave is one set of batches."""
+        """Let every coroutine that is ready add its request, so that they share a batch."""
         quiet, seen = 0, len(queue.waiting)
         while quiet < _QUIET_TICKS:
             await asyncio.sleep(0)
@@ -306,12 +307,12 @@ class LocalModel(CodecModel):
             seen = len(queue.waiting)
 
     def _take(self, queue: Queue) -> list[GenerationRequest]:
-        """Removes and returns the batch of whoever has waited longest, or nothing yet."""
+        """Remove and return the batch with the oldest request; empty if none is ready."""
         queue.drop_cancelled()
         pool = queue.pool()
         if not pool:
             return []
-        # The order in which a wave's calls came is the clock's doing, so it may not choose.
+        # In a wave the order of arrival depends on timing and must not decide.
         oldest = pool[0] if queue.barrier is None else min(pool, key=lambda r: (r.group, r.order))
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
         batch = next(b for b in batches_of(peers, self.batch_size) if oldest in b)
@@ -340,7 +341,7 @@ class LocalModel(CodecModel):
                 queue.barrier.wake()
 
     def _reply(self, batch: list[GenerationRequest]) -> list[Completion]:
-        """Replays one batch, or runs and records it; called in the worker thread."""
+        """Replay a recorded batch, or run and record it. Runs in the worker thread."""
         version = self.policy_version
         if self.journal is None or batch[0].expert is not None:
             return self._generate(batch, version)
@@ -385,7 +386,7 @@ class LocalModel(CodecModel):
 
     @cached_property
     def _windows(self) -> Windows | None:
-        """How masks look to this model; None leaves it to `generate`. Probed at the first batch."""
+        """The model's attention windows, probed at the first batch; None: use `generate`."""
         windows = windows_of(self.model)
         return windows if windows is not None and follows(self.model, windows) else None
 
@@ -399,8 +400,8 @@ class LocalModel(CodecModel):
         return ended
 
     def _give_up(self, batch: list[GenerationRequest]) -> None:
-        """End a batch that nobody waits for in a model that was closed: a process that was stopped
-        would otherwise live until its last token."""
+        """Stop a batch of a closed model that nobody waits for, so that a stopped process can
+        exit."""
         if self._closed and all(request.future.done() for request in batch):
             raise RuntimeError("the model was closed")
 
@@ -432,8 +433,8 @@ class LocalModel(CodecModel):
     def _config(self, max_tokens: int) -> Any:
         from transformers import GenerationConfig
 
-        # Neutral values stand here by name: what is left out comes from the model's own
-        # generation_config, and a repetition penalty would change what is sampled.
+        # All values are set explicitly: missing ones come from the model's generation_config, and
+        # a repetition penalty there would change what is sampled.
         return GenerationConfig(
             max_new_tokens=max_tokens,
             min_new_tokens=0,

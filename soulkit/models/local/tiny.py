@@ -1,13 +1,13 @@
-"""Small real models for tests, demonstrations and the first run without a network.
+"""Small real models for tests, demos and first runs without a network.
 
-`build_tiny` writes an ordinary Hugging Face folder: a Qwen3-shaped model with random weights and a
-tokenizer for a given vocabulary, with one token for each known word. A word token carries `▁`,
-"with the usual gap before it": a space after most characters, nothing after an opening bracket, a
-line break and the like. Other gaps are written out: `⁀` glues a word to what stands before it, a
-space token adds a space. Punctuation has two tokens, with and without a space before it. Digits
-stand alone; unknown words fall back to characters, unknown characters to bytes.
+`build_tiny` writes an ordinary Hugging Face folder: a Qwen3-shaped model with random weights, and a
+tokenizer with one token per word of a given vocabulary. A word token contains `▁` for the usual gap
+before it: a space after most characters, nothing after an opening bracket, a line break and the
+like. Other gaps are explicit: `⁀` joins a word to the text before it, a space token adds a space.
+Punctuation has two tokens, with and without a space before it. Digits are separate tokens; unknown
+words are split into characters, unknown characters into bytes.
 
-Every text comes back exactly from its ids, except one that contains `▁` or `⁀` themselves.
+Decoding restores every text exactly, except texts that contain `▁` or `⁀`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GAP, GLUE = "▁", "⁀"
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"
 PLAIN_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Added tokens that are ordinary text: decoding never drops them."""
+"""Added tokens that count as ordinary text and are kept when decoding."""
 ROLES = ("system", "user", "assistant")
 
 TEMPLATE = (
@@ -37,8 +37,8 @@ TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 
-# What stands before a word whose usual gap is none: line starts, white space, openers, and a
-# quotation mark that opens (it follows a space, an opener or the start).
+# Characters after which a word has no gap: line starts, white space, openers, and an opening
+# quotation mark (one that follows a space, an opener or the start).
 _OPENERS = r"\s(\[{<>_/'#@$=*`\\+~^&|\-"
 _QUOTE_AFTER = r"\s(\[>"
 _CLOSE_UP = rf'(?:(?<=[{_OPENERS}])|(?<=[{_QUOTE_AFTER}]")|(?<=\A")|\A)'
@@ -62,11 +62,11 @@ def build_tiny(
     seed: int = 0,
     max_context: int = 1024,
 ) -> Path:
-    """Writes an untrained model and its tokenizer to the folder `out` and returns `out`.
+    """Write an untrained model and its tokenizer to the folder `out`, and return `out`.
 
-    `words` may be words or whole texts: every word in them becomes one token. Equal arguments write
-    equal weights and ids. `size` is about 0.9 or 5 million parameters for a thousand words;
-    `max_context` is in tokens. Raises ConfigError for no words.
+    `words` may be words or texts: every word in them becomes one token. Equal arguments give equal
+    weights and ids. `size` is about 0.9 or 5 million parameters for a thousand words; `max_context`
+    is in tokens. ConfigError if there are no words.
     """
     tokenizer = tiny_tokenizer(words, max_context=max_context)
     out = Path(out)
@@ -79,7 +79,7 @@ def build_tiny(
 def tiny_tokenizer(words: Iterable[str], *, max_context: int = 1024) -> PreTrainedTokenizerFast:
     """The tokenizer of `build_tiny`: one token per word in `words`, characters for the rest.
 
-    Raises ConfigError when `words` holds no word.
+    ConfigError if `words` contains no word.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -87,8 +87,8 @@ def tiny_tokenizer(words: Iterable[str], *, max_context: int = 1024) -> PreTrain
     if not vocabulary:
         raise ConfigError(
             "The vocabulary of the tiny model is empty.",
-            "Its tokenizer is made of the words it is given.",
-            "Pass the words, or the texts, that the model will read and write.",
+            "Its tokenizer is built from the given words.",
+            "Pass the words or texts that the model will read and write.",
         )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_backend(vocabulary),
@@ -110,7 +110,7 @@ def _known_words(texts: Iterable[str]) -> list[str]:
     for text in texts:
         pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
         words.update(piece for piece, _ in pieces if len(piece) > 1 and piece[1].isalpha())
-    # Sets have no order of their own: unsorted, equal vocabularies would get unequal ids.
+    # Sorted, so that equal vocabularies get equal ids.
     return sorted(words)
 
 
@@ -122,7 +122,7 @@ def _backend(words: list[str]) -> Tokenizer:
         merges=[],
         unk_token=UNKNOWN,
         byte_fallback=True,
-        ignore_merges=True,  # a unit that is in the vocabulary is one token, without merge rules
+        ignore_merges=True,  # every unit in the vocabulary is one token, without merge rules
     )
     backend = Tokenizer(model)
     backend.normalizer = _normalizer()
@@ -208,7 +208,7 @@ def _save_model(out: Path, config: Qwen3Config, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         model = Qwen3ForCausalLM(config)
     random = torch.Generator().manual_seed(seed)
-    # Outputs into the residual stream are scaled down, so that depth does not blow it up.
+    # Scale down outputs into the residual stream, so that it does not grow with depth.
     deep = _STD / (2 * config.num_hidden_layers) ** 0.5
     with torch.no_grad():
         for name, weight in model.named_parameters():

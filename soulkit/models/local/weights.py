@@ -1,8 +1,7 @@
-"""Whether weights that were read are those of the model they were put into.
+"""Checks that loaded weights match the model they are loaded into.
 
-Loaders of the field fill what a checkpoint lacks with random numbers, and drop what has no place,
-with a remark at most. Here every road by which weights come in asks the same question, and what
-does not fit is named: base, adapter, teacher, and what a resume puts back.
+Common loaders fill missing weights with random numbers and drop unknown ones, at most with a
+warning. soulkit checks every load (base, adapter, teacher, resume) and names each mismatch.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from soulkit.text import counted
 ADAPTER_FILE = "adapter_model.safetensors"
 
 SHOWN = 3
-"""Names of weights in a message; the others are counted."""
+"""Maximum names of weights in a message; the rest are counted."""
 
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
-"""What is read of a file of weights to know it again."""
+"""Parts of a weights file that enter its hash."""
 _HEADER_BYTES = 100 * 1024 * 1024
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
@@ -32,11 +31,10 @@ def weights_misfit(
     missing: Collection[str] = (), misshapen: Collection[str] = (), foreign: Collection[str] = (),
     broken: Collection[str] = (),
 ) -> str:  # fmt: skip
-    """What is wrong with a set of weights, by name; empty when nothing is.
+    """What is wrong with a set of weights, by name; empty if nothing.
 
-    `missing` the model has and the file lacks; `misshapen` have another shape in the file;
-    `foreign` stand in the file, and the model has no place for them; `broken` hold numbers that are
-    not finite.
+    `missing`: in the model but not in the file; `misshapen`: with another shape in the file;
+    `foreign`: in the file but not in the model; `broken`: with numbers that are not finite.
     """
     parts = [
         f"{counted(len(names), 'weight')} {what}: {_name_list(names)}"
@@ -52,8 +50,7 @@ def weights_misfit(
 
 
 def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
-    """`weights_misfit` of tensors by name: names and shapes must be those of `places`, and their
-    numbers finite."""
+    """The misfit of `held` for the model tensors `places`: names, shapes, finite numbers."""
     both = held.keys() & places.keys()
     return weights_misfit(
         places.keys() - held.keys(),
@@ -64,7 +61,7 @@ def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
 
 
 def broken_weights(tensors: Mapping[str, Any]) -> list[str]:
-    """The names of those that hold a NaN or an infinity; each is read once, and not copied."""
+    """Names of tensors with a NaN or infinity. Each tensor is read once and not copied."""
     return [name for name, tensor in tensors.items() if not _is_finite(tensor.detach())]
 
 
@@ -73,9 +70,9 @@ def _is_finite(tensor: Any) -> bool:
 
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return True
-    if tensor.itemsize == 1:  # float8 has no arithmetic of its own
+    if tensor.itemsize == 1:  # float8 does not support arithmetic
         tensor = tensor.to(torch.bfloat16)
-    # The least and the greatest of numbers with a NaN among them are NaN.
+    # With a NaN in the tensor, its minimum and maximum are NaN.
     return all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
 
 
@@ -86,7 +83,7 @@ def _name_list(names: Collection[str]) -> str:
 
 
 def _in_order(name: str) -> list[str | int]:
-    """Layer 2 before layer 10."""
+    """Sort key that puts layer 2 before layer 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -96,10 +93,10 @@ def _in_order(name: str) -> list[str | int]:
 def check_base(
     where: str, model: Any, report: Mapping[str, Any], revision: str | None = None
 ) -> None:
-    """ModelLoadError unless the checkpoint `where` had every weight of `model`, and used them all.
+    """ModelLoadError unless the checkpoint `where` has every weight of `model` and no others.
 
-    `report` is what transformers tells of loading: tied weights and what a family may lack are
-    not missing there.
+    `report` is transformers' loading info, in which tied and optional weights do not count as
+    missing.
     """
     missing = {*report["missing_keys"], *lost_experts(where, revision)}
     misshapen = [entry[0] for entry in report["mismatched_keys"]]
@@ -111,23 +108,23 @@ def check_base(
 
 def not_its_weights(where: str, fault: str) -> ModelLoadError:
     return ModelLoadError(
-        f"The checkpoint '{where}' does not hold the weights of its model ({fault}).",
-        "What it lacks would be random numbers, what has no place would be left out, what is not "
-        "finite makes every reply nonsense, and the score would be another model's.",
-        "Download or save the whole checkpoint again, with the config.json that belongs to it.",
+        f"The checkpoint '{where}' does not match its model ({fault}).",
+        "Missing weights would be random, unknown ones would be ignored, and non-finite ones turn "
+        "every reply into nonsense, so the score would be meaningless.",
+        "Download or save the whole checkpoint again, with its own config.json.",
     )
 
 
 def stored_types(where: str, revision: str | None = None) -> set[str]:
-    """The kinds of numbers in the files of a checkpoint, as `checkpoint_tensors` reads them."""
+    """The number types in a checkpoint's files, as named by `checkpoint_tensors`."""
     return {tensor.dtype for tensor in checkpoint_tensors(where, revision)}
 
 
 def lost_experts(where: str, revision: str | None = None) -> list[str]:
-    """Weights of experts that a later expert of the same list has, by name.
+    """Names of missing expert weights that a later expert of the same list has.
 
-    transformers stacks experts in the order in which it finds them, so that those behind a gap move
-    up unseen, or it stops without a name.
+    transformers stacks experts in the order it finds them: after a gap, later experts move up
+    without notice, or loading fails without a name.
     """
     lists: dict[str, set[tuple[int, str]]] = {}
     names = (tensor.name for tensor in checkpoint_tensors(where, revision))
@@ -143,11 +140,11 @@ def lost_experts(where: str, revision: str | None = None) -> list[str]:
 
 
 def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
-    """Those of `names` that belong to what the model has, and would change what that computes.
+    """Those of `names` that belong to a part of the model and would change its output.
 
-    Only weights and biases in a layer or module that is there. Older buffers (the mask that is the
-    `bias` of a whole attention), modules beside the language model (a value head, a draft head),
-    and whole layers beyond those that the configuration asks for are left out knowingly.
+    Only weights and biases of an existing layer or module. Not old buffers (an attention mask
+    called `bias`), modules outside the language model (a value or draft head), or whole layers
+    beyond the configured number.
     """
     import torch
 
@@ -166,9 +163,9 @@ def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
 
 
 def put_adapter(adapted: Any, folder: Path, name: str) -> str:
-    """Loads the weights of `folder` into the adapter `name` of `adapted`; their `weights_misfit`.
+    """Load the weights of `folder` into the adapter `name`; returns their `weights_misfit`.
 
-    What PEFT translates (names of older versions) fits. Its own errors pass.
+    Names of older PEFT versions, which PEFT translates, fit. PEFT's own errors are raised.
     """
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
@@ -177,11 +174,11 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
         held = set(file.keys())
     adapter_names, wide = (
         set(get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=both))
-        for both in (False, True)  # embeddings may stand in an adapter that does not train them
+        for both in (False, True)  # an adapter may contain embeddings that it does not train
     )
     base = adapted.state_dict().keys() - wide
     if any(name not in held for name in adapter_names if not _is_tuned(adapted, name)):
-        # PEFT would stop at the first of them.
+        # PEFT would fail at the first missing one.
         return weights_misfit(adapter_names - held, foreign=held - wide)
     try:
         report = adapted.load_adapter(str(folder), name)
@@ -198,7 +195,7 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
 
 
 def _is_tuned(adapted: Any, weight: str) -> bool:
-    """Whether a weight of the adapter is one of its method, not a bias or a module saved whole."""
+    """Whether an adapter weight belongs to its method, and is not a bias or a saved module."""
     from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(adapted.active_peft_config.peft_type)
@@ -210,9 +207,9 @@ def _plain(weight: str, adapter: str) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """What tells a checkpoint from one that was written to the same place since.
+    """A hash that distinguishes checkpoints written to the same folder.
 
-    Of each file of weights its size, its head and blocks all over it: training moves everything.
+    Covers the name, size and sampled blocks of each weights file: training changes all weights.
     """
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
@@ -230,20 +227,20 @@ class StoredTensor(NamedTuple):
 
     name: str
     dtype: str
-    """As safetensors calls it: BF16."""
+    """The number type as named by safetensors, such as BF16."""
     shape: tuple[int, ...]
     start: int
-    """Its first byte in the file."""
+    """Offset of its first byte in the file."""
     end: int
-    """The byte behind it."""
+    """Offset after its last byte."""
 
 
 def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
-    """The tensors in a safetensors file, by its header alone. ValueError, KeyError, TypeError or
-    AttributeError for another file."""
+    """The tensors of a safetensors file, from its header. ValueError, KeyError, TypeError or
+    AttributeError for any other file."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _HEADER_BYTES:
-        raise ValueError("no safetensors header")
+        raise ValueError("the file has no safetensors header")
     header: Mapping[str, Any] = json.loads(file.read(length))
     return [
         StoredTensor(name, entry["dtype"], tuple(entry["shape"]),
@@ -253,8 +250,8 @@ def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
 
 
 def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTensor]:
-    """The tensors of a checkpoint, of an adapter beside it none; empty where a file is damaged,
-    which its loader reports. `where` is a folder or a hub id that was downloaded at `revision`."""
+    """The tensors of a checkpoint without those of an adapter in its folder; empty if a file is
+    damaged, which its loader reports. `where`: a folder, or a Hub id downloaded at `revision`."""
     from transformers.utils import cached_file
 
     config = cached_file(where, "config.json", local_files_only=True, revision=revision)
