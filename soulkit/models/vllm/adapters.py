@@ -1,13 +1,13 @@
-"""Adapters on running servers: put there under a name of their own, proven, taken away again.
+"""Loads adapters on running servers under unique names, verifies them, and unloads them.
 
     push_adapter ──▶ loaded under its name on every server
-    prove_adapter ─▶ the log-probs of a prompt differ from the base's
-    unload_adapter ▶ idle, the name away
-    serve_adapter ─▶ the first two for an adapter that is measured
+    prove_adapter ─▶ log-probs of a prompt differ from the base model's
+    unload_adapter ▶ waits until it is idle, then removes the name
+    serve_adapter ─▶ the first two, for an adapter that is evaluated
 
-An adapter travels as a folder that every server can read, under a name and path that were never
-used before: handed other weights under an old name, a server answers 200 and serves the old ones. A
-name goes before its folder, since a server whose loaded folder has vanished dies.
+An adapter is a folder that every server can read, with a name and path that were never used before:
+given new weights under an old name, a server answers 200 and keeps the old ones. The name is
+removed before its folder, since a server dies if a loaded folder disappears.
 """
 
 from __future__ import annotations
@@ -33,76 +33,75 @@ HOW_TO_START = (
     "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 )
 AGREEMENT = 0.1
-"""How far the log-probs of two servers of the same weights may be apart on average, in nats: 16-bit
-numbers of different devices differ by hundredths, other weights by more than a nat."""
+"""Maximum mean difference in nats between log-probs of two servers with the same weights. 16-bit
+numbers differ by hundredths across devices, other weights by more than a nat."""
 _NO_ROUTE = (404, 405)
 _OTHER_SHAPE = re.compile(r"must match the size|size mismatch|shape|target modules", re.IGNORECASE)
-"""How a server says that an adapter belongs to another model."""
+"""Error messages for an adapter that belongs to another model."""
 _RANK = re.compile(
     r"max_lora_rank|max-lora-rank|lora rank \d|enable.lora|lora is not", re.IGNORECASE
 )
-"""How a server says that it was started for smaller adapters, or for none."""
+"""Error messages of a server started for smaller adapters, or for none."""
 _DAMAGED = re.compile(
     r"deserializ|safetensor|not fully covered|header|JSON|Expecting|Unterminated", re.IGNORECASE
 )
-"""How a server says that it cannot read an adapter's files."""
+"""Error messages for adapter files that cannot be read."""
 _CHUNK = 1024 * 1024
 _WHOLE = "Copy the whole folder again, or train the adapter again."
 _ZEROS = b"\x00\x80"
-"""The bytes of zeros, with and without a sign, in every format of numbers."""
+"""Bytes of zeros, with and without a sign, in all number formats."""
 
 
 class AdapterNotServed(ModelLoadError):
-    """A server does not take an adapter, or does not compute with it."""
+    """A server rejects an adapter, or does not use it."""
 
 
 class NotArrived(UserError):
-    """New weights were pushed, and what is served is not them: nothing may be sampled."""
+    """The servers do not use the weights that were pushed, so nothing may be sampled."""
 
 
 def unique_name(folder: str | Path) -> str:
-    """A name that no server has: soulkit, the hash of the weights, and random digits, so that two
-    runs with the same adapter do not unload each other's."""
+    """A unique name: soulkit, the hash of the weights, and random digits, so that two runs with the
+    same adapter do not unload each other's."""
     return f"soulkit-{adapter_hash(folder)}-{secrets.token_hex(4)}"
 
 
 async def push_adapter(fleet: Replicas, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
-    Raises AdapterNotServed; then, and where it is cancelled, it is taken away again wherever it was
-    loaded.
+    AdapterNotServed on failure. Then, and if cancelled, it is unloaded wherever it was loaded.
     """
     source = adapter_folder(folder).resolve()
     for url, listing in (await fleet.each(MODELS)).items():
         if isinstance(listing, dict) and any(entry.id == name for entry in entries_of(listing)):
             raise AdapterNotServed(
-                f"{url} serves something under the name '{name}' already.",
-                "A name that is used again may answer with what was computed under the old one.",
-                "Take another name, or unload that adapter there.",
+                f"The server at {url} already serves something as '{name}'.",
+                "A reused name may return results computed with the old weights.",
+                "Use another name, or unload that adapter from the server.",
             )
     try:
         replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
         for url, reply in replies.items():
-            # The name was new a moment ago: who has it has it from a request whose reply was lost.
+            # The name was new, so a server that has it got it from a request whose reply was lost.
             if isinstance(reply, ServerRefused) and "already been loaded" not in reply.message:
                 raise _unloadable(url, reply, source)
-    except BaseException:  # Ctrl-C among them: the servers of others stay clean
+    except BaseException:  # also on Ctrl-C, since the servers may belong to others
         await unload_adapter(fleet, name)
         raise
     fleet.adapters.add(name)
 
 
 async def unload_adapter(fleet: Replicas, name: str) -> None:
-    """Take an adapter away from every living server, when nothing is under way for it any more.
+    """Unload an adapter from every living server once no request uses it.
 
-    Servers that do not have it are left alone; any other refusal raises ServerRefused.
+    Servers without it are skipped; any other refusal raises ServerRefused.
     """
     await fleet.idle(name)
     fleet.adapters.discard(name)
     try:
         replies = await fleet.each(UNLOAD, {"lora_name": name})
     except NoServerLeft:
-        return  # with the servers their adapters are gone
+        return  # no servers, no adapters
     for reply in replies.values():
         if isinstance(reply, ServerRefused) and reply.status not in _NO_ROUTE:
             raise reply
@@ -114,37 +113,37 @@ def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotSer
         return no_adapters(url)
     if unread:
         return AdapterNotServed(
-            f"The server at {url} cannot read the adapter's folder {source}.",
-            f"It reads adapters from its own disk. It says: {refusal.message}",
-            "Put the folder under the same path there, or measure it with --engine local.",
+            f"The server at {url} cannot read the adapter folder {source}.",
+            f"It reads adapters from its own disk. Its answer: {refusal.message}",
+            "Put the folder under the same path there, or evaluate it with --engine local.",
         )
     if _OTHER_SHAPE.search(refusal.message):
         return AdapterNotServed(
             f"The adapter {source} does not fit the model at {url}.",
-            f"It says: {refusal.message}",
-            "Name one that was trained on this model: its adapter_config.json says on which.",
+            f"The server's answer: {refusal.message}",
+            "Use an adapter for this model; its base is named in its adapter_config.json.",
         )
     return AdapterNotServed(
-        f"The server at {url} does not load the adapter {source}.",
-        f"It says: {refusal.message}",
+        f"The server at {url} cannot load the adapter {source}.",
+        f"The server's answer: {refusal.message}",
         _way_to_load(refusal.message.replace(str(source), "")),
     )
 
 
 def _way_to_load(message: str) -> str:
     if _RANK.search(message):
-        ranks = "RANK is the adapter's own or more (8, 16, 32, 64 ...)"
-        return f"Start it with {HOW_TO_START}; {ranks}."
+        ranks = "RANK is at least the adapter's rank (8, 16, 32, 64 ...)"
+        return f"Start the server with {HOW_TO_START}; {ranks}."
     if _DAMAGED.search(message):
         return _WHOLE
-    return "Look into the server's log, or measure the adapter with --engine local."
+    return "Check the server's log, or evaluate the adapter with --engine local."
 
 
 def no_adapters(url: str) -> AdapterNotServed:
-    """The error of a server that takes no adapters while it runs."""
+    """The error for a server that cannot load adapters at run time."""
     return AdapterNotServed(
-        f"The server at {url} takes no adapters while it runs.",
-        f"It has no POST {LOAD}, or not for adapters.",
+        f"The server at {url} cannot load adapters while it runs.",
+        f"It has no POST {LOAD}, or it was started without adapters.",
         f"Start it with {HOW_TO_START}; or let soulkit start it: --engine vllm.",
     )
 
@@ -154,14 +153,14 @@ def no_adapters(url: str) -> AdapterNotServed:
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter as requests name it."""
+    """An adapter under its served name."""
 
     name: str
     lent: bool
-    """Whether soulkit loaded it, and takes it away in the end; else the servers had it."""
+    """Whether soulkit loaded it and unloads it at the end; False if the servers had it."""
 
     async def unload(self, fleet: Replicas) -> None:
-        """Leave the servers as they were."""
+        """Restore the servers' previous state."""
         if self.lent:
             await unload_adapter(fleet, self.name)
 
@@ -169,11 +168,10 @@ class ServedAdapter:
 async def serve_adapter(
     fleet: Replicas, base: str, folder: str | Path, prompt_ids: Sequence[int]
 ) -> ServedAdapter:
-    """Have the adapter in `folder` served beside the model `base`, and prove that it is.
+    """Serve the adapter in `folder` next to the model `base`, and verify that it is used.
 
-    Servers that cannot load adapters while they run may have been started with this very folder:
-    then it is asked for under the name that they gave it. Raises AdapterNotServed, and
-    ModelLoadError for a damaged folder before any server is asked.
+    Servers that cannot load adapters at run time may have been started with this folder; then their
+    own name for it is used. AdapterNotServed on failure; ModelLoadError for a damaged folder.
     """
     check_adapter_file(folder)
     name, lent = unique_name(folder), True
@@ -198,17 +196,17 @@ async def _served_name(fleet: Replicas, folder: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """What a server lists: a model, or an adapter, whose `parent` is its model."""
+    """A model or adapter in a server's list; `parent` is an adapter's model."""
 
     id: str
     root: str
-    """Where the server has it from."""
+    """Where the server loaded it from."""
     parent: str
     max_context: int | None
 
 
 def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
-    """The entries of a reply to GET /v1/models; what cannot be read is left out."""
+    """The entries of a reply to GET /v1/models, without unreadable ones."""
     listed = listing.get("data")
     entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return tuple(
@@ -229,20 +227,19 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
 
 
 Logprobs = Sequence[Sequence[float]]
-"""Of each prompt, in nats at temperature 1, of its tokens but the first."""
+"""Per prompt, log-probs of its tokens except the first, in nats at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far log-probs of the same tokens are apart, in nats."""
+    """The difference between log-probs of the same tokens, in nats."""
 
     largest: float
     mean: float
 
     @classmethod
     def between(cls, one: Logprobs, other: Logprobs) -> Distance:
-        """Infinite where there is nothing to compare, where a number is none, or where the two are
-        not of the same tokens."""
+        """Infinite if there is nothing to compare, a value is not finite, or the tokens differ."""
         nowhere = cls(math.inf, math.inf)
         if not one or [len(part) for part in one] != [len(part) for part in other]:
             return nowhere
@@ -253,23 +250,23 @@ class Distance:
         return cls(max(gaps), sum(gaps) / len(gaps))
 
     def words(self) -> str:
-        return f"{self.largest:.2g} nats at most, {self.mean:.2g} on average"
+        return f"at most {self.largest:.2g} nats, {self.mean:.2g} on average"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """What a server says of a prompt's tokens but the first."""
+    """A server's log-probs of a prompt's tokens except the first."""
 
     logprobs: tuple[float, ...]
     """In nats, at temperature 1."""
     gaps: tuple[float, ...]
-    """Nats from each to the most likely token in its place, as far as that was asked for."""
+    """Nats from each token to the most likely one at its position, if requested."""
 
 
 async def prompt_logprobs(
     fleet: Replicas, name: str, prompt_ids: Sequence[int]
 ) -> dict[str, tuple[float, ...]]:
-    """Address → log-probs of a prompt's tokens, as `read_prompt` has them."""
+    """Address → log-probs of a prompt's tokens, as in `read_prompt`."""
     readings = await read_prompt(fleet, name, prompt_ids, top=0)
     return {url: reading.logprobs for url, reading in readings.items()}
 
@@ -277,11 +274,10 @@ async def prompt_logprobs(
 async def read_prompt(
     fleet: Replicas, name: str, prompt_ids: Sequence[int], *, top: int = 1
 ) -> dict[str, PromptReading]:
-    """Address → log-probs of a prompt's tokens but the first (nats, temperature 1), as every living
-    server computes them for the model or adapter `name`, beside the `top` most likely tokens. Such
-    a request reads no prefix cache.
+    """Address → log-probs of a prompt's tokens except the first, from every living server for the
+    model or adapter `name`, with the `top` most likely tokens. Does not use the prefix cache.
 
-    Raises ServerRefused, and AdapterNotServed for a reply without them.
+    Raises ServerRefused, and AdapterNotServed for a reply without log-probs.
     """
     body: Body = {
         "model": name, "prompt": list(prompt_ids), "max_tokens": 1, "temperature": 0.0,
@@ -294,14 +290,14 @@ async def read_prompt(
 async def prove_adapter(
     fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
 ) -> None:
-    """Raise AdapterNotServed unless servers compute with an adapter.
+    """Raise AdapterNotServed unless the servers use an adapter.
 
-    Unless it is zero it has to move the log-probs of a prompt from those of `base` by more than
-    they differ when the base is asked twice. What was pushed and fails is taken away again.
+    Unless it is zero, it must change the log-probs of a prompt by more than two requests to the
+    base model differ. A pushed adapter that fails is unloaded.
     """
     try:
         await _check_moves(fleet, base, name, folder, prompt_ids)
-    except BaseException:  # Ctrl-C among them
+    except BaseException:  # also on Ctrl-C
         if name in fleet.adapters:
             await unload_adapter(fleet, name)
         raise
@@ -320,16 +316,16 @@ async def _check_moves(
         moved = Distance.between([plain[url]], [served[url]]).largest
         if not moved > Distance.between([plain[url]], [again[url]]).largest:
             raise AdapterNotServed(
-                f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
-                "Its weights are not zero, and the log-probs of a prompt are the same with it as "
-                "without it: the base model would be measured under the adapter's name.",
-                "Look into the server's log, or measure the adapter with --engine local.",
+                f"The adapter {adapter_folder(folder)} was loaded at {url} but has no effect.",
+                "Its weights are not zero, yet the log-probs of a prompt are the same with and "
+                "without it, so the base model would be evaluated instead.",
+                "Check the server's log, or evaluate the adapter with --engine local.",
             )
 
 
 def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:
-    """Refuse servers that compute other log-probs of the same prompt (address → nats): what is
-    asked of one may be asked of another, so they must serve the same weights.
+    """Reject servers with different log-probs (address → nats) for one prompt: any of them may get
+    any request, so they must serve the same weights.
 
     Raises AdapterNotServed.
     """
@@ -338,17 +334,17 @@ def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:
         mean = Distance.between([one], [other]).mean
         if not mean <= AGREEMENT:
             raise AdapterNotServed(
-                f"The servers at {first} and {url} do not compute the same with {what}.",
-                f"Log-probs of a prompt are {mean:.2g} nats apart on average: other weights, or "
-                "other numbers (dtype, quantization).",
-                "Start them with the same model and the same flags, or attach one of them.",
+                f"The servers at {first} and {url} give different results with {what}.",
+                f"Log-probs of a prompt differ by {mean:.2g} nats on average: other weights or "
+                "another number format (dtype, quantization).",
+                "Start them with the same model and flags, or attach only one of them.",
             )
 
 
 def any_weight(folder: str | Path) -> bool:
-    """Whether an adapter changes anything: a LoRA whose every B is zero does not.
+    """Whether an adapter has any effect: a LoRA with only zeros in B has none.
 
-    Raises ModelLoadError for a file that cannot be read.
+    ModelLoadError if the file cannot be read.
     """
     with _weights_of(folder) as (file, tensors):
         for one in tensors:
@@ -359,14 +355,14 @@ def any_weight(folder: str | Path) -> bool:
 
 
 def check_adapter_file(folder: str | Path) -> None:
-    """Raise ModelLoadError where an adapter's weights are missing, cut short or no safetensors."""
+    """ModelLoadError if an adapter's weights are missing, truncated or not safetensors."""
     with _weights_of(folder):
         pass
 
 
 @contextmanager
 def _weights_of(folder: str | Path) -> Iterator[tuple[BinaryIO, Sequence[StoredTensor]]]:
-    """The opened file of an adapter's weights and its tensors. ModelLoadError if it is damaged."""
+    """The open weights file of an adapter, and its tensors. ModelLoadError if it is damaged."""
     path = adapter_folder(folder) / ADAPTER_FILE
     try:
         with path.open("rb") as file:
@@ -377,14 +373,14 @@ def _weights_of(folder: str | Path) -> Iterator[tuple[BinaryIO, Sequence[StoredT
             yield file, tensors
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
-            f"The adapter's weights {path} cannot be read.",
+            f"The adapter weights {path} cannot be read.",
             f"{type(error).__name__}: {error}",
             _WHOLE,
         ) from error
 
 
 def _all_zero(read: Callable[[int], bytes], size: int) -> bool:
-    """Whether so many bytes are zeros; they are read in pieces."""
+    """Whether the next `size` bytes are all zero, read in pieces."""
     while size > 0:
         piece = read(min(size, _CHUNK))
         if not piece:
@@ -396,20 +392,20 @@ def _all_zero(read: Callable[[int], bytes], size: int) -> bool:
 
 
 def _read_logprobs(url: str, reply: Body, prompt_ids: Sequence[int]) -> PromptReading:
-    """The log-prob of each token of the prompt but the first, and how far it is from the best."""
+    """Log-probs of the prompt's tokens except the first, and their distance from the best."""
     try:
         listed = reply["choices"][0]["prompt_logprobs"]
         first, *others = listed
         if first is not None:
-            raise ValueError("a first token that has a log-prob")
+            raise ValueError("the first token has a log-prob")
         pairs = zip(prompt_ids[1:], others, strict=True)
         own = tuple(float(at[str(token)]["logprob"]) for token, at in pairs)
         best = (max(float(one["logprob"]) for one in at.values()) for at in others)
         return PromptReading(own, tuple(a - b for a, b in zip(best, own, strict=True)))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise AdapterNotServed(
-            f"The server at {url} does not tell the log-probs of a prompt.",
-            f"What came instead cannot be read ({type(error).__name__}), so nothing proves which "
-            "weights it computes with.",
-            "Attach a vLLM server of version 0.31 or newer, or take --engine local.",
+            f"The server at {url} does not return the log-probs of a prompt.",
+            f"Its reply cannot be read ({type(error).__name__}), so soulkit cannot verify which "
+            "weights it uses.",
+            "Attach a vLLM server of version 0.31 or newer, or use --engine local.",
         ) from None

@@ -1,13 +1,13 @@
-"""What a server that somebody else started is and can: asked before anything is played.
+"""Checks servers that soulkit did not start before anything is played.
 
     who is there ─▶ which model ─▶ prompted with ids? ─▶ whose log-probs? ─▶ adapters?
 
-Requests of one token show what a server can do. What would make numbers of another meaning is
-refused: no ids, another tokenizer, several servers with different weights. Log-probs are
-*processed* where the distances between the top ones double at temperature 0.5, else *raw*. Adapters
-can be loaded where the path for it answers a GET with 405. Where weights are to be verified, the
-log-probs of a few prompts are compared with the folder's own forward pass: they agree to `EXACT`
-nats in float32, and to `GROSS` in 16-bit numbers, which shows only that the model is the right one.
+One-token requests show what a server supports. Servers whose numbers would mean something else are
+rejected: no ids, another tokenizer, different weights on several servers. Log-probs are *processed*
+if the distances between the top ones double at temperature 0.5, else *raw*. Adapters are supported
+if their path answers GET with 405. To verify weights, the log-probs of a few prompts are compared
+with a forward pass of the folder: they must agree within `EXACT` nats in float32, and within
+`GROSS` in 16-bit numbers, which only shows that the model is the right one.
 """
 
 from __future__ import annotations
@@ -46,68 +46,68 @@ PROBE_TEXT = (
 )  # fmt: skip
 PROBE_TOKENS = 64
 TOP = 5
-"""Log-probs of the most likely tokens that are asked for; servers give 20 by default."""
+"""Number of most likely tokens requested; servers allow 20 by default."""
 LEAST_SPREAD = 1e-3
-"""Nats between the first and the last of them, below which nothing can be told from them."""
+"""Minimum nats between the first and the last of them; below it, nothing can be concluded."""
 _ROUNDING = 1e-3
-"""Nats, and shares of one, by which rounded log-probs may be off."""
+"""Tolerance for rounded log-probs, in nats, and for sums of probabilities."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _HOW = "--generation-config vllm --logprobs-mode processed_logprobs"
-_OTHER_WAY = "name it as endpoint:MODEL@URL, or measure it with soul eval api"
+_OTHER_WAY = "use endpoint:MODEL@URL, or evaluate it with soul eval api"
 
 
 Basis = Literal["", "declared", "verified"]
-"""How a run knows with which weights an attached server computes: it was told, or it compared them.
+"""How the weights of an attached server were verified: not at all (declared) or by comparison.
 Empty for weights that soulkit loaded or served itself."""
 
 
 class IncompatibleServer(ModelLoadError):
-    """A running server cannot stand in for the model that was asked for."""
+    """A running server cannot be used for the requested model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCapabilities:
-    """What a server, or each of several, can do."""
+    """What a server, or every server of a fleet, supports."""
 
     served: str
-    """The base model's name there."""
+    """The base model's served name."""
     version: str
-    """Of vLLM; several, parted by commas, where servers differ. Empty: not known."""
+    """vLLM's version, or several separated by commas. Empty: unknown."""
     max_context: int | None = None
-    """Tokens of prompt and reply; the smallest of several servers'."""
+    """Maximum tokens of prompt and reply; the minimum over all servers."""
     prompt_ids: bool = True
-    """Whether it is prompted with ids and answers with ids."""
+    """Whether it accepts and returns token ids."""
     logprobs: LogprobsMode = "processed"
     adapters: bool = False
-    """Whether it loads adapters while it runs."""
+    """Whether it can load adapters at run time."""
     forms: bool | None = None
-    """Whether it holds replies to a schema; None: not asked yet."""
+    """Whether it enforces a JSON schema; None: not checked yet."""
     basis: Basis = ""
     remarks: tuple[str, ...] = ()
-    """Lines for whoever attaches: what was taken for what, and what is missing."""
+    """Lines to print: assumptions about the model, and missing features."""
 
 
 def attached_addresses(urls: Iterable[str]) -> tuple[Address, ...]:
-    """Running servers as they are asked, with the key in VLLM_API_KEY where there is one.
+    """Addresses of running servers, with the key in VLLM_API_KEY if it is set.
 
-    ModelLoadError where what stands there can be none.
+    ModelLoadError if the key cannot be sent.
     """
     key = read_key(SERVERS_KEY, optional=True)
     return tuple(Address(url, key) for url in urls)
 
 
 def probe_ids(codec: Codec) -> tuple[int, ...]:
-    """The prompt that servers are examined with: at most PROBE_TOKENS, the last one the highest id
-    of a word. Ids of special tokens may stand for images, which a server then looks for."""
+    """The prompt that servers are checked with: at most PROBE_TOKENS ids, ending in the highest id
+    of a word. Special tokens are avoided: a server may look for images in their place."""
     special = codec.tokenizer.added_tokens_decoder
     words = (one for one in codec.tokenizer.get_vocab().values() if one not in special)
     return (*_encode(codec)[: PROBE_TOKENS - 1], max(words))
 
 
 async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapabilities:
-    """What all servers of the fleet are and can, for the weights of `model` and its `codec`.
+    """Check all servers of the fleet for the weights of `model` with its `codec`.
 
-    Raises IncompatibleServer, AdapterNotServed where they disagree, and NoServerLeft.
+    Raises IncompatibleServer, AdapterNotServed if they disagree, and NoServerLeft.
     """
     await _all_there(fleet)
     entries = await _base_models(fleet, model)
@@ -137,8 +137,8 @@ async def _all_there(fleet: Replicas) -> None:
     if silent:
         raise IncompatibleServer(
             f"No vLLM server answers at {', '.join(silent)}.",
-            "Nothing came back from its /health, or that its engine is dead.",
-            "Wait until it has started, check the address, or leave it out.",
+            "Its /health gave no answer, or reported that its engine is dead.",
+            "Wait until it has started, check the address, or remove it.",
         )
 
 
@@ -155,19 +155,19 @@ def _unlisted(url: str, refusal: ServerRefused) -> IncompatibleServer:
     if refusal.status in (401, 403):
         there = "is set" if os.environ.get(SERVERS_KEY) else "is not set"
         return IncompatibleServer(
-            f"The server at {url} refuses the key: {refusal.message}",
-            f"The key of servers that are attached is read from {SERVERS_KEY}, which {there}.",
+            f"The server at {url} rejects the key: {refusal.message}",
+            f"The key for attached servers is read from {SERVERS_KEY}, which {there}.",
             f"Run: export {SERVERS_KEY}=... with the key that the server was started with.",
         )
     return IncompatibleServer(
         f"The server at {url} has no list of models: {refusal}",
-        "It is no vLLM server, or the address is not its own.",
-        "Give its address without a path, as vllm@http://host:8000.",
+        "It is not a vLLM server, or the address is wrong.",
+        "Use its address without a path, as vllm@http://host:8000.",
     )
 
 
 def _base_model(url: str, entries: Sequence[ModelEntry], model: str) -> ModelEntry:
-    """The one that is `model`, or else the only one. Its other names count as one."""
+    """The entry for `model`, or else the only model, which may have several names."""
     bases = [entry for entry in entries if not entry.parent]
     same = [entry for entry in bases if _is(entry, model)]
     roots = {entry.root or entry.id for entry in bases}
@@ -177,19 +177,19 @@ def _base_model(url: str, entries: Sequence[ModelEntry], model: str) -> ModelEnt
     raise IncompatibleServer(
         f"The server at {url} does not serve '{model}'.",
         f"It serves {names}.",
-        "Attach a server that was started with this model (or with --served-model-name, where it "
-        "has another name there), or name the model that it serves.",
+        "Attach a server that was started with this model (with --served-model-name if it has "
+        "another name there), or use the model that it serves.",
     )
 
 
 def _is(entry: ModelEntry, model: str) -> bool:
-    """Whether a server's model goes by the name of `model`, or comes from the same place."""
+    """Whether a server's model has the name of `model` or was loaded from the same place."""
     name = model.partition("@")[0] if not Path(model).exists() else str(Path(model).resolve())
     return model in (entry.id, entry.root) or name in (entry.id, entry.root)
 
 
 def _hub_names_differ(root: str, model: str) -> bool:
-    """Whether a server's only model and `model` are models of the hub with different names."""
+    """Whether a server's only model and `model` are Hub models with different names."""
     names = [one.partition("@")[0] for one in (root, model)]
     on_hub = all(_HUB_NAME.fullmatch(one) and not Path(one).exists() for one in names)
     return on_hub and len({one.rpartition("/")[2].lower() for one in names}) > 1
@@ -206,7 +206,7 @@ def _one_name(entries: Mapping[str, ModelEntry]) -> str:
         if other.id != entry.id:
             raise IncompatibleServer(
                 f"The servers at {first} and {url} serve '{entry.id}' and '{other.id}'.",
-                "One request may go to either, so the model must have one name on both.",
+                "A request may go to either server, so the model must have the same name on both.",
                 "Start them with the same model and the same --served-model-name.",
             )
     return entry.id
@@ -216,19 +216,19 @@ def _taken_for(entries: Mapping[str, ModelEntry], model: str) -> tuple[str, ...]
     return tuple(
         f"{url} calls its model '{entry.id}'"
         + (f" (from {entry.root})" if entry.root not in ("", entry.id) else "")
-        + f"; it is taken for {model}"
+        + f"; soulkit assumes it is {model}"
         for url, entry in entries.items()
         if not _is(entry, model)
     )
 
 
 def _short(entries: Mapping[str, ModelEntry], codec: Codec) -> tuple[str, ...]:
-    """A line for every server whose context is shorter than the model's."""
+    """One line per server with less context than the model."""
     limit = codec.context_limit
     return tuple(
-        f"{url} was started with --max-model-len {entry.max_context}, and the model holds {limit}: "
-        f"a prompt and its reply have {entry.max_context} tokens together; longer prompts are left "
-        "unscored, longer replies are cut"
+        f"{url} was started with --max-model-len {entry.max_context}, but the model has {limit}: "
+        f"prompt and reply together may have {entry.max_context} tokens; longer prompts stay "
+        "unscored, and longer replies are cut"
         for url, entry in entries.items()
         if limit is not None and entry.max_context is not None and entry.max_context < limit
     )
@@ -242,20 +242,20 @@ def _encode(codec: Codec) -> list[int]:
 
 
 async def _same_tokens(fleet: Replicas, served: str, codec: Codec) -> None:
-    """Refuse a server that splits words otherwise; many have no way of saying how they do."""
+    """Reject a server that tokenises differently. Servers without /tokenize are accepted."""
     question: Body = {"model": served, "prompt": PROBE_TEXT, "add_special_tokens": False}
     ids = _encode(codec)
     for url, reply in (await fleet.each("/tokenize", question)).items():
         tokens = reply.get("tokens") if isinstance(reply, dict) else None
         if isinstance(tokens, list) and tokens != ids:
-            raise _other_tokenizer(url, "The same text becomes other ids there.")
+            raise _other_tokenizer(url, "It converts the same text to other ids.")
 
 
 def _other_tokenizer(url: str, why: str) -> IncompatibleServer:
     return IncompatibleServer(
-        f"The server at {url} has another tokenizer than the model that was asked for.",
-        f"{why} Ids that are sent would mean other words there.",
-        "Attach a server of this model, or name the model that it serves.",
+        f"The server at {url} has a different tokenizer than the requested model.",
+        f"{why} Token ids from soulkit would mean other words there.",
+        "Attach a server of this model, or use the model that it serves.",
     )
 
 
@@ -274,7 +274,7 @@ async def _read_ids(fleet: Replicas, served: str, ids: Sequence[int]) -> Logprob
         emitted = choice.get("token_ids")
         are_ids = isinstance(emitted, list) and emitted and all(type(e) is int for e in emitted)
         if choice.get("prompt_token_ids") != list(ids) or not are_ids:
-            raise _no_ids(url, "Its reply does not name the ids of the prompt and of the answer.")
+            raise _no_ids(url, "Its reply lacks the ids of the prompt or of the answer.")
     cold = await _choices(fleet, _question(served, ids, 0.5))
     modes = {logprobs_mode(_top(warm[url]), _top(cold[url])) for url in cold}
     worst: tuple[LogprobsMode, ...] = ("none", "raw", "processed")
@@ -282,7 +282,7 @@ async def _read_ids(fleet: Replicas, served: str, ids: Sequence[int]) -> Logprob
 
 
 async def _choices(fleet: Replicas, question: Body) -> dict[str, Mapping[str, Any]]:
-    """Address → the only choice of a reply; without log-probs where a server gives none."""
+    """Address → first choice of each reply; without log-probs if a server gives none."""
     replies = await fleet.each(COMPLETIONS_PATH, question)
     if any(_status(reply) in (400, 422) for reply in replies.values()):
         plain = {name: question[name] for name in question if name != "logprobs"}
@@ -291,8 +291,8 @@ async def _choices(fleet: Replicas, question: Body) -> dict[str, Mapping[str, An
     for url, reply in replies.items():
         if isinstance(reply, ServerRefused):
             if "vocabulary" in reply.message:
-                raise _other_tokenizer(url, f"It says: {reply.message}")
-            raise _no_ids(url, f"It says: {reply}")
+                raise _other_tokenizer(url, f"Its answer: {reply.message}")
+            raise _no_ids(url, f"Its answer: {reply}")
         listed = reply.get("choices")
         first = listed[0] if isinstance(listed, list) and listed else None
         choices[url] = first if isinstance(first, dict) else {}
@@ -305,9 +305,9 @@ def _status(reply: Body | ServerRefused) -> int:
 
 def _no_ids(url: str, why: str) -> IncompatibleServer:
     return IncompatibleServer(
-        f"The server at {url} does not answer prompts of ids with ids.",
-        f"{why} Replies would have to be tokenised again, which is not always the same.",
-        f"Attach a vLLM server of version 0.31 or newer; any other server: {_OTHER_WAY}.",
+        f"The server at {url} does not accept and return token ids.",
+        f"{why} Replies would have to be tokenised again, which can change them.",
+        f"Attach a vLLM server of version 0.31 or newer; for any other server, {_OTHER_WAY}.",
     )
 
 
@@ -315,8 +315,8 @@ def _no_ids(url: str, why: str) -> IncompatibleServer:
 
 
 def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> LogprobsMode:
-    """Of which distribution a server's log-probs are, from the top ones at temperature 1 and 0.5
-    (token → nats). Where they are too close to tell, the more cautious answer."""
+    """The distribution of a server's log-probs, from its top ones (token → nats) at temperature 1
+    and 0.5. If they are too close to tell, the more cautious answer."""
     both = [token for token in warm if token in cold]
     if len(both) < 2 or not (_add_up(warm) and _add_up(cold)):
         return "none"
@@ -328,18 +328,18 @@ def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> Logpr
 
 
 def _add_up(nats: Mapping[str, float]) -> bool:
-    """Whether these can be log-probs of tokens that exclude each other; logits hardly ever are."""
+    """Whether these can be log-probs of exclusive tokens; logits hardly ever can."""
     return all(one <= _ROUNDING for one in nats.values()) and (
         sum(map(math.exp, nats.values())) <= 1 + _ROUNDING
     )
 
 
 def _normalised(warm: Mapping[str, float], shift: float) -> bool:
-    """Whether halving the temperature moved what doubled as far as it moves log-probs, and left it
-    not in its place, as it does logits.
+    """Whether halving the temperature shifted the doubled values as it shifts log-probs, rather
+    than not at all, as with logits.
 
-    Log-probs move by -log of the sum of p². Those of the tokens that are not among the top ones are
-    not known, but none of them is more likely than the last of these.
+    Log-probs shift by -log of the sum of p². Tokens outside the top ones are unknown, but none is
+    more likely than the last of these.
     """
     top = sorted((math.exp(nats) for nats in warm.values()), reverse=True)[:TOP]
     most = sum(p * p for p in top) + top[-1] * max(0.0, 1 - sum(top))
@@ -358,43 +358,43 @@ def _about(mode: LogprobsMode) -> tuple[str, ...]:
     if mode == "processed":
         return ()
     which = (
-        "log-probs before temperature (raw): they are used at temperature 0 and 1 alone"
-        if mode == "raw" else "no log-probs that could be used: replies carry none"
+        "log-probs before temperature (raw), which are only used at temperature 0 and 1"
+        if mode == "raw" else "no usable log-probs, so replies have none"
     )  # fmt: skip
-    return (f"the server gives {which}; start it with {_HOW} to have all of them",)
+    return (f"the server returns {which}; start it with {_HOW} to get all of them",)
 
 
 # -- weights ---------------------------------------------------------------------------------------
 
 
 EXACT = 1e-4
-"""Nats between two computations of the same weights at any token, in float32."""
+"""Maximum difference in nats at any token between computations in float32."""
 GROSS = 0.25
-"""Nats between them on average, in narrower numbers."""
+"""Maximum mean difference in nats in narrower number formats."""
 LONGEST = 256
-"""Tokens of a compared prompt at most."""
+"""Maximum tokens of a compared prompt."""
 QUESTIONS = (
     "Say in one sentence what you would do on a free afternoon, and why.",
     "Mara lends her bicycle to Tom. He brings it back with a flat tyre and says nothing. The next "
     "morning she finds it. What does she think, what does she say to him, and what does he answer?",
 )
 _GRID, _OFF_GRID = 4096, 0.02
-"""16-bit logits differ by multiples of 1/4096 of a nat; float32 log-probs do so by chance."""
+"""16-bit logits differ by multiples of 1/4096 of a nat; float32 log-probs only by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderReading:
-    """What the weights of a folder say of the compared prompts."""
+    """A folder's log-probs of the compared prompts."""
 
     what: str
     """The model, with its adapter."""
     logprobs: Logprobs
     computed: str
-    """In which numbers: `float32`."""
+    """Number format of the computation: `float32`."""
 
 
 def compared_prompts(codec: Codec, limit: int | None) -> tuple[tuple[int, ...], ...]:
-    """Ids of the prompts that are compared, each with room for one more token within `limit`."""
+    """Ids of the prompts to compare, each with room for one more token within `limit`."""
     most = LONGEST if limit is None else min(LONGEST, limit - 1)
     plain = codec.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)
     asked = [codec.prompt_ids([Segment("user", text)]) for text in QUESTIONS]
@@ -404,14 +404,14 @@ def compared_prompts(codec: Codec, limit: int | None) -> tuple[tuple[int, ...], 
 def read_folder(
     model: str, adapter: Path | None, prompts: Sequence[Sequence[int]], *, device: str, dtype: str
 ) -> FolderReading:
-    """Log-probs of the prompts by a model's own forward pass in this process.
+    """Log-probs of the prompts from a forward pass in this process.
 
-    MissingPackage without torch, ModelLoadError for weights that cannot be loaded.
+    MissingPackage without torch; ModelLoadError for weights that cannot be loaded.
     """
     try:
         import torch
     except ImportError as error:
-        purpose = "--verify-weights, which computes with the model's folder on this machine"
+        purpose = "--verify-weights, which runs the model's folder on this machine"
         raise MissingPackage("torch", purpose) from error
     from soulkit.models.local.sampler import LocalModel
 
@@ -431,8 +431,8 @@ def read_folder(
 async def compare_weights(
     fleet: Replicas, name: str, prompts: Sequence[Sequence[int]], folder: FolderReading
 ) -> str:
-    """Compare every server of the fleet, asked under `name`, with a folder; a line that says how
-    far the farthest one is from it. IncompatibleServer where one is too far."""
+    """Compare every server of the fleet, under `name`, with a folder; returns a line with the
+    largest difference. IncompatibleServer if it is too large."""
     lines: dict[str, list[PromptReading]] = {}
     try:
         for prompt in prompts:  # one at a time: see Pusher
@@ -440,9 +440,10 @@ async def compare_weights(
                 lines.setdefault(url, []).append(reading)
     except ServerRefused as refusal:
         raise IncompatibleServer(
-            f"A server does not tell the log-probs of prompts under the name '{name}'.",
-            f"It says: {refusal}. Without them its weights cannot be compared with {folder.what}.",
-            "Attach a vLLM server of version 0.31 or newer, or leave out --verify-weights.",
+            f"A server does not return the log-probs of prompts for '{name}'.",
+            f"Its answer: {refusal}. Without log-probs, its weights cannot be compared with "
+            f"{folder.what}.",
+            "Attach a vLLM server of version 0.31 or newer, or remove --verify-weights.",
         ) from refusal
     farthest, exact = Distance(0.0, 0.0), True
     for url, readings in lines.items():
@@ -451,7 +452,7 @@ async def compare_weights(
         if not (apart.largest <= EXACT if alike else apart.mean <= GROSS):
             raise _other_weights(url, folder, apart, alike)
         farthest, exact = max(farthest, apart, key=lambda one: one.largest), exact and alike
-    remark = "" if exact else "; in 16-bit numbers this shows a gross difference only"
+    remark = "" if exact else "; in 16-bit numbers only large differences show"
     return f"weights of {folder.what} verified at {', '.join(lines)}: {farthest.words()}{remark}"
 
 
@@ -467,8 +468,8 @@ def _other_weights(
 ) -> IncompatibleServer:
     bound = f"{EXACT:g} nats at any token" if alike else f"{GROSS:g} nats on average"
     return IncompatibleServer(
-        f"The server at {url} does not compute with the weights of {folder.what}.",
-        f"Log-probs of prompts differ by {apart.words()}, and {bound} are allowed here.",
-        "Name the folder that the server was started with, or start the server with this one"
-        + (" in the same numbers (--dtype float32)." if alike else "."),
+        f"The server at {url} does not use the weights of {folder.what}.",
+        f"Log-probs of prompts differ by {apart.words()}; the maximum is {bound}.",
+        "Use the folder that the server was started with, or start the server with this one"
+        + (" in the same number format (--dtype float32)." if alike else "."),
     )

@@ -1,12 +1,12 @@
-"""Requests to one vLLM server: completions by ids, each with all settings of its sampling.
+"""Requests to one vLLM server: completions by token ids, with all sampling settings explicit.
 
-A server gives log-probs of the distribution that it drew from (*processed*) or of the plain logits
-(*raw*). They are asked for where those are log-probs of logits / temperature before `top_p` cuts
-anything, as `Completion` has them (`gives_logprobs`).
+A server returns log-probs of the distribution it samples from (*processed*) or of the plain logits
+(*raw*). They are requested only if they equal log-probs of logits / temperature before `top_p`, as
+in `Completion` (`gives_logprobs`).
 
-A generation may take an hour, so no request has a time limit of its own: `replicas.py` watches over
-the server meanwhile, and puts again what brought nothing. What is asked must therefore be such that
-asking twice does no harm. Connections belong to one event loop.
+A generation may take an hour, so requests have no timeout: `replicas.py` monitors the server and
+repeats failed requests. A request must therefore be safe to repeat. Connections belong to one event
+loop.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ from soulkit.types import Call, Sampling
 
 COMPLETIONS_PATH = "/v1/completions"
 LogprobsMode = Literal["processed", "raw", "none"]
-"""Of which distribution a server's log-probs are; none: it gives none that could be used."""
+"""The distribution of a server's log-probs; none: it returns none that can be used."""
 LEAST_TEMPERATURE = 0.01
-"""A server takes any lower one, but for 0, for this one."""
+"""vLLM raises lower temperatures, except 0, to this one."""
 MOST_STOPS = 4
-"""Stop strings that a server takes. The codec cuts at all of them; the others end no sampling."""
+"""Maximum stop strings per request. The codec cuts at all of them; others do not stop sampling."""
 _MOST_ID = 2**31 - 1
 _ROUNDING = 1e-3
-"""Nats by which a rounded log-prob may be above zero."""
+"""Tolerance in nats for rounded log-probs above zero."""
 _NO_SEED = -1
-"""Stands for a seed that nobody chose: such replies are repeatable as well."""
+"""Used if no seed is set, so that such replies are reproducible as well."""
 _FINISHED = ("stop", "length")
-"""How a whole reply ends. Any other way the server gave the work up."""
+"""Finish reasons of a complete reply. With any other, the server has aborted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one reply holds."""
+    """A parsed reply."""
 
     prompt: tuple[int, ...]
-    """What the server says that it was prompted with; empty where it does not."""
+    """The prompt ids that the server reports; empty if it does not."""
     ids: tuple[int, ...]
-    """Emitted ids, with the one that ended the turn or completed a stop string."""
+    """Sampled ids, including the one that ended the turn or completed a stop string."""
     logprobs: tuple[float, ...]
-    """One per id; empty where none were asked for."""
+    """One per id; empty if they were not requested."""
     stopped: bool
-    """Whether the reply ended by itself, and not at its limit."""
+    """Whether the reply ended by itself, not at its limit."""
 
 
 def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> bool:
-    """Whether a server's log-probs are those of logits / temperature; `form`: it is held to one.
+    """Whether a server's log-probs equal those of logits / temperature; `form`: it enforces one.
 
-    Greedily a server counts with temperature 1 and cuts nothing, as everybody here does.
+    With greedy sampling, a server uses temperature 1 and no cuts, as soulkit does.
     """
     if form or mode == "none":
         return False
@@ -78,7 +78,7 @@ def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> boo
 
 
 def sent_cuts(sampling: Sampling) -> dict[str, Any]:
-    """Which tokens may be drawn, in the words of a vLLM server; neutral values are named, too."""
+    """top_p, top_k and the like by vLLM's names, including neutral values."""
     cuts = {"top_p": sampling.top_p, "min_p": sampling.min_p}
     return {**NEUTRAL, **cuts, **({"top_k": sampling.top_k} if sampling.top_k else {})}
 
@@ -87,10 +87,9 @@ def completion_request(
     served: str, prompt: Sequence[int], sampling: Sampling, call: Call, *, room: int,
     end_ids: Iterable[int], logprobs: bool, form: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The body of one request: at most `room` tokens after `prompt`, by the model that is called
-    `served` there.
+    """The body of one request: at most `room` tokens after `prompt`, from the model `served`.
 
-    `end_ids` end the reply, `logprobs` asks for those of the emitted tokens, and `form` holds it to
+    `end_ids` end the reply; `logprobs` requests log-probs of the sampled tokens; `form` enforces
     the sampling's form. Equal seeds and calls give equal bodies.
     """
     body: dict[str, Any] = {
@@ -119,10 +118,9 @@ def completion_request(
 def read_emission(
     body: Mapping[str, Any], prompt: Sequence[int] | None, *, logprobs: bool
 ) -> Emission:
-    """What a reply to `prompt` (None: to whatever it says) emitted.
+    """Parse a reply to `prompt` (None: to any prompt).
 
-    Raises Unreadable, also where a server read other ids than those that it was sent, or gave the
-    work up.
+    Raises Unreadable, also if the server used other prompt ids or aborted the reply.
     """
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -130,13 +128,13 @@ def read_emission(
         raise Unreadable("no choices")
     read = choice.get("prompt_token_ids")
     if isinstance(read, list) and prompt is not None and read != list(prompt):
-        raise Unreadable("the server read another prompt than it was sent")
+        raise Unreadable("the server used another prompt than the one sent")
     ids = choice.get("token_ids")
     if not isinstance(ids, list) or len(_ids(ids)) != len(ids):
-        raise Unreadable("no token ids: the server is none that answers with ids")
+        raise Unreadable("no token ids: this server does not return ids")
     finish = choice.get("finish_reason")
     if finish not in _FINISHED:
-        raise Unreadable(f"the server gave the reply up ({finish})")
+        raise Unreadable(f"the server aborted the reply ({finish})")
     notes = _logprobs_of(choice, len(ids)) if logprobs else ()
     return Emission(_ids(read), tuple(ids), notes, finish == "stop")
 
@@ -151,28 +149,28 @@ def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
     notes = holder.get("token_logprobs") if isinstance(holder, dict) else None
     if not isinstance(notes, list) or len(notes) != count:
         raise Unreadable("no log-prob for every token")
-    # An integer beyond every float is compared here, and converted nowhere.
+    # Compared as is: converting an integer beyond the range of floats would fail.
     if not all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in notes):
-        raise Unreadable("a log-prob that is no number")
+        raise Unreadable("a log-prob is not a number")
     if any(one > _ROUNDING for one in notes):
-        raise Unreadable("a log-prob above zero: the server gives something else under that name")
+        raise Unreadable("a log-prob is above zero: the server returns something else")
     return tuple(map(float, notes))
 
 
 HEALTH = "/health"
 HEALTH_S = 5.0
-"""How long a server may take to say that it is well."""
+"""Timeout of a health check in seconds."""
 MAX_BYTES = 256 * 1024 * 1024
-"""Of a reply: a hundred thousand tokens with their log-probs and texts need some ten of them."""
+"""Maximum size of a reply: 100,000 tokens with log-probs and texts need about 10 MB."""
 CONCURRENCY = 1024
 _PASSES = frozenset((408, 409, 425, 429))
-"""Statuses below 500 that say nothing about the request."""
+"""Statuses below 500 that do not depend on the request."""
 _DEAD = ("EngineCore encountered", "EngineDead", "engine is dead", "engine died")
-"""Words of a server whose engine has ended; its HTTP part may outlive that by a moment."""
+"""Messages of a server whose engine has died; its HTTP part may live a moment longer."""
 
 
 class ServerRefused(SoulError):
-    """A server's answer to a request that it will not do."""
+    """The server rejects a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status} {message}")
@@ -180,21 +178,21 @@ class ServerRefused(SoulError):
 
 
 class ServerBusy(ServerRefused):
-    """A status that says nothing about the request: another try may be answered."""
+    """A status that does not depend on the request, so a retry may work."""
 
 
 class ServerGone(SoulError):
-    """A connection that broke, or a server whose engine has ended."""
+    """A connection broke, or the server's engine has died."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is asked."""
+    """Address and key of a server."""
 
     url: str
     """Without a path: http://127.0.0.1:8000."""
     key: str = field(default="", repr=False)
-    """Sent as the bearer token; empty: none."""
+    """Sent as a bearer token; empty: none."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -202,7 +200,7 @@ class Address:
 
 
 class VllmClient:
-    """Asks one server, once for each request."""
+    """Sends requests to one server, without retries."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -214,19 +212,19 @@ class VllmClient:
         return f"VllmClient({self.address.url!r})"
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`; {"text": …} where the server answers with something else.
+        """GET `path`: the JSON object, or {"text": …} if the answer is not one.
 
         Raises ServerRefused, ServerBusy, ServerGone.
         """
         return await self._ask(path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server answers to `body`, as `get` has it; raises as `get` does."""
+        """POST `body`; returns and raises as `get` does."""
         return await self._ask(path, body)
 
     async def alive(self) -> bool:
-        """Whether the server says within HEALTH_S that it is well. Whatever else it answers, it
-        answers: a gateway may know no such path."""
+        """Whether the server answers /health within HEALTH_S. Any status below 500 counts, since a
+        gateway may not have that path."""
         import httpx2 as errors
 
         try:
@@ -247,7 +245,7 @@ class VllmClient:
         try:
             received = await self._exchange(path, body)
         except TooLong:
-            raise ServerRefused(200, f"a reply of more than {MAX_BYTES >> 20} MB") from None
+            raise ServerRefused(200, f"the reply exceeds {MAX_BYTES >> 20} MB") from None
         except errors.HTTPError as error:
             raise self._gone(clean_detail(connection_fault(error).detail)) from None
         return self._answer(received)

@@ -1,11 +1,11 @@
-"""What a server of our own is started with: arguments and environment, as pure functions.
+"""Builds the arguments and environment of a vLLM server, as pure functions.
 
-Whatever decides what a token is worth is soulkit's and not to be changed: which model answers under
-which name, log-probs after temperature and cuts, no sampling settings from the model's own
-generation config, adapters that can be loaded while it runs. Everything that decides how fast it is
-(parallelism, memory, quantization, kernels) is passed through.
+soulkit fixes everything that decides the probability of a token: the model and its name, log-probs
+after temperature and cuts, no sampling defaults from the model's generation config, adapters loaded
+at run time. Flags that decide speed (parallelism, memory, quantization, kernels) are passed
+through.
 
-Flags: those that vLLM 0.31 to 0.33 all have.
+Only uses flags that exist in vLLM 0.31 to 0.33.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from soulkit.models.vllm.settings import VllmInstall
 
 HOST = "127.0.0.1"
 BASE_NAME = "base"
-"""What the model itself is called there; adapters have names of their own."""
+"""Served name of the model itself; adapters have their own names."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks of adapters that vLLM can be told of."""
+"""Maximum adapter ranks that vLLM accepts."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
-"""What --dtype may be there."""
+"""Values of --dtype that vLLM accepts."""
 
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
-"""Without white space between the fields: a model could write nothing else until its limit."""
+"""No white space between fields: a model could write nothing else until its limit."""
 
 _ON_CPU = ("enforce-eager", "no-enable-chunked-prefill")
-"""Compiling takes minutes there; and a prompt that is read in pieces kills a server on a CPU when
-its request has a seed ("CPU Generator does not use offset")."""
+"""On a CPU, compiling takes minutes, and a prompt read in chunks crashes the server if its request
+has a seed ("CPU Generator does not use offset")."""
 
 _MODULE = "vllm.entrypoints.openai.api_server"
 _GIB = 1 << 30
 
 _OTHER_WAY = {
-    "model": "Name it where the model is named: vllm:PATH, or MODEL with --engine vllm.",
-    "revision": "Name it with the model: owner/name@revision.",
+    "model": "Set the model as vllm:PATH, or as MODEL with --engine vllm.",
+    "revision": "Set it with the model: owner/name@revision.",
     "dtype": "Use --dtype.",
     "max-model-len": "Use --max-context.",
-    "max-num-seqs": "Use the setting of how many calls may be in flight.",
-    "hf-token": "Set HF_TOKEN in the environment, where no list of processes shows it.",
+    "max-num-seqs": "Use the option for concurrent calls.",
+    "hf-token": "Set HF_TOKEN in the environment, where process lists do not show it.",
 }
 _REFUSED = (
     *_OTHER_WAY,
@@ -64,18 +64,17 @@ _LAUNCHER = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-"""What torchrun tells its processes: a server would take itself for one of them."""
+"""Variables that torchrun sets; with them a server would join the training job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """One server that is to be started.
+    """One server to start.
 
-    `model` is a folder or `owner/name@revision` of the hub; `lora_rank` the largest rank of the
-    adapters that it is to take, None for a server without adapters; `in_flight` how many requests
-    it works on at once; `args` vLLM's own flags, without dashes before them, an empty value for a
-    flag that takes none; `python` the interpreter that has vLLM, None for this one; `threads` of a
-    server on a CPU.
+    `model`: a folder or `owner/name@revision` on the Hub; `lora_rank`: maximum rank of its
+    adapters, None without adapters; `in_flight`: concurrent requests; `args`: vLLM's own flags
+    without dashes, with an empty value for a flag without one; `python`: interpreter with vLLM,
+    None for this one; `threads`: for a server on a CPU.
     """
 
     model: str
@@ -94,10 +93,10 @@ class ServerSpec:
 
 
 def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[str]:
-    """The arguments of a server that listens on `port` of this machine alone.
+    """The command line of a server that listens on `port` of this machine only.
 
-    ConfigError for flags of the user's that soulkit decides, for a rank that vLLM cannot take, and
-    for a device that this vLLM has not.
+    ConfigError for user flags that soulkit sets itself, a rank that vLLM does not support, and a
+    device that this vLLM does not have.
     """
     command = [spec.interpreter, "-m", _MODULE, "--host", HOST, "--port", str(port)]
     command += [*_model(spec.model), "--served-model-name", BASE_NAME]
@@ -125,9 +124,9 @@ def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[st
 def server_environment(
     spec: ServerSpec, install: VllmInstall, key: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """This process's environment (or `environment`) with what the server needs.
+    """The server's environment, based on this process's (or on `environment`).
 
-    `key` is the bearer token that the server asks for; it stands nowhere else.
+    `key` is the bearer token that the server requires; it is stored nowhere else.
     """
     started_from = dict(os.environ if environment is None else environment)
     env = {
@@ -138,12 +137,12 @@ def server_environment(
     if spec.lora_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu(spec, install):
-        # Whole GiB for keys and values: a quarter of what is free, from 1 to 8.
+        # Space for keys and values in whole GiB: a quarter of free memory, from 1 to 8.
         cache = min(8, max(1, (free_bytes("cpu") or 0) // 4 // _GIB))
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache))
         if spec.threads is not None:
             env["OMP_NUM_THREADS"] = str(spec.threads)
-            # Else vLLM binds one thread to every core it may use, and the number above is lost.
+            # Otherwise vLLM binds one thread per core and ignores the number above.
             env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     elif spec.device.startswith("cuda:"):
         env["CUDA_VISIBLE_DEVICES"] = _visible(spec.device, env.get("CUDA_VISIBLE_DEVICES"))
@@ -163,9 +162,9 @@ def _dtype(name: str) -> str:
     if name in DTYPES:
         return name
     raise ConfigError(
-        f"'{name}' is no number type that vLLM computes in.",
-        f"It knows {', '.join(DTYPES)}.",
-        "Use --dtype auto, float32, bfloat16 or float16; how weights are kept is another matter: "
+        f"vLLM does not support the number type '{name}'.",
+        f"It supports {', '.join(DTYPES)}.",
+        "Use --dtype auto, float32, bfloat16 or float16. To quantise the weights, use "
         "--vllm-arg quantization=fp8",
     )
 
@@ -176,26 +175,26 @@ def _rank(rank: int) -> int:
             return one
     raise ConfigError(
         f"An adapter of rank {rank} is too large for vLLM.",
-        f"Its servers take adapters of rank {RANKS[-1]} at most.",
+        f"The maximum rank is {RANKS[-1]}.",
         "Use --engine local, or train with a smaller rank.",
     )
 
 
 def _on_cpu(spec: ServerSpec, install: VllmInstall) -> bool:
-    """Whether the server runs on a CPU; ConfigError where that is not what was asked for."""
+    """Whether the server runs on a CPU; ConfigError if that contradicts --device."""
     device = spec.device.partition(":")[0]
     if device in ("auto", "cuda" if install.on_gpu else "cpu"):
         return not install.on_gpu
-    builds = "on a GPU" if install.on_gpu else "on a CPU, where it is the CPU build or sees no GPU"
+    builds = "on a GPU" if install.on_gpu else "on a CPU (it is a CPU build or sees no GPU)"
     raise ConfigError(
-        f"This vLLM cannot serve on the device '{spec.device}'.",
-        f"{install.distribution} {install.version} of '{spec.interpreter}' serves {builds}.",
-        "Name another --device, another --vllm-python, or use --engine local.",
+        f"This vLLM cannot run on the device '{spec.device}'.",
+        f"{install.distribution} {install.version} of '{spec.interpreter}' runs {builds}.",
+        "Use another --device or --vllm-python, or --engine local.",
     )
 
 
 def _visible(device: str, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES becomes for `cuda:N`: the N-th of those that are visible now."""
+    """CUDA_VISIBLE_DEVICES for `cuda:N`: the N-th of the visible devices."""
     number = device.partition(":")[2]
     shown = [name.strip() for name in visible.split(",")] if visible else None
     if number.isdecimal() and (shown is None or int(number) < len(shown)):
@@ -203,8 +202,8 @@ def _visible(device: str, visible: str | None) -> str:
     raise ConfigError(
         f"There is no device '{device}'.",
         f"CUDA_VISIBLE_DEVICES={visible} shows {len(shown)}, counted from 0." if shown
-        else "A device is written cuda:0, cuda:1 and so on.",
-        "Name one that is visible: --device cuda:0",
+        else "Devices are named cuda:0, cuda:1 and so on.",
+        "Use a visible device: --device cuda:0",
     )  # fmt: skip
 
 
@@ -217,18 +216,18 @@ def _passed(args: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_ours(text: str, name: str) -> None:
-    """vLLM takes the beginning of a flag for the whole of it, so that is refused as well."""
+    """vLLM accepts prefixes of flags, so these are refused as well."""
     ours = next((one for one in _REFUSED if one.startswith(name)), None)
     if not name.replace("-", "").isalnum():
         raise ConfigError(
-            f"'{text}' is no flag of vLLM.",
-            "A flag is written as on vLLM's own command line, with its value behind '='.",
-            "Write for example --vllm-arg gpu-memory-utilization=0.8",
+            f"'{text}' is not a vLLM flag.",
+            "A flag is written as on vLLM's command line, with its value after '='.",
+            "Use for example --vllm-arg gpu-memory-utilization=0.8",
         )
     if ours is not None:
         raise ConfigError(
-            f"--vllm-arg {text} is not open to choice.",
-            f"soulkit decides vLLM's --{ours}: scores and log-probs depend on it, or its own "
-            "requests do.",
-            _OTHER_WAY.get(ours, "Leave it out, or start a server yourself: --engine vllm@URL"),
+            f"--vllm-arg {text} cannot be set.",
+            f"soulkit sets vLLM's --{ours} itself, because scores, log-probs or its own requests "
+            "depend on it.",
+            _OTHER_WAY.get(ours, "Remove it, or start a server yourself: --engine vllm@URL"),
         )

@@ -1,11 +1,11 @@
-"""The vLLM servers of one run: one for each model, whoever plays with it.
+"""The vLLM servers of one run: one per model, shared by all players that use it.
 
-    needs of actor and players ──▶ one server a model, one started after the other ──▶ samplers
-    servers that run already (--engine vllm@URL) ─────────────────────────────────────┘
+    needs of actor and players ──▶ one server per model, started one by one ──▶ samplers
+    running servers (--engine vllm@URL) ──────────────────────────────────────────┘
 
-GPU memory is measured by each server at its start, so no two start at once, and all of them before
-anything is played. They are stopped in every way out of `with`; whoever dies without one is
-survived by a supervisor that stops them.
+Each server measures free GPU memory when it starts, so they start one after the other, before
+anything is played. Leaving the `with` block stops them; if the process dies, a supervisor stops
+them.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ if TYPE_CHECKING:
     from soulkit.models.vllm.model import VllmModel
 
 LOGS = "vllm"
-"""In a run's folder: what its servers say."""
+"""Subfolder of a run folder for server logs."""
 GPU_SHARE = 0.9
-"""Of a GPU's memory, for all servers of a run together."""
+"""Share of a GPU's memory for all servers of a run together."""
 MEMORY_FLAG = "gpu-memory-utilization"
 CANARY = "Say in one sentence what you would do on a free afternoon, and why."
-"""What shows that an adapter changes what is said."""
+"""Prompt that shows whether an adapter changes the model's log-probs."""
 LEAVE_S = 30.0
-"""How long taking adapters back from servers of others may take."""
+"""Timeout in seconds for removing adapters from attached servers."""
 
 Proof = Literal["none", "compare", "pushes"]
-"""What shows that attached servers compute with the weights of the model's folder: nothing, a
-comparison of log-probs when they are attached, or the proof of every push of a training."""
+"""How to verify the weights of attached servers: not at all, by comparing log-probs once, or with
+every weight update of a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTerms:
-    """How the servers of a run are started and asked."""
+    """Shared settings of a run's servers."""
 
     python: str = sys.executable
     limit_s: float = 300.0
@@ -76,36 +76,36 @@ class ServerTerms:
     device: str = "auto"
     max_context: int | None = None
     in_flight: int = 64
-    """Requests that are under way at one server."""
+    """Maximum concurrent requests per server."""
     threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNeed:
-    """A model that somebody plays with."""
+    """A model that needs a server."""
 
     model: str
     """A folder, or `owner/name@revision`."""
     args: tuple[tuple[str, str], ...] = ()
     """Flags of its server."""
     lora_rank: int | None = None
-    """Of the largest adapter that will be loaded on it; None: of none."""
+    """Rank of the largest adapter to be loaded; None: no adapters."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """What two needs that one server meets have in common."""
+        """Equal for two needs that can share a server."""
         place = model_place(self.model)
         where = str(place) if place.on_hub else str(Path(place.where).resolve())
         return where, tuple(sorted(self.args))
 
     def joined(self, other: ServerNeed) -> ServerNeed:
-        """What meets both."""
+        """A need that covers both."""
         ranks = [rank for rank in (self.lora_rank, other.lora_rank) if rank is not None]
         return replace(self, lora_rank=max(ranks, default=None))
 
 
 def terms_of(config: Any) -> ServerTerms:
-    """The terms in the settings of a command; what it has no setting for is as usual."""
+    """The terms from a command's settings; missing settings use the defaults."""
     usual = ServerTerms()
     return ServerTerms(
         python=interpreter(config.vllm_python),
@@ -119,20 +119,20 @@ def terms_of(config: Any) -> ServerTerms:
 
 
 def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
-    """What a player of the kind `vllm` needs."""
+    """The need of a player of kind `vllm`."""
     return ServerNeed(model=player.model, args=_pairs({**config.vllm_arg, **player.args}))
 
 
 def players_needs(config: RolesConfig) -> list[ServerNeed]:
-    """What all players of the kind `vllm` need."""
+    """The needs of all players of kind `vllm`."""
     return [player_need(config, who) for _, who in config.players() if who.kind == "vllm"]
 
 
 def actor_need(
     config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
 ) -> ServerNeed:
-    """What an actor needs that is sampled by vLLM; `attached`: by servers that run already.
-    ModelLoadError for an adapter whose files are damaged."""
+    """The need of an actor that vLLM samples; `attached`: on running servers. ModelLoadError if the
+    adapter's files are damaged."""
     args = () if attached else _pairs(config.vllm_arg)
     rank = None
     if adapter is not None:
@@ -146,21 +146,21 @@ def _pairs(flags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def adapter_rank(folder: Path) -> int:
-    """The largest rank in an adapter's folder; ModelLoadError where it does not say."""
+    """The largest rank of an adapter; ModelLoadError if its config does not state it."""
     file = folder / ADAPTER_CONFIG
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         return max([int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
-            f"'{file}' does not say the rank of its adapter.",
-            "A server that adapters are loaded on is told how large they are.",
-            "Name a folder with a LoRA that PEFT or soulkit saved.",
+            f"'{file}' does not state the rank of its adapter.",
+            "A vLLM server must know the rank before it loads an adapter.",
+            "Use the folder of a LoRA adapter saved by PEFT or soulkit.",
         ) from error
 
 
 def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> ServerSpec:
-    """The server that meets a need, one of a `number` that run at once: they share a GPU."""
+    """The spec of a server for a need; `number` servers share the GPU."""
     args, install = dict(need.args), vllm_version(terms.python)
     if number > 1 and install is not None and install.on_gpu and MEMORY_FLAG not in args:
         args[MEMORY_FLAG] = f"{GPU_SHARE / number:.2f}"
@@ -172,8 +172,8 @@ def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> Server
 
 
 def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
-    """Raise what can be said before any server is started: ModelLoadError for a folder that is not
-    there, ConfigError without vLLM and for flags that are not the user's to set."""
+    """Check needs before any server starts: ModelLoadError for a missing folder, ConfigError
+    without vLLM and for flags that soulkit sets itself."""
     install = vllm_version(terms.python) if needs else None
     for need in needs:
         model_place(need.model)
@@ -184,21 +184,21 @@ def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
 
 @dataclass(slots=True)
 class _Served:
-    """One model as it is served: by a server of ours, or by those of somebody else."""
+    """One served model, on our own server or on attached ones."""
 
     need: ServerNeed
     fleet: Replicas
     abilities: ServerCapabilities
     codec: Codec
     adapters: dict[str, ServedAdapter] = field(default_factory=dict)
-    """By their folders."""
+    """By adapter folder."""
 
 
 class VllmServers:
-    """The vLLM servers of one run. A context manager: out of it none of them is left.
+    """The vLLM servers of one run. A context manager that stops them all on exit.
 
-    `folder` is the run's, where their logs go; `attached` are the addresses of servers that serve
-    the model `attached_model`, and `proof` is what shows that.
+    `folder`: the run folder, for logs; `attached`: addresses of running servers with the model
+    `attached_model`; `proof`: how their weights are verified.
     """
 
     def __init__(
@@ -225,15 +225,15 @@ class VllmServers:
     # -- before anything is played -----------------------------------------------------------------
 
     def expect(self, needs: Sequence[ServerNeed]) -> None:
-        """Needs of later runs that share these servers: a server is started so that it meets all
-        that is expected of its model, and need not be started again."""
+        """Register the needs of later runs on these servers, so that each server starts with
+        everything its model will need and is not restarted."""
         for need in needs:
             before = self._expected.get(need.key)
             self._expected[need.key] = need if before is None else before.joined(need)
 
     def check(self, needs: Sequence[ServerNeed]) -> None:
-        """Raise what can be said of these needs before any server is started: a ConfigError for
-        flags that are not the user's to set, NotAttachable for servers of something else."""
+        """Check these needs before any server starts: ConfigError for flags that soulkit sets
+        itself, IncompatibleServer for attached servers of another model."""
         for need in needs:
             if self._is_attached(need.key):
                 self.expect([need])
@@ -242,10 +242,10 @@ class VllmServers:
                 check_needs([need], self.terms)
 
     def prepare(self, needs: Sequence[ServerNeed]) -> None:
-        """Have these models served, and no others: blocks until all answer.
+        """Start servers for exactly these models; blocks until all answer.
 
-        Call it outside of an event loop. Raises a UserError with the log's last lines when a server
-        does not start within its limit.
+        Call it outside an event loop. UserError, with the last lines of the log, if a server does
+        not start in time.
         """
         self.expect(needs)
         keys = list(dict.fromkeys(need.key for need in needs))
@@ -263,7 +263,7 @@ class VllmServers:
 
     def _start(self, key: Any, number: int) -> None:
         spec = server_spec(self.terms, self._expected[key], number)
-        if spec.max_context is not None:  # a server ends if asked for more than its model holds
+        if spec.max_context is not None:  # vLLM fails if asked for more than the model's context
             spec = replace(spec, max_context=self._codec(key).context_limit)
         if key in self._running and self._specs[key] == spec:
             return
@@ -278,11 +278,11 @@ class VllmServers:
         self._running[key], self._specs[key] = server, spec
         seconds = time.monotonic() - begun
         self.reporter.note(
-            f"vllm {server.version} serves {spec.model}, {seconds:.0f} s; log {server.log}"
+            f"vllm {server.version} serves {spec.model} after {seconds:.0f} s; log: {server.log}"
         )
 
     def _ready(self, key: Any) -> _Served:
-        """A new fleet for every run: one that was closed or lost a server cannot be used again."""
+        """A new fleet for each run: a closed one, or one that lost a server, cannot be reused."""
         need, server = self._expected[key], self._running.get(key)
         codec = self._codec(key)
         if server is not None:
@@ -302,7 +302,7 @@ class VllmServers:
         return served
 
     def _compare(self, served: _Served, name: str, adapter: Path | None) -> None:
-        """Compare attached servers' weights with the folder, where that is asked for."""
+        """Compare the weights of attached servers with the folder, if requested."""
         if self._proof != "compare" or not served.abilities.basis:
             return
         limit = least_limit(served.codec.context_limit, served.abilities.max_context)
@@ -334,10 +334,9 @@ class VllmServers:
         self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None,
         ledger_name: str = "",
     ) -> VllmModel:  # fmt: skip
-        """The model that meets `need`, of those that `prepare` was called for; its replies go
-        through `ledger`, under `ledger_name` (the model's if empty). With an `adapter`, which is
-        loaded and shown to be there: call it outside of an event loop then. Raises a UserError for
-        an adapter that is not taken."""
+        """The model for `need`, which `prepare` must have served. Its replies are recorded in
+        `ledger` under `ledger_name` (default: the model). An `adapter` is loaded and verified; then
+        call it outside an event loop. UserError if the adapter is rejected."""
         from soulkit.models.local.loading import adapter_hash
         from soulkit.models.vllm.model import VllmModel
 
@@ -352,24 +351,24 @@ class VllmServers:
         )  # fmt: skip
 
     def fleet(self, need: ServerNeed) -> Replicas:
-        """The servers that meet `need`, of those that `prepare` was called for."""
+        """The servers for `need`, which `prepare` must have served."""
         return self._served[need.key].fleet
 
     def abilities(self, need: ServerNeed) -> ServerCapabilities:
-        """What these servers can do."""
+        """What these servers support."""
         return self._served[need.key].abilities
 
     def serving(
         self, config: RolesConfig, ledger: Ledger | None
     ) -> Callable[[RoleSettings], ChatModel]:
-        """What makes the players of the kind `vllm` that `config` names (`Players.serve`)."""
+        """A function that returns the vLLM players of `config` (for `Players.serve`)."""
         return lambda who: self.sampler(
             player_need(config, who), ledger=ledger, ledger_name=name_in_ledger(who)
         )
 
     def version_record(self, need: ServerNeed) -> dict[str, Any]:
-        """The version of vLLM that serves `need`, where its servers tell, and `max_context`, the
-        tokens of a prompt with its reply, where they hold fewer than the model."""
+        """The vLLM version of the servers for `need`, if known, and `max_context` in tokens if it
+        is less than the model's."""
         served = self._served[need.key]
         version, limit = served.abilities.version, served.abilities.max_context
         short = limit is not None and limit < (served.codec.context_limit or 0)
@@ -392,8 +391,8 @@ class VllmServers:
     # -- in the end --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop what was started here, the last one first, and take adapters back from servers of
-        others; again, it does nothing."""
+        """Stop our servers, the last one first, and remove adapters from attached ones. May be
+        called twice."""
         for key in reversed(list(self._running)):
             self._stop_one(key)
         for key in list(self._served):
@@ -407,11 +406,11 @@ class VllmServers:
             return
         try:
             server.stop()
-        except UserError as error:  # the others are to be stopped all the same
+        except UserError as error:  # continue with the other servers
             self.reporter.note(f"{error.what} {error.why}")
 
     def _leave(self, key: Any) -> None:
-        """Take what was loaded away from servers that go on without this run."""
+        """Remove our adapters from attached servers."""
         served = self._served.pop(key)
 
         async def unload() -> None:
@@ -425,20 +424,20 @@ class VllmServers:
         except (SoulError, OSError, TimeoutError) as error:
             left = ", ".join(one.name for one in served.adapters.values() if one.lent)
             self.reporter.note(
-                f"adapters that could not be taken back from the servers: {left} ({error})"
+                f"adapters could not be removed from the attached servers: {left} ({error})"
             )
 
 
 def name_in_ledger(player: RoleSettings) -> str:
-    """What stands in the ledger for a player of the kind `vllm`: its model, with the flags that are
-    its own. Two players of one model whose servers differ are not each other's replies."""
+    """The name of a `vllm` player in the ledger: its model and its own flags, so that players of
+    one model on different servers do not share replies."""
     return " ".join(
         [player.model, *(f"--{flag}={player.args[flag]}" for flag in sorted(player.args))]
     )
 
 
 def unstarted_player(player: RoleSettings, ledger: Ledger | None) -> VllmModel:
-    """A player of the kind `vllm` without its servers. ModelLoadError without its tokenizer."""
+    """A `vllm` player without servers. ModelLoadError without its tokenizer."""
     codec = Codec.load(player.model)
     return unstarted(player.model, codec, ledger=ledger, ledger_name=name_in_ledger(player))
 
@@ -447,7 +446,7 @@ def unstarted(
     model: str, codec: Codec, *, policy_version: str = "", ledger: Ledger | None = None,
     ledger_name: str = "",
 ) -> VllmModel:  # fmt: skip
-    """A model without servers: it answers what its `ledger` holds, and nothing else."""
+    """A model without servers that only replays its `ledger`."""
     from soulkit.models.vllm.model import VllmModel
 
     return VllmModel(
@@ -463,8 +462,8 @@ def player_servers(
     config: RolesConfig, folder: Path, ledger: Ledger | None,
     terms: ServerTerms | None = None, reporter: Reporter = SILENT,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
-    """Within it the servers run that players of `config` need, on its terms if no others are named;
-    what makes those players."""
+    """Run the servers that the players of `config` need, and yield a function that returns those
+    players. `terms` default to those of `config`."""
     with VllmServers(folder, terms or terms_of(config), reporter=reporter) as servers:
         servers.prepare(players_needs(config))
         yield servers.serving(config, ledger)
@@ -477,5 +476,5 @@ def _attached_words(abilities: ServerCapabilities, urls: Sequence[str]) -> str:
     what = f"vllm {abilities.version}".rstrip()
     words = f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
     if abilities.basis == "declared":
-        words += "; its weights are declared, not verified (--verify-weights compares them)"
+        words += "; its weights were not verified (--verify-weights compares them)"
     return words

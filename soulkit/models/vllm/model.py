@@ -1,13 +1,13 @@
-"""A model behind vLLM servers, with the same replies as one in this process.
+"""A model on vLLM servers, with the same replies as a model in this process.
 
     context ──codec──▶ prompt ids ──fleet──▶ emitted ids ──codec──▶ Completion
 
-Log-probs are left out (`dropped`) where the server's are those of another distribution. Forms are
-held by the server's grammar from the first token on: a reply that is to think first is asked for
-without one. Seeds are derived from `Sampling.seed` and the `Call`. A player's replies are kept in
-the ledger under `vllm:MODEL` in place of an address, so that a resumed run finds them whatever port
-its server has; an actor has no ledger. A refusal is a ProviderError, a prompt that leaves no room a
-ContextOverflow before anything is sent.
+Log-probs are left out (`dropped`) if the server computes them for another distribution. The
+server's grammar enforces a form from the first token on, so a reply with reasoning is requested
+without one. Seeds are derived from `Sampling.seed` and the `Call`. A player's replies are stored in
+the ledger under `vllm:MODEL` instead of an address, so that a resumed run finds them on any port;
+an actor has no ledger. A refusal is a ProviderError; a prompt that leaves no room for a reply is a
+ContextOverflow and is not sent.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from soulkit.models.vllm.capabilities import Basis, ServerCapabilities
 
 TRIES = 2
-"""How often a reply is asked for that cannot be read: a server that ends gives work up."""
+"""Attempts for a reply that cannot be read: a server that shuts down aborts its requests."""
 
 log = logging.getLogger(__name__)
 
 
 Push = Callable[["TrainedWeights"], Awaitable[tuple[str, str]]]
-"""Brings weights to the servers, proves that they are there, and returns the name that they are
-served under and their version."""
+"""Loads weights on the servers, verifies that they are active, and returns their served name and
+version."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request, and what its reply is read with."""
+    """One request, and what is needed to read its reply."""
 
     body: Mapping[str, Any]
     prompt: tuple[int, ...]
@@ -69,18 +69,18 @@ class _Question:
     room: int
     logprobs: bool
     form: bool
-    """Whether the server is to hold the reply to its form."""
+    """Whether the server should enforce the form."""
     policy: str
 
 
 class VllmModel(CodecModel):
     """A `Sampler` whose replies come from vLLM servers.
 
-    `fleet` is None where no call is left that the ledger does not answer. `served` is what the
-    servers call the model, or the adapter on it; `policy_version` the hash of that adapter, stamped
-    on completions. A player's replies are kept in `ledger` under `vllm:LEDGER_NAME` (else `name`);
-    an actor has none. `push` brings the weights of a trainer there; None: nobody trains them.
-    `weights_basis` says how it is known which weights attached servers compute with.
+    `fleet` is None if the ledger has all remaining replies. `served` is the servers' name for the
+    model or its adapter; `policy_version` is the hash of that adapter, recorded in completions. A
+    player's replies are stored in `ledger` under `vllm:LEDGER_NAME` (default: `name`); an actor has
+    no ledger. `push` sends a trainer's weights to the servers; None: the weights do not change.
+    `weights_basis`: how the weights of attached servers were verified.
     """
 
     def __init__(
@@ -110,22 +110,22 @@ class VllmModel(CodecModel):
         self._closed = False
 
     async def take(self, weights: TrainedWeights) -> None:
-        """Sample with these weights from now on; returns once they are proven to be there."""
+        """Sample with these weights from now on; returns after verifying that they are active."""
         if self._push is None:
             raise ConfigError(
-                f"'{self.name}' is served as it is.",
-                "It was attached for its replies, and nothing brings other weights to its servers.",
-                "Train with --engine vllm, or with --engine local.",
+                f"The weights of '{self.name}' cannot be changed.",
+                "Its servers were attached for replies only, and soulkit sends them no weights.",
+                "Train with --engine vllm or --engine local.",
             )
         served, version = await self._push(weights)
         self.use(served, version)
 
     def use(self, served: str, policy_version: str) -> None:
-        """Ask for `served` from the next call on; replies that are under way keep their version."""
+        """Use the model `served` from the next call on; pending replies keep their version."""
         self.served, self.policy_version = served, policy_version
 
     def anew(self) -> VllmModel:
-        """The same weights on the same servers for another run, once this one is closed."""
+        """A new VllmModel with the same weights and servers, for use after this one is closed."""
         return VllmModel(
             self._fleet, self.codec, name=self.name, served=self.served,
             abilities=self._abilities, policy_version=self.policy_version,
@@ -136,11 +136,11 @@ class VllmModel(CodecModel):
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        """One reply, from the ledger when it holds the call.
+        """Generate one reply, or return it from the ledger.
 
-        Raises ContextOverflow for a prompt that leaves too little room, ProviderError when the
-        server refuses or the model is closed, ReplayMiss in a replay without the call, and what the
-        fleet raises when no server is left.
+        ContextOverflow if the prompt leaves too little room; ProviderError if the server refuses or
+        the model is closed; ReplayMiss in a replay without the call; and the fleet's errors if no
+        server is left.
         """
         if self._closed:
             raise ProviderError(f"The model '{self.name}' has been closed.")
@@ -154,18 +154,17 @@ class VllmModel(CodecModel):
         return replace(reply, server=body.server)
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """The reply to this call was of no use; see `Ledger.set_aside`."""
+        """Mark the reply to this call as unusable; see `Ledger.set_aside`."""
         if self._ledger is not None:
             request = self._request(context, sampling)
             self._ledger.set_aside(request_key(request, self.name, call))
 
     def expect_forms(self) -> None:
-        """Replies will be asked for in forms: whether that is of use is found out first."""
+        """Find out whether the servers enforce forms, since replies will need them."""
         self._expects_forms = True
 
     async def holds_forms(self) -> bool:
-        """Whether the servers hold a reply to a form; asked once, by a question of its own, where
-        nobody has found out yet."""
+        """Whether the servers enforce forms; checked once, with a question of its own."""
         if self._forms is None:
             async with self._locks.get():
                 if self._forms is None:
@@ -175,7 +174,7 @@ class VllmModel(CodecModel):
         return self._forms
 
     async def close(self) -> None:
-        """Refuse further calls, and close this event loop's connections."""
+        """Reject further calls, and close this event loop's connections."""
         self._closed = True
         if self._fleet is not None:
             await self._fleet.close()
@@ -204,15 +203,14 @@ class VllmModel(CodecModel):
         return _Question(body, prompt, sampling, room, logprobs, form, self.policy_version)
 
     def _may_hold(self, sampling: Sampling, prompt: Sequence[int]) -> bool:
-        """Whether a server could hold the reply to its form: a grammar leaves no room to think."""
+        """Whether the server could enforce the form: a grammar leaves no room for reasoning."""
         if sampling.form is None or sampling.form.schema in self._refused_forms:
             return False
         thinks = sampling.thinking is True and self.codec.renderer().reads_thinking
         return not thinks and not self.codec.opens_thinking(prompt)
 
     async def _ask(self, question: _Question, call: Call) -> tuple[_Question, ServerReply]:
-        """The reply's JSON object and the question that it answers: a form that the server turns
-        down is left out."""
+        """The reply and the question it answers. A form that the server refuses is left out."""
         try:
             return question, await self._reply(question)
         except ServerRefused as refusal:
@@ -226,9 +224,9 @@ class VllmModel(CodecModel):
             return answer
 
     async def _reply(self, question: _Question) -> ServerReply:
-        """A reply that can be read. Raises ServerRefused, ProviderError."""
+        """A readable reply. Raises ServerRefused, ProviderError."""
         if self._fleet is None:
-            raise RuntimeError(f"'{self.name}' is asked, and nothing was left to ask")
+            raise RuntimeError(f"'{self.name}' was called, but it was created without servers")
         problem: Exception | None = None
         for _ in range(TRIES):
             body = await self._fleet.ask(COMPLETIONS_PATH, dict(question.body))
@@ -242,11 +240,11 @@ class VllmModel(CodecModel):
         raise ProviderError(f"{self.name}: {problem}") from problem
 
     def _check_whole(self, emission: Emission, question: _Question) -> None:
-        """Raise ProviderError for a reply that a limit of the server's own has cut."""
+        """ProviderError if a limit of the server has truncated the reply."""
         if not emission.stopped and len(emission.ids) < question.room:
             raise ProviderError(
                 f"{self.name}: the server cut the reply after {len(emission.ids)} of "
-                f"{question.room} tokens: it has a limit of its own. Start it with "
+                f"{question.room} tokens, at a limit of its own. Start it with "
                 "--generation-config vllm, and with the context of the model (--max-model-len)."
             )
 
@@ -255,12 +253,12 @@ class VllmModel(CodecModel):
         if form is not None and form.schema not in self._refused_forms:
             self._refused_forms.add(form.schema)
             log.warning(
-                "%s: the form '%s' is not held by the server (%s); whoever reads the reply checks "
-                "it.", self.name, form.name, refusal,
+                "%s: the server does not enforce the form '%s' (%s); soulkit checks each reply "
+                "instead.", self.name, form.name, refusal,
             )  # fmt: skip
 
     async def _ask_for_forms(self) -> bool:
-        """The schema question. A server that cannot answer it is one that holds nothing."""
+        """Ask the schema question. A server that cannot answer it does not enforce forms."""
         context, sampling, call = schema_question()
         prompt = tuple(self.codec.prompt_ids(context, sampling.thinking))
         try:
@@ -268,7 +266,7 @@ class VllmModel(CodecModel):
             body = await self._reply(question)
             emitted = _read(body, question).ids
         except (ServerRefused, ProviderError) as error:
-            log.warning("%s: asked for a form, the server fails: %s", self.name, error)
+            log.warning("%s: the server fails on a request with a form: %s", self.name, error)
             return False
         return follows_schema(self.codec.text(emitted)) is True
 
@@ -350,7 +348,7 @@ def _read(body: Mapping[str, Any], question: _Question) -> Emission:
 def _finished(reply: Completion, emission: Emission, sampling: Sampling) -> Completion:
     whole = len(reply.token_ids) == len(emission.ids)
     if whole and emission.stopped and reply.stop_reason == "length":
-        reply = replace(reply, stop_reason="stop")  # by a token that only the server counts as one
+        reply = replace(reply, stop_reason="stop")  # ended by a token only the server knows
     form = sampling.form
     if form is None or "form" in reply.dropped:
         return reply

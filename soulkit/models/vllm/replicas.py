@@ -1,14 +1,14 @@
-"""Several vLLM servers that serve the same weights, asked as one.
+"""Several vLLM servers with the same weights, used as one.
 
     request ──▶ a place at the least loaded server ──▶ reply
-                     └─ it breaks, or the server is busy ─▶ does the server live?
-                             ├─ it does: the request is put again
-                             └─ it does not: the server is dropped, its requests go to the others
+                     └─ connection breaks or server is busy ─▶ is the server alive?
+                             ├─ yes: the request is repeated
+                             └─ no: the server is dropped, its requests go to the others
 
-Each server has at most `in_flight` requests under way; others wait, the first to come first. A
-server is dropped when its `/health` does not answer after a connection broke, is silent three times
-in a row while requests wait, or its process has ended. It is not taken up again within a run: it
-would lack the adapters. With no server left `NoServerLeft` ends the run, which resumes.
+Each server has at most `in_flight` requests; others wait in order of arrival. A server is dropped
+if its `/health` does not answer after a connection broke, if it is silent three times in a row
+while requests wait, or if its process has ended. It is not used again in this run, since it would
+lack the adapters. With no server left, `NoServerLeft` ends the run, which can be resumed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from soulkit.reporting import SILENT, Reporter
 from soulkit.text import counted
 
 HEALTH_S = 5.0
-"""Between two looks at a server's health, and how long it may take to answer one."""
+"""Seconds between health checks, and timeout of a check."""
 SILENCES = 3
-"""Looks in a row that find nobody, after which a server is taken to be dead."""
+"""Failed checks in a row after which a server counts as dead."""
 TRIES = 6
-"""How often one request is put to servers that live, until it fails."""
+"""Maximum attempts of one request at servers that are alive."""
 PAUSE_S = 0.2
-"""Before a request is put again to a server that lives; twice as long each time."""
+"""Seconds before a request is repeated at a living server, doubled each time."""
 CAUSE_S = 3.0
-"""How long the end of a process of our own may take to be noticed after its connections broke."""
+"""Seconds to wait for the exit of our own server process after its connections broke."""
 
 Body = dict[str, Any]
 
 
 class ServerReply(dict[str, Any]):
-    """A server's JSON reply; `server` is the address that it came from."""
+    """A server's JSON reply; `server` is the server's address."""
 
     def __init__(self, body: Mapping[str, Any], server: str) -> None:
         super().__init__(body)
@@ -49,21 +49,21 @@ class ServerReply(dict[str, Any]):
 
 
 class NoServerLeft(UserError):
-    """Every vLLM server of the run is dead: nothing can be sampled any more."""
+    """Every vLLM server of the run is dead, so nothing more can be sampled."""
 
     def __init__(self, endings: Mapping[str, str]) -> None:
         last = "; ".join(f"{url} ({why})" for url, why in endings.items())
         super().__init__(
-            "No vLLM server is left to sample from.",
-            f"The last that was heard: {last}. What has been played is kept.",
-            "Start it again (a server that soulkit starts itself comes with the run) and give the "
-            "same command: it goes on where it stopped.",
+            "All vLLM servers of this run have failed.",
+            f"Last errors: {last}. Finished work is kept.",
+            "Restart the servers (soulkit restarts its own) and run the same command again: the run "
+            "resumes.",
         )  # fmt: skip
 
 
 @dataclass(eq=False)
 class _Replica:
-    """One server; `ending` says why it is none any more."""
+    """One server; `ending` says why it was dropped."""
 
     client: VllmClient
     check: Callable[[], None] | None
@@ -75,7 +75,7 @@ class _Replica:
         return self.client.address.url
 
     def ended(self) -> str:
-        """Why our own process is no more; empty while it runs, and for a server of others."""
+        """Why our own process ended; empty while it runs, and for attached servers."""
         try:
             if self.check is not None:
                 self.check()
@@ -86,21 +86,21 @@ class _Replica:
 
 @dataclass(eq=False)
 class _Session:
-    """What belongs to one event loop."""
+    """State of one event loop."""
 
     load: Counter[_Replica] = field(default_factory=Counter)
     tasks: defaultdict[_Replica, set[asyncio.Task[Body]]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    """Requests on the wire, which the death of their server ends."""
+    """Requests in flight, which are cancelled if their server dies."""
     queue: deque[asyncio.Future[_Replica]] = field(default_factory=deque)
-    """Who waits for a place."""
+    """Requests that wait for a place."""
     names: Counter[str] = field(default_factory=Counter)
-    """Model's name → requests that are not answered yet."""
+    """Model name → number of unanswered requests."""
     leaving: defaultdict[str, list[asyncio.Future[None]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """Model's name → who waits until it is idle."""
+    """Model name → callers that wait until it is idle."""
     looks: defaultdict[_Replica, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
@@ -108,9 +108,9 @@ class _Session:
 
 
 class Replicas:
-    """Servers of the same weights. `checks` maps addresses of servers that soulkit started to what
-    raises a UserError once they have ended; `reporter` gets a line on every server that is
-    dropped."""
+    """Servers with the same weights. `checks` maps addresses of servers that soulkit started to a
+    function that raises UserError once they have ended; `reporter` gets a line per dropped
+    server."""
 
     def __init__(
         self, clients: Sequence[VllmClient], *, in_flight: int,
@@ -118,33 +118,33 @@ class Replicas:
         health_s: float = HEALTH_S, pause_s: float = PAUSE_S, reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
         if not clients or in_flight < 1:
-            raise ValueError("a fleet is at least one server with one request in flight")
+            raise ValueError("a fleet needs at least one server and one request in flight")
         own_checks = checks or {}
         self._members = [_Replica(c, own_checks.get(c.address.url)) for c in clients]
         self.in_flight, self.health_s, self.pause_s = in_flight, health_s, pause_s
         self.adapters: set[str] = set()
-        """Names of adapters that every living server has; `adapters.py` keeps them."""
+        """Names of adapters on every living server, maintained by `adapters.py`."""
         self._reporter = reporter
         self._sessions = PerLoop(_Session)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of the servers that live."""
+        """Addresses of the living servers."""
         return tuple(member.url for member in self._members if not member.ending)
 
     async def silent(self) -> tuple[str, ...]:
-        """The addresses of those living servers that do not answer their /health now, although they
-        are asked a few times; nobody is dropped for it."""
+        """Addresses of living servers whose /health does not answer after a few attempts. Drops no
+        server."""
         living = [member for member in self._members if not member.ending]
         alive = await asyncio.gather(*(self._answers(member) for member in living))
         return tuple(member.url for member, well in zip(living, alive, strict=True) if not well)
 
     async def ask(self, path: str, body: Body) -> ServerReply:
-        """The reply to a POST at the least loaded server; it waits for a place and outlives the
+        """POST to the least loaded server and return its reply. Waits for a place and survives the
         death of servers.
 
-        Raises NoServerLeft, ServerRefused for what a server answers with a refusal, and
-        ProviderError where connections break again and again at servers that live.
+        NoServerLeft if all have failed; ServerRefused if a server rejects the request;
+        ProviderError if connections to living servers break repeatedly.
         """
         session, name = self._sessions.get(), str(body.get("model", ""))
         session.names[name] += 1
@@ -158,7 +158,7 @@ class Replicas:
                         turn.set_result(None)
 
     async def idle(self, name: str) -> None:
-        """Returns when no request for the model of this name is waiting or under way."""
+        """Wait until no request for this model is waiting or in flight."""
         session = self._sessions.get()
         while session.names[name]:
             turn = asyncio.get_running_loop().create_future()
@@ -166,10 +166,10 @@ class Replicas:
             await turn
 
     async def each(self, path: str, body: Body | None = None) -> dict[str, Body | ServerRefused]:
-        """Address → what each living server answers to a POST of `body`, or to a GET without one.
+        """Address → answer of each living server to a POST of `body`, or to a GET without one.
 
-        Takes no place from generation. A server that dies over it is dropped and has no entry;
-        raises NoServerLeft when all have gone, ProviderError as `ask` does.
+        Takes no place from generation. A server that dies is dropped and has no entry. NoServerLeft
+        if all are gone; ProviderError as in `ask`.
         """
         session = self._sessions.get()
         living = [member for member in self._members if not member.ending]
@@ -188,8 +188,8 @@ class Replicas:
         return replies
 
     async def everywhere(self, path: str, body: Body) -> dict[str, Body]:
-        """Address → reply to a POST at each living server, as `each`; all have answered before the
-        first refusal is raised as ServerRefused."""
+        """Address → reply of each living server, as in `each`; then raises the first refusal as
+        ServerRefused."""
         replies = await self.each(path, body)
         for reply in replies.values():
             if isinstance(reply, ServerRefused):
@@ -197,7 +197,7 @@ class Replicas:
         return {url: reply for url, reply in replies.items() if isinstance(reply, dict)}
 
     async def close(self) -> None:
-        """Close every connection; the servers are left as they are."""
+        """Close every connection; the servers keep running."""
         session = self._sessions.pop()
         if session is not None and session.watch is not None:
             session.watch.cancel()
@@ -214,9 +214,9 @@ class Replicas:
         return least if session.load[least] < self.in_flight else None
 
     async def _enter(self, session: _Session) -> _Replica:
-        """A server in which a place is taken for the caller."""
+        """Wait for a place and return its server."""
         member = self._free(session)
-        if member is not None:  # then nobody waits: places go to the queue first
+        if member is not None:  # free places go to the queue first, so nobody waits
             session.load[member] += 1
             return member
         turn: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
@@ -225,7 +225,7 @@ class Replicas:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._leave(session, turn.result())  # the place came together with the end
+                self._leave(session, turn.result())  # a place arrived as the caller was cancelled
             raise
 
     def _leave(self, session: _Session, member: _Replica) -> None:
@@ -233,7 +233,7 @@ class Replicas:
         self._hand_out(session)
 
     def _hand_out(self, session: _Session) -> None:
-        """Places that are free to those who wait, or the news that there will be none."""
+        """Give free places to waiting requests, or raise NoServerLeft in them."""
         while session.queue:
             try:
                 member = self._free(session)
@@ -265,14 +265,14 @@ class Replicas:
             except ServerRefused as refusal:
                 if refusal.status != 404 or body.get("model") not in self.adapters:
                     raise
-                self._drop(session, member, "it was started anew and has lost its adapter")
+                self._drop(session, member, "it was restarted and has lost its adapter")
             finally:
                 self._leave(session, member)
 
     async def _stubborn(
         self, session: _Session, member: _Replica, path: str, body: Body | None
     ) -> Body | ServerRefused:
-        """The reply of this one server; ServerGone when it is dead."""
+        """The reply of this server; ServerGone if it is dead."""
         tries = 0
         while True:
             try:
@@ -289,15 +289,15 @@ class Replicas:
                 return refusal
 
     async def _again(self, member: _Replica, tries: int, error: ServerGone | ServerBusy) -> None:
-        """Wait before a request is put again; ServerRefused or ProviderError after TRIES."""
+        """Wait before a retry; ServerRefused or ProviderError after TRIES."""
         if tries < TRIES:
             await asyncio.sleep(self.pause_s * 2 ** (tries - 1))
         elif isinstance(error, ServerBusy):
             raise error
         else:
             raise ProviderError(
-                f"{member.url}: the connection broke {tries} times over one request although the "
-                f"server answers its /health: {error}"
+                f"{member.url}: the connection broke {tries} times for one request, although the "
+                f"server answers /health: {error}"
             )
 
     async def _send(
@@ -315,11 +315,11 @@ class Replicas:
             await asyncio.wait({task})
         finally:
             session.tasks[member].discard(task)
-            if not task.done():  # the caller was cancelled: the server must hear of it
+            if not task.done():  # the caller was cancelled: close the connection
                 task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
-            raise ServerGone(member.ending or "it was given up")
+            raise ServerGone(member.ending or "its request was cancelled")
         if not isinstance(task.exception(), ServerGone):
             member.silences = 0
         return task.result()
@@ -333,7 +333,7 @@ class Replicas:
             await asyncio.gather(*(self._look(session, m) for m in busy if not m.ending))
 
     async def _look(self, session: _Session, member: _Replica) -> None:
-        """A look at a busy server; replies that come between two looks are signs of life, too."""
+        """Check a busy server; replies between two checks also count as signs of life."""
         ended = member.ended()
         if ended:
             self._drop(session, member, ended)
@@ -342,7 +342,7 @@ class Replicas:
         else:
             member.silences += 1
             if member.silences >= SILENCES:
-                why = f"its /health was silent {SILENCES} times in a row"
+                why = f"its /health did not answer {SILENCES} times in a row"
                 self._drop(session, member, await self._cause(member) or why)
 
     async def _alive(self, member: _Replica) -> bool:
@@ -353,7 +353,7 @@ class Replicas:
             return False
 
     async def _lives(self, session: _Session, member: _Replica, error: Exception) -> bool:
-        """Whether a server lives; a dead one is dropped. One caller looks, the others wait."""
+        """Whether a server is alive; drops it if not. One caller checks, the others wait."""
         async with session.looks[member]:
             if member.ending:
                 return False
@@ -371,7 +371,7 @@ class Replicas:
         return False
 
     async def _cause(self, member: _Replica) -> str:
-        """What our own process left as its last words; they may come later than the silence."""
+        """Why our own process ended; waits, since the exit may show later than the silence."""
         pause = 0.1
         for _ in range(int(CAUSE_S / pause) if member.check is not None else 0):
             if ended := member.ended():
@@ -382,14 +382,14 @@ class Replicas:
     def _drop(self, session: _Session, member: _Replica, why: str) -> None:
         if member.ending:
             return
-        # As it stands between brackets; the client writes whole sentences.
+        # Shorten the client's sentence, since it is shown in brackets.
         why = re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
         member.ending = why
         again, left = session.load[member], len(self.urls)
         if left:
             self._reporter.warn(
-                f"vLLM server {member.url} is dropped ({why}): {counted(again, 'request')} put "
-                f"again, {counted(left, 'server')} left"
+                f"vLLM server {member.url} was dropped ({why}): {counted(again, 'request')} to repeat, "
+                f"{counted(left, 'server')} left"
             )
         for task in session.tasks[member]:
             task.cancel()

