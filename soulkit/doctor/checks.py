@@ -151,9 +151,7 @@ def vllm_line(python: str | None = None) -> CheckLine:
     whose = "" if path == sys.executable else f" for {path}"
     if install is None:
         words = f"not installed{whose or ' here'}; use --engine local to sample without it"
-        return _package(
-            "vLLM", "note", words, f"{install_line('vllm')}, or use --vllm-python PATH"
-        )
+        return _package("vLLM", "note", words, f"{install_line('vllm')}, or use --vllm-python PATH")
     words = f"{install.distribution} {install.version}{whose}, "
     words += "on the GPU" if install.on_gpu else "on the CPU"
     if install.supported:

@@ -127,9 +127,7 @@ class PlayerReport:
         if self.stop_reason == "length":
             return "note", f"{words} (truncated at the length limit)", _way_to_room(self)
         if self._schema() in ("ignored", "refused"):
-            words += (
-                "; the server does not enforce the JSON schema, only the prompt asks for it"
-            )
+            words += "; the server does not enforce the JSON schema, only the prompt asks for it"
             return "note", words, ""
         return "ok", words, ""
 

@@ -402,11 +402,11 @@ def test_an_address_that_lacks_its_path_is_completed_in_words(
                     "PROVIDER_KEY", "--task", "tomi", "--data", "synth:3", "--backoff", 0,
                     "--out", tmp_path / "run")  # fmt: skip
         assert code == 2
-        way_out = f"It answers at {server.url}{PATHS[name]}: give that address."
+        way_out = f"The server answers at {server.url}{PATHS[name]}: use that address."
         assert way_out in " ".join(told_by(capsys))
 
 
-CANNOT = "--max-cost cannot hold for "
+CANNOT = "--max-cost does not cover "
 LITTLE = 1e-4
 
 
@@ -435,7 +435,7 @@ def test_a_named_price_makes_the_limit_hold(
         assert api(server.base_url, tmp_path / "run", *words, *limited, n=60) == 2
         assert 0 < len(server.requests) < 60
     printed = capsys.readouterr().err
-    assert CANNOT not in printed and "US dollars of the 0.0001 that it may cost" in printed
+    assert CANNOT not in printed and "of at most 0.0001 US dollars" in printed
 
 
 def test_a_price_in_the_endpoints_file_makes_the_limit_hold_for_a_judge(tmp_path: Path) -> None:

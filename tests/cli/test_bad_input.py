@@ -171,13 +171,14 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = ("--task", "tomi", "--data", "synth:2", "--out", tmp_path / "run")
     what, why, fix = refused(capsys, "api", "--model", "m", *rows)
-    assert why.startswith("The key for actor m is read from there")
+    assert why.startswith("The key for actor m is read from this variable")
     cost, _, missing = what.partition(". ")
     assert cost == "Cost unknown: no price is known of m"
     assert missing == "The environment variable 'OPENAI_API_KEY' is not set."
     assert "export OPENAI_API_KEY=" in fix
     assert not (tmp_path / "run").exists()
-    assert "no http" in refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)[0]
+    bad_url = refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)
+    assert "not an http" in bad_url[0]
     assert "both prices" in api_refused(capsys, *rows, "--price-in", 1)[0]
     assert "endpoint:MODEL@URL" in api_refused(capsys, *rows, "--partner", "x")[0]
 

@@ -347,8 +347,8 @@ def test_money_is_spent_after_a_word_only(
 MISUSES = {
     "nobody filters": (["--drafter", "endpoint:d@http://127.0.0.1:9/v1"], "--filter is required"),
     "nobody drafts": ([], "--drafter is required"),
-    "an actor": (["--drafter", "actor", "--filter", "actor"], "there is no actor here"),
-    "a slip": (["--drafter", "nano", "--filter", "nano"], "no endpoint is called 'nano'"),
+    "an actor": (["--drafter", "actor", "--filter", "actor"], "this command has no actor"),
+    "a slip": (["--drafter", "nano", "--filter", "nano"], "no endpoint is named 'nano'"),
     "a turn": (["--drafter", "actor", "--filter", "actor", "--turns", "third"], "--turns third"),
 }
 

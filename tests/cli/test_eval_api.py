@@ -99,7 +99,7 @@ def test_more_connections_than_files_are_lowered_in_one_line(tmp_path: Path) -> 
     assert process.returncode == 0, shown
     assert value(out)["n_scored"] == 150 and value(out)["mean"] == 1.0
     lowered = [line for line in shown[1].splitlines() if "concurrency is lowered from 512" in line]
-    assert len(lowered) == 1 and "may open 120 files at once" in lowered[0]
+    assert len(lowered) == 1 and "may only open 120 files" in lowered[0]
     assert "ulimit -n" in lowered[0]
     noted = json.loads((out / "environment.json").read_text())["concurrency"]
     assert noted["asked"] == 512 and noted["open_files"] == 120
@@ -141,7 +141,7 @@ def test_a_dead_server_ends_the_run_early(
         assert len(server.requests) <= 22
     said_last = capsys.readouterr().err.splitlines()[-3:]
     assert said_last[0].startswith("error: 20 episodes in a row failed, the last with: m at http")
-    assert "is down since" in said_last[0] and "(HTTP 500 " in said_last[0]
+    assert "has been down since" in said_last[0] and "(HTTP 500 " in said_last[0]
     assert len(records(tmp_path / "run")) >= 20
 
 

@@ -184,12 +184,12 @@ exit 2
     [
         (("--engine", "vllm"), "vLLM is not installed"),
         (("--engine", "vllm"), install_line("vllm")),
-        (("--engine", "vllm@nowhere"), "no address of a server"),
+        (("--engine", "vllm@nowhere"), "not a server address"),
         (("--engine", "vllm@http://127.0.0.1:9"), "No vLLM server answers"),
         (("--engine", "vllm@http://127.0.0.1:9", "--dtype", "float32"), "without --dtype"),
         (("--engine", "local", "--vllm-arg", "seed=1"), "no vLLM server is started"),
         (("--engine", "vllm", "--vllm-arg", "enforce-eager"), "--vllm-arg FLAG= for a flag"),
-        (("--engine", "fast"), "no engine of that name"),
+        (("--engine", "fast"), "unknown engine"),
         (
             ("--judge", "vllm:no/such/thing"),
             "no model no/such/thing; no vLLM for judge no/such/thing",
@@ -251,7 +251,7 @@ def test_a_server_that_dies_ends_the_run_with_its_last_words_and_it_can_go_on(
     second.mkdir()
     assert local(tiny, out, *arguments, "--vllm-python", interpreter(first, die_after=2)) == 2
     error, why, _ = capsys.readouterr().err.splitlines()[-3:]
-    assert "No vLLM server is left" in error and "the toy is over" in why
+    assert "All vLLM servers of this run have failed" in error and "the toy is over" in why
     played = replies(out)
     assert 0 < len(played) < N
     assert local(tiny, out, *arguments, "--vllm-python", interpreter(second)) == 0
@@ -356,7 +356,7 @@ def test_weights_of_attached_servers_are_declared_until_they_are_compared(
     engine, out, proven = ("--engine", f"vllm@{server.url}"), tmp_path / "told", tmp_path / "proven"
     assert local(tiny, out, *engine) == 0
     printed = capsys.readouterr()
-    assert "weights are declared, not verified" in printed.err
+    assert "weights were not verified" in printed.err
     assert weights_line(out) == "declared"
     assert summary(out)["provenance"]["actor"]["weights_basis"] == "declared"
     assert local(tiny, proven, *engine, "--adapter", adapter, "--verify-weights") == 0

@@ -304,7 +304,7 @@ def test_what_cannot_be_checked_is_said_in_three_lines(
     assert soul("judge", "check", run, *twice, "--out", tmp_path / "c") == 2
     assert "same judge is named twice" in three_lines(capfd.readouterr().err)[0]
     assert soul("judge", "check", run, "--judge", "actor", "--out", tmp_path / "c") == 2
-    assert "there is no actor here" in three_lines(capfd.readouterr().err)[0]
+    assert "this command has no actor" in three_lines(capfd.readouterr().err)[0]
     assert not (tmp_path / "c").exists()
 
 

@@ -219,7 +219,7 @@ def test_an_evaluation_stops_at_a_truncated_ledger(run: Path, capfd) -> None:
 
 def test_an_evaluation_stops_at_a_newer_ledger(run: Path, capfd) -> None:
     change(run, "PRAGMA user_version=99")
-    assert "is of version 99" in resumed(run, capfd)
+    assert "has version 99" in resumed(run, capfd)
 
 
 def test_an_evaluation_stops_at_a_changed_reply(run: Path, capfd) -> None:
@@ -240,7 +240,7 @@ def test_an_evaluation_stops_at_a_locked_ledger(
     with ScriptedServer(answer=oracle("tomi", 6), port=port) as server:
         assert api(server.base_url, run, "--price-in", 1, "--price-out", 2) == 2
         lines = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
-        assert "could not be kept in the ledger" in lines[0] and "locked" in lines[0]
+        assert "could not be stored in the ledger" in lines[0] and "locked" in lines[0]
         assert "may have been paid for" in lines[1]
         holder.execute("ROLLBACK")
         holder.close()

@@ -49,7 +49,7 @@ def test_a_judges_wrong_key_is_known_before_the_actor_plays(
         assert essays(actor, tmp_path, "--judge", f"endpoint:j@{strict.base_url}") == 2
         assert actor.requests == strict.requests == [] and len(actor.probes) == 1
         assert not (tmp_path / "run").exists()
-        assert "refuses the key for 'j'" in told(capsys)
+        assert "rejects the key for 'j'" in told(capsys)
         strict._require_key = None  # mended: the same command goes on
         assert essays(actor, tmp_path, "--judge", f"endpoint:j@{strict.base_url}") == 0
     assert len(records(tmp_path / "run")) == 4
@@ -62,7 +62,7 @@ def test_a_local_actor_waits_for_its_judge(
     code = soul("eval", "local", "--model", model, "--tasks", TASKS, "--task", "essay",
                 "--data", f"essay={rows}", "--judge", f"endpoint:j@{strict.base_url}",
                 "--out", tmp_path / "run")  # fmt: skip
-    assert code == 2 and "refuses the key for 'j'" in told(capsys)
+    assert code == 2 and "rejects the key for 'j'" in told(capsys)
 
 
 def test_training_waits_for_its_coach(strict: ScriptedServer, tmp_path: Path, capsys: Any) -> None:
@@ -71,7 +71,7 @@ def test_training_waits_for_its_coach(strict: ScriptedServer, tmp_path: Path, ca
     code = soul("train", "ditto", "--model", model, "--task", "tomi", "--data", "tomi=synth:8",
                 "--coach", f"endpoint:c@{strict.base_url}", *small,
                 "--out", tmp_path / "run")  # fmt: skip
-    assert code == 2 and "refuses the key for 'c'" in told(capsys)
+    assert code == 2 and "rejects the key for 'c'" in told(capsys)
     assert len(strict.probes) == 1 and strict.requests == []
 
 
@@ -81,7 +81,7 @@ def test_a_check_of_judges_asks_first(strict: ScriptedServer, tmp_path: Path, ca
         run = evaluated(tmp_path / "run", rows, fine.base_url)
     code = soul("judge", "check", run, "--judge", f"endpoint:k@{strict.base_url}",
                 "--out", tmp_path / "check")  # fmt: skip
-    assert code == 2 and "refuses the key for 'k'" in told(capsys)
+    assert code == 2 and "rejects the key for 'k'" in told(capsys)
     assert len(strict.probes) == 1 and strict.requests == []
 
 
@@ -101,7 +101,7 @@ def test_a_key_that_is_revoked_ends_the_run_and_what_is_played_stays(
         out = tmp_path / "run"
         assert api(server.base_url, out, "--concurrency", 2, n=40) == 2
         words = told(capsys)
-        assert "refuses the key for 'm'" in words and "What is played is kept" in words
+        assert "rejects the key for 'm'" in words and "Finished work is kept" in words
         played = [record for record in records(out) if record.score.scored]
         assert 8 <= len(played) <= 11 and len(server.requests) <= 13
         server._require_key, server._answer = KEY, gold

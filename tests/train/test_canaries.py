@@ -72,7 +72,7 @@ def test_a_limit_that_cannot_hold_for_a_judge_on_this_machine_is_said(
 ) -> None:
     with ScriptedServer(answer=lambda body: opinion(5)) as server:
         assert trained(warm, tmp_path / "run", server.base_url, "--max-cost", 5, steps=1) == 0
-    assert capfd.readouterr().err.count("--max-cost cannot hold for j at 127.0.0.1") == 1
+    assert capfd.readouterr().err.count("--max-cost does not cover j at 127.0.0.1") == 1
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_it_is_said_before_the_download(folder: Path, tmp_path: Path) -> None:
     ended = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     lines = ended.stderr.strip().splitlines()
     assert SAID in lines[:-3]
-    assert "is not on this machine, and the hub cannot be reached" in lines[-3]
+    assert "is not on this machine, and the Hub cannot be reached" in lines[-3]
     assert "HF_HUB_OFFLINE" in lines[-1]
 
 

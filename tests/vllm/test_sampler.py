@@ -104,7 +104,7 @@ def test_a_verdict_is_held_to_its_form(
     model = behind(vllm_server, tiny_model)
     sampling = replace(GREEDY, temperature=1.0, max_tokens=64, form=Form("v", json.dumps(schema)))
     replies = ask(model, sampling, contexts(6))
-    assert "tiny: it holds replies to a schema" in caplog.messages
+    assert "tiny: it enforces JSON schemas" in caplog.messages
     assert all(json.loads(one.text)["score"] in (1, 2, 3) for one in replies)
     assert {one.dropped for one in replies} == {("logprobs",)}
     assert {one.ignored for one in replies} == {()}

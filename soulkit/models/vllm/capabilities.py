@@ -226,9 +226,8 @@ def _short(entries: Mapping[str, ModelEntry], codec: Codec) -> tuple[str, ...]:
     """One line per server with less context than the model."""
     limit = codec.context_limit
     return tuple(
-        f"{url} was started with --max-model-len {entry.max_context}, but the model has {limit}: "
-        f"prompt and reply together may have {entry.max_context} tokens; longer prompts stay "
-        "unscored, and longer replies are cut"
+        f"{url} was started with --max-model-len {entry.max_context}, less than the model's "
+        f"context of {limit} tokens: longer prompts stay unscored, and longer replies are cut"
         for url, entry in entries.items()
         if limit is not None and entry.max_context is not None and entry.max_context < limit
     )

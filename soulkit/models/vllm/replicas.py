@@ -56,8 +56,8 @@ class NoServerLeft(UserError):
         super().__init__(
             "All vLLM servers of this run have failed.",
             f"Last errors: {last}. Finished work is kept.",
-            "Restart the servers (soulkit restarts its own) and run the same command again: the run "
-            "resumes.",
+            "Restart the servers (soulkit restarts its own), then run the same command again to "
+            "resume.",
         )  # fmt: skip
 
 
@@ -388,8 +388,8 @@ class Replicas:
         again, left = session.load[member], len(self.urls)
         if left:
             self._reporter.warn(
-                f"vLLM server {member.url} was dropped ({why}): {counted(again, 'request')} to repeat, "
-                f"{counted(left, 'server')} left"
+                f"vLLM server {member.url} was dropped ({why}): "
+                f"{counted(again, 'request')} to repeat, {counted(left, 'server')} left"
             )
         for task in session.tasks[member]:
             task.cancel()

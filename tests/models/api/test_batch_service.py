@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[tuple[int, Any], str, type[Exception], str]] = {
     **{f"no batch made: {name}": ((200, junk), "create", NoBatchService, "no batch service at")
        for name, junk in JUNK.items()},
     **{f"no id: {odd!r:.9}": ((200, {"id": odd, "status": "validating"}), "upload create",
-                              NoBatchService, "without the id") for odd in NO_ID},
+                              NoBatchService, "no id of a file") for odd in NO_ID},
 }  # fmt: skip
 """Name → what the server answers, what it is asked, the error, its words."""
 
@@ -117,7 +117,7 @@ def test_what_a_service_refuses_or_does_not_answer(name: str, tmp_path: Path) ->
             text = "\n".join(error.lines()) if isinstance(error, UserError) else str(error)
             assert SECRET not in text
             assert "no credit" not in words or "A_KEY" in text
-            assert words != "refused to show" or ("--batch" not in text and "paid for" in text)
+            assert words != "refused to show" or ("--batch" not in text and "are billed" in text)
 
     answering(reply, act)
 

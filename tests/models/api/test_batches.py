@@ -292,7 +292,7 @@ def test_junk_about_a_batch_that_exists_is_asked_for_again(
         paid_once(server, 5)
     assert asked.startswith("POST") or seen.count(asked) > 1
     polled = asked == "GET /v1/batches/batch_0"
-    assert polled == any(line.startswith("no answer from the batch service") for line in progress)
+    assert polled == any(line.startswith("the batch service at") for line in progress)
 
 
 def test_a_file_of_replies_that_came_cut_is_fetched_again(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_wait_beyond_the_patience_with_a_batch_is_not_begun(tmp_path: Path) ->
 
         server.handle = handle  # type: ignore[method-assign]
         replies = ask(server, tmp_path, 2, silence_s=60.0)
-    assert "asks to wait 2 h 00 min" in str(replies[1]) and "waits 1 min" in str(replies[1])
+    assert "asks to wait 2 h 00 min" in str(replies[1]) and "waits up to 1 min" in str(replies[1])
 
 
 def test_an_address_without_the_service_is_named(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_wave_costs_at_most_what_is_left(tmp_path: Path) -> None:
         assert len(texts(replies)) == 9
         assert len(server.batches[0].lines) == 3 and len(server.batches) > 1
         paid_once(server, 9)
-    assert any("wait until what the others cost is known" in line for line in lines)
+    assert any("wait for the real cost of the others" in line for line in lines)
     assert budget.reserved == pytest.approx(0) and budget.spent <= budget.max_cost
 
 
@@ -479,7 +479,7 @@ def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) 
         server.complete = complete  # type: ignore[method-assign]
         replies = ask(server, tmp_path, 4, preflight=Preflight(Heard(progress)))
     assert isinstance(replies[0], Completion) and progress[0].startswith("answered: m at")
-    assert all(isinstance(one, EndpointRefused) and "refuses the key" in str(one)
+    assert all(isinstance(one, EndpointRefused) and "rejects the key" in str(one)
                for one in replies[1:])  # fmt: skip
 
 

@@ -299,5 +299,5 @@ def test_the_ledger_holds_the_reply_as_it_came_and_no_key(
 def test_a_service_elsewhere_needs_its_key() -> None:
     with pytest.raises(ModelLoadError, match="'NO_SUCH_KEY' is not set"):
         human_share(Detector(url="https://detector.example/v3", key_env="NO_SUCH_KEY"))
-    with pytest.raises(ModelLoadError, match="no http or https"):
+    with pytest.raises(ModelLoadError, match="not an http or https"):
         human_share(Detector(url="detector"))

@@ -319,7 +319,7 @@ def test_the_key_is_sent_and_never_shown(key: str, tmp_path: Path) -> None:
     "url", ["localhost:8000", "ftp://x/v1", "http://", "http://[x", "http://h:99999/v1"]
 )
 def test_unusable_urls(url: str) -> None:
-    with pytest.raises(ModelLoadError, match="no http or https"):
+    with pytest.raises(ModelLoadError, match="not an http or https"):
         Endpoint(model="m", base_url=url)
 
 

@@ -181,7 +181,7 @@ def test_a_wait_beyond_the_patience_is_not_begun(header: str, value: str, second
     fault = Fault.status_error(429, "daily limit", headers={header: value})
     with ScriptedServer(script=lambda index, body: fault) as server:
         outcomes, _ = crowd(endpoint(server.base_url), 1)
-    words = f"the server asks to wait {seconds} s, and a call waits 600 s in all"
+    words = f"the server asks to wait {seconds} s, but a call waits at most 600 s in total"
     assert words in str(outcomes[0]) and "daily limit" in str(outcomes[0])
     assert len(server.requests) == 1
 
@@ -190,7 +190,7 @@ def test_waits_add_up_to_the_patience_of_a_call() -> None:
     with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
         outcomes, _ = crowd(endpoint(server.base_url, max_attempts=1, rate_limit_wait_s=0.25), 1)
     assert "asks to wait 0.1 s after 0.2 s of waiting" in str(outcomes[0])
-    assert "a call waits 0.25 s in all (--rate-limit-wait)" in str(outcomes[0])
+    assert "a call waits at most 0.25 s in total (--rate-limit-wait)" in str(outcomes[0])
     assert len(server.requests) == 3
 
 
@@ -216,7 +216,7 @@ def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     assert not texts(outcomes)
     assert all(isinstance(outcome, ProviderError) for outcome in outcomes)
     assert took < 8
-    pattern = rf"gpt-x at {re.escape(url)} is down since \d\d:\d\d:\d\d UTC "
+    pattern = rf"gpt-x at {re.escape(url)} has been down since \d\d:\d\d:\d\d UTC "
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
 
 

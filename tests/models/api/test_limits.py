@@ -140,7 +140,8 @@ def test_the_story() -> None:
     circuit = opened()
     circuit.gives_up(37)
     assert circuit.story("gpt-x at http://h/v1") == (
-        "gpt-x at http://h/v1 is down since 14:02:11 UTC (connection refused); 37 calls gave up"
+        "gpt-x at http://h/v1 has been down since 14:02:11 UTC (connection refused); "
+        "37 calls gave up"
     )
     alone = opened()
     alone.gives_up(1)
@@ -155,7 +156,10 @@ def test_busy_is_up_until_nobody_was_served_for_too_long() -> None:
     circuit.busy(10.0, "HTTP 429 slow down")
     assert circuit.may(10.0) is Decision.FAIL
     circuit.gives_up(1)
-    assert circuit.story("m") == "m is down since 14:02:11 UTC (HTTP 429 slow down); 1 call gave up"
+    assert (
+        circuit.story("m")
+        == "m has been down since 14:02:11 UTC (HTTP 429 slow down); 1 call gave up"
+    )
     assert circuit.may(11.0) is Decision.PROBE
     circuit.busy(11.1, "HTTP 429", probe=True)
     assert (circuit.may(11.2), circuit.may(13.2)) == (Decision.FAIL, Decision.PROBE)
@@ -374,7 +378,7 @@ def test_an_open_breaker_lets_calls_wait_until_a_probe_is_answered(
 
     assert run(scene()) == 3
     assert [record.message for record in caplog.records] == [
-        "m does not answer (connection refused): calls wait for it, at most 5 s.",
+        "m does not answer (connection refused): calls wait for it for up to 5 s.",
         "m answers again.",
     ]
 
@@ -408,7 +412,7 @@ def test_when_patience_ends_everybody_fails_at_once_with_one_story() -> None:
     assert 0.3 < took < 3
     assert len(stories) == 39
     assert len(set(stories)) == 1
-    assert stories[0].startswith("m is down since ")
+    assert stories[0].startswith("m has been down since ")
     assert stories[0].endswith("(connection refused); 39 calls gave up")
 
 
@@ -478,4 +482,4 @@ def test_the_warning_tells_how_long_calls_really_wait(caplog: pytest.LogCaptureF
             gate.failed(await gate.enter(), "connection refused")
 
     run(scene())
-    assert "at most 30 s" in caplog.text
+    assert "up to 30 s" in caplog.text

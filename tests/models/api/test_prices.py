@@ -95,7 +95,7 @@ def test_a_budget_counts_what_went_before() -> None:
     with pytest.raises(BudgetSpent) as caught:
         budget.check()
     what, _, way_out = caught.value.lines()
-    assert "1.0500" in what and " 1 that" in what
+    assert "1.0500" in what and "at most 1 US dollars" in what
     assert "--max-cost" in way_out
 
 

@@ -146,7 +146,7 @@ def test_one_wrong_key_stops_everybody_before_anything_is_asked(
         assert fine.requests == strict.requests == [] and len(strict.probes) == 1
     assert all(isinstance(one, EndpointRefused) for one in errors)
     what, why, way_out = errors[0].lines()  # type: ignore[union-attr]
-    assert "refuses the key for 'j': HTTP 401" in what and KEY not in what
+    assert "rejects the key for 'j': HTTP 401" in what and KEY not in what
     assert "nothing was played" in why and "OPENAI_API_KEY" in way_out
 
 
@@ -172,7 +172,7 @@ def test_a_key_that_is_revoked_stops_the_run_and_one_odd_refusal_does_not() -> N
         errors = crowd(model)
         assert all(isinstance(one, EndpointRefused) for one in errors)
         assert len(server.probes) == 4, "the others are told what the first one learnt"
-    assert "What is played is kept" in errors[0].why  # type: ignore[union-attr]
+    assert "Finished work is kept" in errors[0].why  # type: ignore[union-attr]
 
 
 def test_servers_that_are_busy_or_away_are_waited_for() -> None:
@@ -182,7 +182,9 @@ def test_servers_that_are_busy_or_away_are_waited_for() -> None:
         model = member(roll, server, base_url="http://127.0.0.1:9/v1", down_after_s=0.2)
         first = crowd(model, times=1)[0]
         assert isinstance(first, ProviderError) and "connection refused" in str(first)
-    assert lines == ["no answer yet from m at 127.0.0.1:9: connection refused; calls wait for it"]
+    assert lines == [
+        "no answer yet from m at 127.0.0.1:9: connection refused; calls will wait for it"
+    ]
 
 
 def test_the_question_counts_against_the_budget() -> None:
@@ -199,7 +201,10 @@ def test_a_list_of_models_decides_nothing_and_helps_with_names() -> None:
     def wrong(body: Body) -> Fault | None:
         return Fault.status_error(404, f"The model `{body['model']}` does not exist")
 
-    for models, hint in ((None, "Did you mean 'scripted'?"), (Fault.status_error(500), "Name one")):
+    for models, hint in (
+        (None, "Did you mean 'scripted'?"),
+        (Fault.status_error(500), "Use a model that it has"),
+    ):
         with ScriptedServer(models=models, on_probe=wrong) as server:
             first = crowd(member(Preflight(), server, "scriptet"), times=1)[0]
         assert isinstance(first, EndpointRefused) and hint in first.way_out
@@ -224,7 +229,7 @@ def test_a_missing_path_is_looked_for(cut: str) -> None:
         roll = Preflight()
         first = crowd(member(roll, server, base_url=base_url), times=1)[0]
         assert isinstance(first, EndpointRefused)
-        assert f"It answers at {server.base_url}: give that address." in first.way_out
+        assert f"The server answers at {server.base_url}: use that address." in first.way_out
         assert server.requests == []
 
 
@@ -278,9 +283,7 @@ def test_a_server_that_follows_it_is_sent_forms() -> None:
     reply, (question, request), (remark,) = play(json.dumps(SCHEMA_WORD))
     assert question["chat_template_kwargs"]["enable_thinking"] is False and question["top_k"] == -1
     assert request["response_format"]["json_schema"]["name"] == "verdict"
-    assert remark.startswith("answered: m at ") and remark.endswith(
-        "; it holds replies to a schema"
-    )
+    assert remark.startswith("answered: m at ") and remark.endswith("; it enforces JSON schemas")
     assert reply.ignored == ("form",)  # what a reply lacks is recorded all the same
 
 
@@ -288,7 +291,7 @@ def test_a_server_that_follows_it_is_sent_forms() -> None:
 def test_a_server_that_ignores_it_is_asked_without(owner: str) -> None:
     reply, (_, request), (remark,) = play("Tuesday", owner=owner)
     assert "response_format" not in request
-    assert "holds no reply to a schema" in remark
+    assert "does not enforce JSON schemas" in remark
     assert (reply.dropped, reply.ignored) == (("form:json_object", "form:json_schema"), ())
 
 

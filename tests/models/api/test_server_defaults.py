@@ -76,7 +76,7 @@ def test_engines_that_fill_in_are_sent_neutral_values(
     assert all(beside(body) == NEUTRAL for body in server.requests)
     assert [body["top_p"] for body in server.requests] == [1.0] * 20 + [0.9]
     assert all(not completion.dropped for completion in got)
-    assert "neutral top_k, min_p, repetition_penalty are sent" in caplog.text
+    assert "neutral values are also sent for top_k, min_p, repetition_penalty" in caplog.text
 
 
 LISTS: dict[str, tuple[Any, bool]] = {
@@ -377,12 +377,12 @@ def llama(n_ctx: int) -> dict[str, Any]:
 
 
 CUT: dict[str, tuple[dict[str, Any], tuple[int, int], str]] = {
-    "llama.cpp": (llama(2048), (1320, 728), "holds 2048 tokens"),
-    "vllm": ({"models": Fault.reply(VLLM)}, (1320, 728), "holds 2048 tokens"),
-    "for another reason": (llama(9000), (1320, 728), "does not say"),
-    "unknown": ({}, (1320, 728), "does not say"),
-    "a prompt that fills the context": (llama(2048), (0, 2048), "holds 2048 tokens"),
-    "full near the limit asked for": (llama(8900), (8170, 728), "holds 8900 tokens"),
+    "llama.cpp": (llama(2048), (1320, 728), "allows 2048 tokens"),
+    "vllm": ({"models": Fault.reply(VLLM)}, (1320, 728), "allows 2048 tokens"),
+    "for another reason": (llama(9000), (1320, 728), "does not name"),
+    "unknown": ({}, (1320, 728), "does not name"),
+    "a prompt that fills the context": (llama(2048), (0, 2048), "allows 2048 tokens"),
+    "full near the limit asked for": (llama(8900), (8170, 728), "allows 8900 tokens"),
 }
 
 
@@ -391,7 +391,7 @@ def test_a_reply_that_the_server_cut_is_an_overflow(name: str) -> None:
     server, (tokens, prompt), words = CUT[name]
     error = reply_to(cut(tokens, prompt), **server)
     assert isinstance(error, ContextOverflow)
-    assert f"cut the reply after {tokens} of the 8192 tokens" in error.detail
+    assert f"cut the reply after {tokens} of 8192 requested tokens" in error.detail
     assert words in error.detail and f"prompt: {prompt} tokens" in error.detail
     assert "max-tokens" not in error.detail
 

@@ -87,7 +87,7 @@ def test_nobody_is_sent_on_to_another_server(status: int, monkeypatch: pytest.Mo
         text, requests = failure_text(Fault(status=status, raw=b"", headers={"Location": where}))
         assert not other.requests
     assert requests == 1
-    assert f"HTTP {status} sends on to {other.base_url}" in text and "not followed" in text
+    assert f"HTTP {status} redirects to {other.base_url}" in text and "not followed" in text
     assert KEY not in text
 
 
@@ -190,7 +190,7 @@ def test_a_refused_key_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> N
     """Actor and judge may have keys of their own: the error says which one was not taken."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     with ScriptedServer(require_key="another-key-entirely") as server:
-        with pytest.raises(ProviderError, match="read from the variable JUDGE_KEY") as caught:
+        with pytest.raises(ProviderError, match="read from JUDGE_KEY") as caught:
             ask(server.base_url, api_key_env="JUDGE_KEY")
         assert len(server.requests) == 1
     assert KEY not in str(caught.value)

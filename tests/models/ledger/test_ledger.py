@@ -157,7 +157,7 @@ def test_unusable_files(tmp_path: Path, mode: Any) -> None:
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE things (a)")
-    with pytest.raises(RunError, match="it is no ledger"):
+    with pytest.raises(RunError, match="it is not a ledger"):
         Ledger(other, mode=mode)
     for path in (tmp_path, None):
         with pytest.raises(RunError):
@@ -165,7 +165,7 @@ def test_unusable_files(tmp_path: Path, mode: Any) -> None:
 
 
 def test_missing_file_is_not_created_by_a_replay(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no such file"):
+    with pytest.raises(RunError, match="does not exist"):
         Ledger(tmp_path / "l.sqlite", mode="replay")
     assert list(tmp_path.iterdir()) == []
 

@@ -126,9 +126,9 @@ def test_another_version_is_refused_and_left_alone(tmp_path: Path, mode: Mode, o
     with closing_db(path) as db:
         db.execute(f"PRAGMA user_version={other}")
     before = path.read_bytes()
-    with pytest.raises(RunError, match=f"is of version {other}") as caught:
+    with pytest.raises(RunError, match=f"has version {other}") as caught:
         Ledger(path, mode)
-    assert f"reads version {ledger_file.VERSION} only" in caught.value.what
+    assert f"only reads version {ledger_file.VERSION}" in caught.value.what
     assert path.read_bytes() == before
 
 
@@ -205,7 +205,7 @@ def test_a_ledger_that_another_process_holds(
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "held\n"
         key, entry, request = entry_of(5)
-        with pytest.raises(RunError, match="could not be kept") as caught:
+        with pytest.raises(RunError, match="could not be stored") as caught:
             ledger.store(key, entry, request)
         assert "may have been paid for ('m' for this call: role judge" in caught.value.why
         other.communicate()
@@ -224,7 +224,7 @@ def test_a_full_disk_says_that_a_reply_was_lost_and_keeps_the_others(tmp_path: P
                 key, entry, request = entry_of(number)
                 ledger.store(key, entry, request)
                 stored += 1
-        assert "every reply before it is in the ledger" in caught.value.why
+        assert "all earlier replies are in the ledger" in caught.value.why
         assert ledger.totals()["calls"] == stored > 5
         ledger._db.execute("PRAGMA max_page_count=100000")
         assert ledger.store(key, entry, request) == entry, "with room again it goes on"
@@ -245,7 +245,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert "RunError: A reply could not be kept in the ledger" in done.stderr
+    assert "RunError: A reply could not be stored in the ledger" in done.stderr
     assert "disk is full" in done.stderr
     last, _, report = done.stdout.partition("\n")
     assert f'"entries": {int(last) + 1},' in report
@@ -303,13 +303,13 @@ def test_a_reply_that_was_changed_by_hand_is_not_used(tmp_path: Path, mode: Mode
 
 
 CHANGES = {
-    "UPDATE calls SET example_id = 'other' WHERE turn = 2": "is not the key of what was asked",
+    "UPDATE calls SET example_id = 'other' WHERE turn = 2": "does not match its request",
     "UPDATE settings SET body = replace(body, '1.0', '2.0')": "settings are missing or changed",
     "UPDATE contexts SET role = 'system'": "a message of its prompt was changed",
     "UPDATE contexts SET body = x'7a00'": "a message of its prompt cannot be read",
     "DELETE FROM contexts WHERE parent IS NULL": "a message of its prompt is missing",
     f"UPDATE calls SET reply = '{{', seal = x'{seal('{').hex()}'": "unreadable reply",
-    "UPDATE calls SET seal = NULL": "its text is not what was stored",
+    "UPDATE calls SET seal = NULL": "its reply differs from what was stored",
     "UPDATE calls SET dropped = 'x'": "its dropped parameters cannot be read",
 }
 
@@ -344,7 +344,7 @@ def test_folders_that_cannot_hold_a_ledger(tmp_path: Path, mode: Any) -> None:
 def test_an_empty_file_is_a_new_ledger_for_a_recording_only(tmp_path: Path) -> None:
     path = tmp_path / "l.sqlite"
     path.touch()
-    with pytest.raises(RunError, match="no ledger"):
+    with pytest.raises(RunError, match="not a ledger"):
         Ledger(path, "replay")
     Ledger(path).close()
     assert verified(path) == (0, [])

@@ -214,7 +214,7 @@ def _own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_asked_for_goes_before_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_threads(3, 2, alike=True).number == 3
-    assert choose_threads(None, 2, alike=True) == ThreadChoice(2, "as this run began")
+    assert choose_threads(None, 2, alike=True) == ThreadChoice(2, "as at the start of this run")
     assert choose_threads(None, None, alike=True).number == 1
     for text, number in (("4", 4), ("5,2", 5), ("0", 2), ("many", 2), ("", 2), ("9" * 5000, 2)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)

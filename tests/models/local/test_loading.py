@@ -215,7 +215,7 @@ def test_a_name_is_a_folder_or_the_hubs(
         ("./runs/wram/model", "Did you mean 'runs/warm/model'?"),
         ("models/qwn", "Did you mean 'models/qwen'?"),
         ("modles/qwen", "Did you mean 'models/qwen'?"),
-        ("models/zzz", "named as models/zzz@main"),
+        ("models/zzz", "write models/zzz@main"),
         ("small-modle", "Did you mean 'small-model'?"),
         ("../nowhere/x", "Check the path."),
         ("owner/name@", "Check the path."),
@@ -236,10 +236,10 @@ def test_a_slip_is_told_at_once_with_its_neighbour(
 def test_a_revision_of_a_folder_is_refused(folders_of_model_names: Path, name: str) -> None:
     """The libraries would load the folder without a word."""
     folder = name.partition("@")[0]
-    with pytest.raises(ModelLoadError, match=f"there is a folder '{folder}'") as caught:
+    with pytest.raises(ModelLoadError, match=f"there is also a folder '{folder}'") as caught:
         adapter_folder(name)
-    assert f"Name the folder as '{folder}'" in caught.value.way_out
-    with pytest.raises(ModelLoadError, match="names a model of the hub"):
+    assert f"Use the folder as '{folder}'" in caught.value.way_out
+    with pytest.raises(ModelLoadError, match="is a model on the Hub"):
         model_place(name)
     assert missing_model("owner/name", name)[0].fatal
 
@@ -285,11 +285,11 @@ def test_what_the_hub_does_not_have_is_told(
 ) -> None:
     with HubServer({"me/base": {"config.json": b"{}"}}) as server:
         on_hub(server, tmp_path, monkeypatch)
-        with pytest.raises(ModelLoadError, match="'me/base' is no adapter that can be read"):
+        with pytest.raises(ModelLoadError, match="'me/base' on the Hub is not a PEFT adapter"):
             adapter_folder("me/base")
-        with pytest.raises(ModelLoadError, match="'me/base@v9' cannot be had from the hub"):
+        with pytest.raises(ModelLoadError, match="'me/base@v9' cannot be downloaded from the Hub"):
             adapter_folder("me/base@v9")
-        with pytest.raises(ModelLoadError, match="'me/nobody' cannot be had"):
+        with pytest.raises(ModelLoadError, match="'me/nobody' cannot be downloaded"):
             adapter_folder("me/nobody")
 
 
@@ -315,7 +315,7 @@ def test_a_hub_that_cannot_be_reached_is_no_wrong_name(
         [sys.executable, "-c", quick + code], env=env, capture_output=True, text=True, check=False
     )
     error = done.stderr.strip().splitlines()[-1]
-    assert "is not on this machine, and the hub cannot be reached at " in error, done.stderr
+    assert "is not on this machine, and the Hub cannot be reached at " in error, done.stderr
     assert "secret" not in error
 
 

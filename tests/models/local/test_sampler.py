@@ -305,7 +305,7 @@ def test_paths_that_hold_no_model_say_what_is_missing(folder: Path, tmp_path: Pa
 
 def test_wrong_adapters_devices_and_types_are_user_errors(folder: Path, tmp_path: Path) -> None:
     assert "adapter_model.safetensors" in refusal(folder, adapter=tmp_path)
-    assert "holds an adapter" in refusal(make_adapter(folder, tmp_path))
+    assert "contains an adapter" in refusal(make_adapter(folder, tmp_path))
     other = build_tiny(tmp_path / "other", WORDS, size="5m")
     assert "does not fit" in refusal(other, adapter=make_adapter(folder, tmp_path))
     assert "device 'abacus'" in refusal(folder, device="abacus")

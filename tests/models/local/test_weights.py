@@ -208,7 +208,7 @@ def test_an_adapter_beside_the_model_is_not_put_on_unasked(
     shutil.copytree(kinds["qwen3"], folder)
     for file in ("adapter_config.json", ADAPTER):
         shutil.copy(adapter / file, folder / file)
-    assert "holds an adapter beside the model" in refusal(folder)
+    assert "contains an adapter in addition to the model" in refusal(folder)
 
 
 def lora(base: Path, folder: Path, **settings: Any) -> Path:
@@ -388,7 +388,7 @@ def test_float8_is_read_for_an_adapter_and_refused_for_full_training(folder: Pat
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "int8"])
 def test_nothing_is_multiplied_in_eight_bits(folder: Path, name: str) -> None:
-    with pytest.raises(ModelLoadError, match="no number type"):
+    with pytest.raises(ModelLoadError, match="not a number type"):
         LocalModel.load(folder, device="cpu", dtype=name)
 
 

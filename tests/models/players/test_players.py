@@ -86,7 +86,8 @@ def test_what_is_no_player(text: str) -> None:
 
 @pytest.mark.parametrize("behind", ["A_KEY,B_KEY", "A_KEY,X=ONE,x=TWO"])
 def test_nothing_behind_an_address_is_dropped_in_silence(behind: str) -> None:
-    with pytest.raises(ConfigError, match=r"the address has (two keys|a header twice)") as caught:
+    words = r"the address (has more than one key|repeats a header)"
+    with pytest.raises(ConfigError, match=words) as caught:
         config({"judge": [f"endpoint:a@{URL}#{behind}"]})
     assert not any(word in " ".join(caught.value.lines()) for word in behind.split(","))
 
@@ -165,7 +166,7 @@ def test_coaches_are_rules_or_players() -> None:
     assert coach("symbolic") == "symbolic" and coach("terse") == "terse"
     assert coach("actor").kind == "actor"
     assert coach(f"endpoint:wise@{URL}").base_url == URL
-    with pytest.raises(ConfigError, match=r"'symbolc'\. Did you mean 'symbolic'\? Write endpoint:"):
+    with pytest.raises(ConfigError, match=r"'symbolc'\. Did you mean 'symbolic'\? Use one of:"):
         coach("symbolc")
 
 
@@ -187,7 +188,7 @@ def test_the_actor_may_fill_any_role() -> None:
     assert cast.partner is not None and cast.partner.model is actor
     assert [judge.model for judge in cast.judges] == [actor]
     assert cast.filled() == {"actor", "partner", "judge", "auditor"}  # the judge audits, too
-    with pytest.raises(ConfigError, match="no actor here"):
+    with pytest.raises(ConfigError, match="has no actor"):
         Players().player("judge", RoleSettings(kind="actor"), 0)
 
 
@@ -230,7 +231,7 @@ def test_a_rule_may_hold_for_one_seat_or_purpose_alone() -> None:
     ("text", "words"),
     [("rules: 5", ""), ("replies: {a: b}", ""), ("rules: [{when: '(', say: x}]", ""),
      ("say: x", ""), ("- a", ""), ("rules: [{say: x}]", ""),
-     ("rules: [{when: x, say: []}]", r"rules\.0\.say: an empty list says nothing")],
+     ("rules: [{when: x, say: []}]", r"rules\.0\.say: 'say' must contain")],
 )  # fmt: skip
 def test_what_is_no_script(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "script.yaml"
@@ -267,7 +268,7 @@ def test_a_pasted_key_is_refused_and_not_repeated(base: dict[str, Any], player: 
 
 
 def test_an_address_is_no_model() -> None:
-    with pytest.raises(ConfigError, match="without a model"):
+    with pytest.raises(ConfigError, match="has no model"):
         config({"partner": "endpoint:http://host/v1"})
     with pytest.raises(ConfigError, match="model: String should have at least 1"):
         config({"model": ""})
@@ -368,5 +369,5 @@ def test_equal_players_are_one_model() -> None:
 
 @pytest.mark.parametrize("kind", ["local", "vllm", "actor"])
 def test_a_player_that_a_command_cannot_make_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match="The judge is to be the"):
+    with pytest.raises(ConfigError, match="The judge is set to"):
         Players().model("judge", RoleSettings.model_validate(WRITTEN[kind]))

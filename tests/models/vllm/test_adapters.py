@@ -95,7 +95,7 @@ def test_a_name_that_is_there_already_is_not_used_again(folder: Path) -> None:
     with ToyVllm() as server:
         servers = fleet(server)
         run(lambda: push_adapter(servers, folder, "policy"))
-        with pytest.raises(AdapterNotServed, match="'policy' already"):
+        with pytest.raises(AdapterNotServed, match="already serves something as 'policy'"):
             run(lambda: push_adapter(servers, folder, "policy"))
         assert set(server.adapters) == {"policy"}
 
@@ -105,16 +105,16 @@ REFUSED: dict[str, tuple[Toy, dict[str, Any] | None, tuple[str, str, str]]] = {
     "rank": (Toy(max_rank=16), {"r": 32}, ("", "rank 32", "--max-lora-rank")),
     "started without": (
         Toy(without=NO_ADAPTERS), {"r": 8},
-        ("takes no adapters while it runs", "", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        ("cannot load adapters while it runs", "", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
     ),
     "no file": (Toy(), None, ("max_lora_rank 8", "", "same path")),
     "another model": (
-        Toy(), {"r": 8, "width": 32}, ("does not fit", "size of tensor", "trained on this model"),
+        Toy(), {"r": 8, "width": 32}, ("does not fit", "size of tensor", "for this model"),
     ),
-    "only listed": (Toy(idle_adapters=True), {"r": 8}, ("nothing changed", "", "")),
+    "only listed": (Toy(idle_adapters=True), {"r": 8}, ("no effect", "", "")),
     "no log-probs": (
         Toy(without=frozenset({"prompt_logprobs"})), {"r": 8},
-        ("does not tell the log-probs", "", ""),
+        ("does not return the log-probs", "", ""),
     ),
     **{says: (Toy(refuses=says), {"r": 8}, ("", says.partition("{}")[2], way)) for says, way in (
         ("Error while deserializing header: incomplete metadata, file not fully covered", "whole"),
@@ -224,7 +224,7 @@ def test_servers_that_read_other_weights_under_one_path_are_refused(folder: Path
         servers = fleet(one, other)
         run(lambda: push_adapter(servers, folder, "policy"))
         other.adapters["policy"] = (str(folder), "of another host")
-        with pytest.raises(AdapterNotServed, match="do not compute the same"):
+        with pytest.raises(AdapterNotServed, match="give different results"):
             run(lambda: prove_adapter(servers, "base", "policy", folder, PROMPT))
 
 

@@ -82,8 +82,8 @@ def test_the_probe_is_short_and_goes_as_far_as_the_vocabulary_of_words() -> None
     ("more", "logprobs", "words"),
     [
         ({"raw": True}, "raw",
-         ["temperature 0 and 1 alone", "--logprobs-mode processed_logprobs"]),
-        ({"without": frozenset({"logprobs"})}, "none", ["carry none"]),
+         ["only used at temperature 0 and 1", "--logprobs-mode processed_logprobs"]),
+        ({"without": frozenset({"logprobs"})}, "none", ["no usable log-probs"]),
         ({"tokens": None}, "processed", []),  # it cannot say how it splits words
     ],
 )  # fmt: skip
@@ -136,8 +136,8 @@ def test_the_mode_is_read_from_distances(
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str, tuple[str, str, str]]] = {
     "no ids": ([{"without": frozenset({"ids"})}], "base", ("ids", "", "endpoint:MODEL@URL")),
-    "fewer tokens": ([{"size": SIZE - 20}], "base", ("another tokenizer", "vocabulary", "")),
-    "other ids": ([{"tokens": [*TOKENS[:-1], 7]}], "base", ("another tokenizer", "other ids", "")),
+    "fewer tokens": ([{"size": SIZE - 20}], "base", ("different tokenizer", "vocabulary", "")),
+    "other ids": ([{"tokens": [*TOKENS[:-1], 7]}], "base", ("different tokenizer", "other ids", "")),
     "two names": (
         [{"served": "one"}, {"served": "other"}], "elsewhere",
         ("'one' and 'other'", "", "--served-model-name"),
@@ -197,7 +197,7 @@ def test_the_only_model_there_is_taken_and_that_is_said() -> None:
         abilities = attach(server, model="owner/name")
         assert abilities.served == "base"
         (line,) = abilities.remarks
-        assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
+        assert "'base' (from /elsewhere/m)" in line and "assumes it is owner/name" in line
 
 
 def test_a_context_that_is_shorter_than_the_models_is_said(
@@ -209,7 +209,7 @@ def test_a_context_that_is_shorter_than_the_models_is_said(
         abilities = attach(short, whole)
         (line,) = abilities.remarks
         assert short.url in line and whole.url not in line and abilities.max_context == 128
-        assert "--max-model-len 128" in line and "holds 512" in line
+        assert "--max-model-len 128" in line and "context of 512" in line
         monkeypatch.setattr(CODEC, "context_limit", 100)  # --max-context asks for no more
         assert attach(short, whole).remarks == ()
 
@@ -219,7 +219,9 @@ def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> 
         error = refusal(server, model="owner/name-4B")
         assert "does not serve 'owner/name-4B'" in error.what
         assert "base (from owner/name-8B)" in error.why
-        assert "taken for other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
+        assert (
+            "assumes it is other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
+        )
         assert "taken for ./folder" in attach(server, model="./folder").remarks[0]
     with ToyVllm(toy(served="owner/name-4B", root="models/step-1")) as server:
         assert attach(server, model="owner/name-4B").remarks == ()

@@ -111,13 +111,13 @@ def test_a_reply_is_ids_and_logprobs() -> None:
         (reply(token_ids=[8, True]), "no token ids"),
         (reply(token_ids=[8, -1]), "no token ids"),  # no tokenizer decodes these two
         (reply(token_ids=[8, 10**30]), "no token ids"),
-        (reply(finish_reason="abort"), "gave the reply up"),
+        (reply(finish_reason="abort"), "aborted the reply"),
         (reply(logprobs=None), "no log-prob"),
         (reply(logprobs={"token_logprobs": [-0.5]}), "no log-prob"),
-        (reply(logprobs={"token_logprobs": [None, -1]}), "no number"),
-        (json.loads(json.dumps(reply(logprobs={"token_logprobs": [1e999, 0]}))), "no number"),
-        (reply(logprobs={"token_logprobs": [-(10**400), -1]}), "no number"),
-        (reply(logprobs={"token_logprobs": [True, -1]}), "no number"),
+        (reply(logprobs={"token_logprobs": [None, -1]}), "not a number"),
+        (json.loads(json.dumps(reply(logprobs={"token_logprobs": [1e999, 0]}))), "not a number"),
+        (reply(logprobs={"token_logprobs": [-(10**400), -1]}), "not a number"),
+        (reply(logprobs={"token_logprobs": [True, -1]}), "not a number"),
         (reply(logprobs={"token_logprobs": [-0.5, 3.25]}), "above zero"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_server_is_asked_once_whether_it_follows_a_schema(
         assert asyncio.run(one.holds_forms())
         assert server.requests[0]["structured_outputs"] == {"json": {"enum": [SCHEMA_WORD]}}
         assert asyncio.run(one.holds_forms()) and len(server.requests) == 1
-    assert "tiny: it holds replies to a schema" in caplog.messages
+    assert "tiny: it enforces JSON schemas" in caplog.messages
 
 
 def test_a_server_that_ignores_schemas_is_asked_without(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ def test_a_server_that_ignores_schemas_is_asked_without(caplog: pytest.LogCaptur
     asked = [body.get("structured_outputs") for body in server.requests]
     assert asked == [{"json": {"enum": [SCHEMA_WORD]}}, None, None]
     assert (first.dropped, second.dropped, second.ignored) == ((), ("form",), ())
-    assert sum("holds no reply to a schema" in line for line in caplog.messages) == 1
+    assert sum("does not enforce" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_new_weights_are_sampled_once_they_are_there() -> None:
         before = run(one)
         asyncio.run(one.take(Weights()))
         after = run(one)
-        with pytest.raises(ConfigError, match="served as it is"):
+        with pytest.raises(ConfigError, match="cannot be changed"):
             asyncio.run(model(server).take(Weights()))
     assert [body["model"] for body in server.requests] == ["base", "adapter-1"]
     assert (before.policy, after.policy) == ("", "v1")

@@ -209,9 +209,9 @@ def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) 
         with pytest.raises(ServerDied) as death:
             server.check()
     what, why, way_out = death.value.lines()
-    assert what.startswith("The vLLM server of 'serves' died of SIGKILL; where nobody killed it,")
+    assert what.startswith("The vLLM server of 'serves' died of SIGKILL; unless someone killed it,")
     assert "vLLM API server version 0.32.0" in why
-    assert way_out == f"What was played is kept. Run the same command again. Log: {server.log}"
+    assert way_out == f"Finished work is kept. Run the same command again. Log: {server.log}"
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
     assert vllm_version(str(lean)) is None
     with pytest.raises(ConfigError, match="vLLM is not installed for"):
         VllmServer.start(ServerSpec(model="serves", python=str(lean)), tmp_path)
-    with pytest.raises(ConfigError, match="cannot be asked for its vLLM"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         vllm_version(str(tmp_path / "none"))
 
 
