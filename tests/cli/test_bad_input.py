@@ -154,7 +154,7 @@ def test_model_folders_that_are_not_complete(tiny: Path, tmp_path: Path, capsys)
     (mute / "tokenizer_config.json").write_text(json.dumps(settings))
     assert "chat template" in " ".join(local_refused(capsys, mute))
     assert "There is no folder" in local_refused(capsys, tmp_path / "nothing")[0]
-    assert "no adapter" in local_refused(capsys, tiny, "--adapter", tmp_path)[0]
+    assert "not an adapter" in local_refused(capsys, tiny, "--adapter", tmp_path)[0]
     assert "device" in local_refused(capsys, tiny, "--device", "tpu9")[0]
 
 

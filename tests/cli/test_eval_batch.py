@@ -178,7 +178,7 @@ def test_what_a_batch_holds_is_not_paid_for_live_as_well(
     with BatchServer(answer=oracle("tomi", 4), service=service) as server:
         out = tmp_path / "run"
         assert api(server.base_url, out, *PRICES, *BATCH, n=4) == 2
-        assert "knows no batch batch_0" in capsys.readouterr().err
+        assert "cannot find the batch batch_0" in capsys.readouterr().err
         assert api(server.base_url, out, *PRICES, n=4) == 2
         what, why, fix = three_lines(capsys.readouterr().err)
         assert "batch_0 (3 requests to m)" in what and "second time" in why

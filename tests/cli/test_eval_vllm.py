@@ -430,7 +430,9 @@ def test_a_servers_short_context_is_said_and_recorded(
     with TinyVllm(tiny) as short:
         short.toy.max_context = 600
         assert local(tiny, out, "--engine", f"vllm@{short.url}") == 0
-        assert "--max-model-len 600, and the model holds 1024" in capsys.readouterr().err
+        assert (
+            "--max-model-len 600, less than the model's context of 1024" in capsys.readouterr().err
+        )
         short.toy.max_context = 40
         assert local(tiny, tmp_path / "shorter", "--engine", f"vllm@{short.url}") == 0
         line = f"{N} of {N} prompts of tomi do not fit the servers' 40 tokens"

@@ -302,7 +302,7 @@ def test_what_cannot_be_checked_is_said_in_three_lines(
     assert "No task of this run asks a judge" in three_lines(capfd.readouterr().err)[0]
     twice = ("--judge", "endpoint:j@http://127.0.0.1:9") * 2
     assert soul("judge", "check", run, *twice, "--out", tmp_path / "c") == 2
-    assert "same judge is named twice" in three_lines(capfd.readouterr().err)[0]
+    assert "same judge is listed twice" in three_lines(capfd.readouterr().err)[0]
     assert soul("judge", "check", run, "--judge", "actor", "--out", tmp_path / "c") == 2
     assert "this command has no actor" in three_lines(capfd.readouterr().err)[0]
     assert not (tmp_path / "c").exists()

@@ -136,8 +136,8 @@ def test_the_mode_is_read_from_distances(
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str, tuple[str, str, str]]] = {
     "no ids": ([{"without": frozenset({"ids"})}], "base", ("ids", "", "endpoint:MODEL@URL")),
-    "fewer tokens": ([{"size": SIZE - 20}], "base", ("different tokenizer", "vocabulary", "")),
-    "other ids": ([{"tokens": [*TOKENS[:-1], 7]}], "base", ("different tokenizer", "other ids", "")),
+    "fewer tokens": ([{"size": SIZE - 20}], "base", ("different token", "vocabulary", "")),
+    "other ids": ([{"tokens": [*TOKENS[:-1], 7]}], "base", ("different token", "other ids", "")),
     "two names": (
         [{"served": "one"}, {"served": "other"}], "elsewhere",
         ("'one' and 'other'", "", "--served-model-name"),
@@ -222,7 +222,7 @@ def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> 
         assert (
             "assumes it is other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
         )
-        assert "taken for ./folder" in attach(server, model="./folder").remarks[0]
+        assert "assumes it is ./folder" in attach(server, model="./folder").remarks[0]
     with ToyVllm(toy(served="owner/name-4B", root="models/step-1")) as server:
         assert attach(server, model="owner/name-4B").remarks == ()
 
