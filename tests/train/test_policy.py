@@ -212,7 +212,7 @@ def test_all_weights_are_saved_as_a_model_of_their_own(tmp_path: Path, folder: P
 
 
 def test_a_folder_that_is_no_adapter_is_told(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ModelLoadError, match="is no adapter"):
+    with pytest.raises(ModelLoadError, match="is not an adapter"):
         policy_of(folder, adapter=str(tmp_path))
 
 
