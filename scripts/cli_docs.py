@@ -1,4 +1,4 @@
-"""Write docs/reference/commands.md, settings.md and the tables of file-formats.md from the code.
+"""Write commands.md, settings.md, tasks.md and the tables of file-formats.md in docs/reference.
 
     .venv/bin/python scripts/cli_docs.py            # write
     .venv/bin/python scripts/cli_docs.py --check    # exit 1 when one is stale
@@ -38,6 +38,8 @@ from soulkit.runs.jsonl import (
     schema_file,
 )
 from soulkit.runs.record_lines import ControlLine, RecordLine
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import Suite, TaskSpec
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.base import built_in, method_class
 
@@ -79,6 +81,15 @@ variables over the file.
 The file accepts the name of a setting or of its option: `task: tomi,hitom:0.5` means
 `tasks: {tomi: 1, hitom: 0.5}`, and `lora_r: 16` means `lora: {r: 16}`. Hyphens count as
 underscores, and a repeatable option takes a list. Using both names of one setting is an error.
+"""
+
+TASKS_HEAD = """# Tasks and suites
+
+Every built-in task and suite. This page is generated from `tasks.yaml` by `scripts/cli_docs.py`; do
+not edit it by hand.
+
+`soul tasks show TASK` prints the columns of a task, who sees them, its options and its sampling
+defaults. [Benchmarks as played](benchmarks-as-played.md) explains how each one is scored.
 """
 
 
@@ -334,7 +345,75 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
-PAGES = {"commands.md": page, "settings.md": settings_page, "file-formats.md": formats_page}
+# --- the tasks ------------------------------------------------------------------------------------
+
+
+def tasks_page() -> str:
+    """Every built-in task with its metric, players, files and licence, and every suite."""
+    registry = load_registry()
+    tasks, suites = registry.specs.items(), registry.suites.items()
+    parts = {
+        "## Tasks": (
+            ("task", "title", "what it asks", "axis", "metric", "licence of the data"),
+            [(f"`{name}`", _title(task), task.summary, task.axis, f"`{_headline(task)}`",
+              task.licence) for name, task in tasks],
+        ),
+        "## Default players": (
+            ("task", "models besides the one under test"),
+            [(f"`{name}`", task.players.words()) for name, task in tasks if task.players.words()],
+        ),
+        "## Rows and files": (
+            ("task", "training file", "evaluation file", "original files that `soul data` reads"),
+            [(f"`{name}`", _code(task.files.train), _code(task.files.eval), _originals(task))
+             for name, task in tasks],
+        ),
+        "## Suites": (
+            ("suite", "title", "tasks", "average"),
+            [(f"`{name}`", suite.title, _members(suite), suite.average) for name, suite in suites],
+        ),
+    }  # fmt: skip
+    sections = [f"{title}\n\n{_table(*table)}" for title, table in parts.items()]
+    return "\n".join([TASKS_HEAD, *sections])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in lines)
+
+
+def _title(task: TaskSpec) -> str:
+    return f"[{task.title}]({task.url})" if task.url else task.title
+
+
+def _headline(task: TaskSpec) -> str:
+    return task.metric.headline or task.metric.name
+
+
+def _originals(task: TaskSpec) -> str:
+    """The forms of the original files, and how their records become rows."""
+    hooks = {"import": task.importer, "build": task.builder, "build --drafter": task.drafting}
+    how = ", ".join(f"`{command}`" for command, hook in hooks.items() if hook)
+    forms = "; ".join(task.formats).replace("*", "\\*")
+    return f"{how}: {forms}" if how and forms else how
+
+
+def _members(suite: Suite) -> str:
+    """The members of a suite, axis by axis."""
+    if not suite.axes:
+        return _code(suite.members)
+    return "; ".join(f"{axis}: {_code(names)}" for axis, names in suite.axes.items())
+
+
+def _code(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+PAGES = {
+    "commands.md": page,
+    "settings.md": settings_page,
+    "tasks.md": tasks_page,
+    "file-formats.md": formats_page,
+}
 
 
 def main(arguments: list[str]) -> int:

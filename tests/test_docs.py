@@ -1,6 +1,7 @@
 """The documentation is complete, its links lead somewhere, and the command page is fresh.
 
-The author's guide, docs/tutorials/write-a-task.md, run from top to bottom in an empty folder.
+The pages on writing a task, docs/tutorials/write-a-task.md and docs/guides/dialogue-tasks.md, run
+from top to bottom in an empty folder.
 
 What stands in its fences decides what happens:
 
@@ -9,7 +10,7 @@ What stands in its fences decides what happens:
     text                what the commands above it print, `…` for anything; spaces do not count
     any, after "Save as `FILE`:"   the file is written
     py, jinja, yaml     an excerpt, which stands word for word in one of the examples
-    toml, sh            not looked at
+    sh                  not looked at
 
 The other tutorials, run from top to bottom in an empty folder as well.
 
@@ -67,6 +68,11 @@ def command_page() -> str:
 def test_the_command_page_is_fresh() -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     assert page == command_page(), "stale: run .venv/bin/python scripts/cli_docs.py"
+
+
+def test_the_page_of_tasks_is_fresh() -> None:
+    page = (REFERENCE / "tasks.md").read_text(encoding="utf-8")
+    assert page == generator().tasks_page(), "stale: run scripts/cli_docs.py"
 
 
 def test_the_settings_of_training_are_fresh() -> None:
@@ -154,7 +160,11 @@ def test_options_in_the_documentation_exist() -> None:
             assert unknown == set(), f"{path.name}: {block}"
 
 
-GUIDE = ROOT / "docs" / "tutorials" / "write-a-task.md"
+GUIDES = {
+    ROOT / "docs" / "tutorials" / "write-a-task.md": {"bus", "postcard"},
+    ROOT / "docs" / "guides" / "dialogue-tasks.md": {"picnic", "cat"},
+}
+"""Page → the runs that its commands leave."""
 EXCERPTS = ("py", "jinja", "yaml")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAVE = re.compile(r"Save as `([^`]+)`[^`]*\Z")
@@ -274,18 +284,21 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.slow
-def test_the_guide_can_be_followed_in_an_empty_folder(reader: Reader) -> None:
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_guide_can_be_followed_in_an_empty_folder(page: Path, reader: Reader) -> None:
     assert list(reader.home.iterdir()) == []
-    reader.follow(GUIDE.read_text(encoding="utf-8"))
+    reader.follow(page.read_text(encoding="utf-8"))
     runs = {path.name for path in (reader.home / "runs").iterdir()}
-    assert runs == {"bus", "postcard", "picnic", "cat"}
+    assert runs == GUIDES[page]
 
 
-def test_the_guide_shows_every_kind_of_task_and_nothing_unknown() -> None:
-    page = GUIDE.read_text(encoding="utf-8")
-    kinds = [fence.kind for fence in fences(page)]
-    assert set(kinds) == {"commands", "output", "file", "toml", *EXCERPTS}
-    lines = [line for fence in fences(page) for line, _ in commands(fence.text)]
+def fences_of_guides() -> list[Fence]:
+    return [fence for page in GUIDES for fence in fences(page.read_text(encoding="utf-8"))]
+
+
+def test_the_guides_show_every_kind_of_task_and_nothing_unknown() -> None:
+    assert {fence.kind for fence in fences_of_guides()} == {"commands", "output", "file", *EXCERPTS}
+    lines = [line for fence in fences_of_guides() for line, _ in commands(fence.text)]
     words = [line.split() for line in lines if line.startswith("soul tasks new ")]
     kind = {line[3]: line[5] if len(line) > 4 else "choice" for line in words}
     assert sorted(kind.values()) == ["choice", "dialogue", "judged", "scene"]
@@ -296,7 +309,7 @@ def test_the_guide_shows_every_kind_of_task_and_nothing_unknown() -> None:
 
 @pytest.mark.parametrize(
     "fence",
-    [one for one in fences(GUIDE.read_text(encoding="utf-8")) if one.kind in EXCERPTS],
+    [one for one in fences_of_guides() if one.kind in EXCERPTS],
     ids=lambda fence: fence.text.strip().splitlines()[0],
 )
 def test_excerpts_stand_in_the_examples(fence: Fence) -> None:
@@ -351,11 +364,14 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     }
     assert not people["clean.jsonl"] & people["people/held_out.jsonl"]
     assert "neighbour" not in (tmp_path / "clean.jsonl").read_text()
-    page = (tmp_path / "page.html").read_text()
-    assert "<html" in page[:2000]
-    assert "the same verdict on all of 40 episodes (judge: detector)" in page
-    before = json.loads((tmp_path / "runs" / "before" / "summary.json").read_text())
-    assert before["statuses"]["userllm"]["ok"] > 30, "its replies are not cut"
+    assert "<html" in (tmp_path / "page.html").read_text()[:2000]
+    before, after = (
+        json.loads((tmp_path / "runs" / name / "summary.json").read_text())
+        for name in ("before", "after")
+    )
+    assert after["statuses"]["userllm"]["ok"] > 30, "its replies are not cut"
+    shares = [run["tasks"]["userllm"]["ai_detector"]["mean"] for run in (before, after)]
+    assert shares[1] > shares[0] + 0.2, shares
 
 
 @pytest.mark.slow
@@ -448,3 +464,16 @@ def test_the_guide_explains_every_metric() -> None:
         prefixes
     )
     assert {name for name in STEP_KEYS if not name.startswith(prefixes)} <= names
+
+
+def test_the_keys_of_a_task_are_complete() -> None:
+    from soulkit.data.rows import Column
+    from soulkit.tasks.kit.spec import Suite, TaskSpec
+
+    text = (REFERENCE / "task-keys.md").read_text(encoding="utf-8")
+    keys, columns = (part.split("\n## ")[0] for part in text.split("\n## Keys of a column\n"))
+    for part, schema in ((keys, TaskSpec), (columns, Column)):
+        first = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
+        assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(schema.model_fields)
+    suites = text.split("\n## Suites\n")[1].split("\n## ")[0]
+    assert [key for key in Suite.model_fields if key not in suites] == []

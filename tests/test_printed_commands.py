@@ -31,7 +31,10 @@ from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
-RUN_IN_ORDER = {"write-a-task.md", "own-chats.md", "first-evaluation.md", "compare-models.md"}
+RUN_IN_ORDER = {
+    "write-a-task.md", "dialogue-tasks.md", "own-chats.md", "first-evaluation.md",
+    "compare-models.md",
+}  # fmt: skip
 """Their commands build on each other; tests/test_docs.py runs them from top to bottom."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),

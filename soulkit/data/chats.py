@@ -115,7 +115,7 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
             f"'{path}' holds no chat between a person and an assistant.",
             first,
             f"A record has a list of messages under one of {', '.join(COLUMNS)}; for other "
-            "layouts see docs/guides/data.md.",
+            "layouts see docs/guides/get-data.md.",
         )
     return chats, bad
 

@@ -8,7 +8,8 @@
     letters_named     letters that are spoken or pointed at: "option bravo", "the one after A"
 
 All of it is about form. What a text means is not read: translations, synonyms, descriptions,
-riddles, acrostics, rhymes and codes (base64, rot13, Morse) pass, as `docs/reference/tasks.md` says.
+riddles, acrostics, rhymes and codes (base64, rot13, Morse) pass:
+`docs/reference/benchmarks-as-played.md`.
 """
 
 from __future__ import annotations

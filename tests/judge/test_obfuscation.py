@@ -93,7 +93,7 @@ PASSES = {
     "pig latin": "Think of the uebla oxba.",
     "every second letter": "Think of bxlxuxe bxoxx.",
 }
-"""What only a reader of meanings, or of codes, can see: see docs/reference/tasks.md."""
+"""Paraphrases and codes, which pass: docs/reference/benchmarks-as-played.md."""
 
 
 def leak(text: str, view: LeakView = VIEW) -> str:

@@ -256,7 +256,7 @@ def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping
         return did_you_mean(str(loc[-1]), _fields_at(loc))
     if kind == "literal_error":
         return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
-    return "Mend the entry; docs/reference/tasks.md lists every key."
+    return "Mend the entry; docs/reference/task-keys.md lists every key."
 
 
 def _fields_at(loc: Sequence[int | str]) -> list[str]:
@@ -338,7 +338,7 @@ class InstalledTask:
             f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
             " ".join(why.split()),
             f"Mend or reinstall the distribution '{self.distribution}'; see "
-            "docs/tutorials/write-a-task.md.",
+            "docs/reference/task-keys.md.",
         )
 
 

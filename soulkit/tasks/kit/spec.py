@@ -1,7 +1,7 @@
 """The schema of `tasks.yaml`: tasks with their columns, metrics and default players, and suites.
 
 It is strict: an unknown key is an error, and so is a seat, column or task that is used but not
-declared. docs/reference/tasks.md explains every key.
+declared. docs/reference/task-keys.md explains every key.
 
 Default players are models by role; a player that the user names replaces them:
 

@@ -2,7 +2,7 @@
 
 A declaration names code as `module:attribute` (`importer: importer:read`). The module is looked for
 in the task's folder first: beside the user's tasks file, in `soulkit/tasks/<folder>/`, or in the
-folder of an installed package. docs/tutorials/write-a-task.md lists the functions.
+folder of an installed package. docs/reference/task-keys.md lists the functions.
 
 Keyword-only parameters of such a function are options: `*, half: Literal["cotp", "vp"]` is `--half
 cotp` on the command line. A parameter `task` gets the name of the task.
@@ -246,7 +246,7 @@ def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> Con
         f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
         why,
         f"Write {key} as 'file:{kind}', with file.py in the task's folder. "
-        "See docs/reference/tasks.md.",
+        "See docs/reference/task-keys.md.",
     )
 
 

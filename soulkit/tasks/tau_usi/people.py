@@ -248,5 +248,6 @@ def _of_other_shape(path: str, option: str, expected: str) -> DataError:
     return DataError(
         f"'{path}', which the option {option} names, is of another shape.",
         f"It should hold {expected}.",
-        "Check that the option names the right file. See docs/reference/tasks.md for the shapes.",
+        "Check that the option names the right file. "
+        "See docs/reference/benchmarks-as-played.md for the shapes.",
     )
