@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -39,7 +39,7 @@ from soulkit.runs.jsonl import (
 )
 from soulkit.runs.record_lines import ControlLine, RecordLine
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.kit.spec import Suite, TaskSpec
+from soulkit.tasks.kit.spec import HookKey, Suite, TaskSpec
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.base import built_in, method_class
 
@@ -352,7 +352,7 @@ def tasks_page() -> str:
     """Every built-in task with its metric, players, files and licence, and every suite."""
     registry = load_registry()
     tasks, suites = registry.specs.items(), registry.suites.items()
-    parts = {
+    parts: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
         "## Tasks": (
             ("task", "title", "what it asks", "axis", "metric", "licence of the data"),
             [(f"`{name}`", _title(task), task.summary, task.axis, f"`{_headline(task)}`",
@@ -363,9 +363,10 @@ def tasks_page() -> str:
             [(f"`{name}`", task.players.words()) for name, task in tasks if task.players.words()],
         ),
         "## Rows and files": (
-            ("task", "training file", "evaluation file", "original files that `soul data` reads"),
-            [(f"`{name}`", _code(task.files.train), _code(task.files.eval), _originals(task))
-             for name, task in tasks],
+            ("task", "training file", "evaluation file", "original files that `soul data` reads",
+             "own options of `soul data`"),
+            [(f"`{name}`", _code(task.files.train), _code(task.files.eval), _originals(task),
+              _code(_data_options(name, task))) for name, task in tasks],
         ),
         "## Suites": (
             ("suite", "title", "tasks", "average"),
@@ -376,9 +377,9 @@ def tasks_page() -> str:
     return "\n".join([TASKS_HEAD, *sections])
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in lines)
+    return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in lines)
 
 
 def _title(task: TaskSpec) -> str:
@@ -391,10 +392,22 @@ def _headline(task: TaskSpec) -> str:
 
 def _originals(task: TaskSpec) -> str:
     """The forms of the original files, and how their records become rows."""
-    hooks = {"import": task.importer, "build": task.builder, "build --drafter": task.drafting}
-    how = ", ".join(f"`{command}`" for command, hook in hooks.items() if hook)
+    ways = {"import": task.importer, "build": task.builder, "build --drafter": task.drafting}
+    how = _code(command for command, function in ways.items() if function)
     forms = "; ".join(task.formats).replace("*", "\\*")
     return f"{how}: {forms}" if how and forms else how
+
+
+def _data_options(name: str, task: TaskSpec) -> list[str]:
+    """Options that the functions of a task add to commands of `soul data`."""
+    hooks: dict[str, HookKey] = {
+        "synth": "synth", "import": "importer", "build": "builder", "build --drafter": "drafting",
+    }  # fmt: skip
+    found = []
+    for command, key in hooks.items():
+        hook = task.hook(name, key)
+        found += [f"{command} {o.describe()}" for o in hook.options.values()] if hook else []
+    return found
 
 
 def _members(suite: Suite) -> str:
@@ -404,7 +417,7 @@ def _members(suite: Suite) -> str:
     return "; ".join(f"{axis}: {_code(names)}" for axis, names in suite.axes.items())
 
 
-def _code(names: tuple[str, ...]) -> str:
+def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

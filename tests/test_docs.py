@@ -150,7 +150,7 @@ def test_the_front_page_shows_the_figures_of_the_benchmarks_page() -> None:
 
 
 def test_options_in_the_documentation_exist() -> None:
-    page = command_page()
+    page = command_page() + (REFERENCE / "tasks.md").read_text(encoding="utf-8")
     options = set(re.findall(r"--[a-z][a-z-]+", page))
     for path in READABLE:
         for block in re.findall(
