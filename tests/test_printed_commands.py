@@ -62,8 +62,8 @@ NOT_RUN = {
     "soul data pull": "needs the hub; tests/cli/test_data.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; "
     "tests/tasks/secret_keeper/test_secret_keeper.py asks it",
-    "soul data build mirrorbench": "needs models that draft; tests/cli/test_data_build.py has some",
-    "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
+    "soul data build userllm conversations.jsonl --max-cost": "needs models that draft; "
+    "tests/cli/test_data_build.py has some; its --dry-run is run",
     "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
     "runtime; tests/tasks/tau_usi asks one",
     "soul eval api --model gpt-5-nano --task tomi --data FOLDER --batch": "needs a batch service; "
