@@ -38,6 +38,9 @@ from types import ModuleType
 import pytest
 
 from soulkit.cli.app import COMMANDS
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import DefaultPlayer, TaskSpec
+from soulkit.types import Protocol
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -464,6 +467,35 @@ def test_the_guide_explains_every_metric() -> None:
         prefixes
     )
     assert {name for name in STEP_KEYS if not name.startswith(prefixes)} <= names
+
+
+def default_coach(spec: TaskSpec, protocol: Protocol) -> str:
+    """In the words of the page on Ditto."""
+    coach = spec.players.under(protocol, "coach")
+    if isinstance(coach, DefaultPlayer):
+        return coach.model
+    if coach == "none":
+        return "none"
+    judged = coach is None and spec.players.under(protocol, "judge") is not None
+    return "the judge's model" if judged else "the rules"
+
+
+def test_the_page_on_ditto_names_the_default_coaches() -> None:
+    page = (ROOT / "docs" / "explanation" / "ditto.md").read_text(encoding="utf-8")
+    section = page.split("## Who writes the feedback\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:2] == "| "]
+    specs, named = load_registry().specs, set[str]()
+    for tasks, paper, reference in rows[1:]:
+        for word in re.findall(r"\w+(?=,|$)", tasks.split(", your own")[0]):
+            found = [name for name in specs if name == word or name.startswith(f"{word}_")]
+            found = [word] if word in specs else found
+            assert found, word
+            for name in found:
+                assert default_coach(specs[name], "paper") == paper, name
+                assert default_coach(specs[name], "reference") == reference.split(",")[0], name
+            named.update(found)
+    left = {name for name in specs if name not in named}
+    assert all(specs[name].evaluation_only for name in left), left
 
 
 def test_the_keys_of_a_task_are_complete() -> None:
