@@ -1,4 +1,4 @@
-"""Tasks: what all have in common (`kit/`), a folder for each benchmark, and names for own tasks.
+"""Tasks: shared code (`kit/`), a folder for each benchmark, and the names that custom tasks import.
 
 from soulkit.tasks import ChoiceTask, Rollout
 """

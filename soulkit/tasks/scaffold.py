@@ -1,11 +1,11 @@
-"""Write the folder of a new task (`soul tasks new`): one of the examples under another name.
+"""Write the folder of a new task (`soul tasks new`): a renamed copy of one of the examples.
 
-    choice     examples/my_task          a prompt, a reply, a right answer
+    choice     examples/my_task          one prompt, one reply, one right answer
     judged     examples/judged_task      a judge scores the reply
-    dialogue   examples/dialogue_task    two parties take turns
-    scene      examples/scene_task       one actor plays several people, a judge reads it
+    dialogue   examples/dialogue_task    actor and partner take turns
+    scene      examples/scene_task       one actor plays several characters, a judge scores them
 
-In an installed package the examples lie in `soulkit/tasks/templates/`, in a checkout at its root.
+The examples are in `soulkit/tasks/templates/` (installed package) or `examples/` (checkout).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from soulkit.tasks.kit.user_code import BUILTIN
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An example, and the names in it that stand for the new ones."""
+    """An example task, and the names in it that are replaced."""
 
     task: str
     cls: str
     players: str = ""
-    """What an evaluation needs beside the actor."""
+    """Options that an evaluation needs besides the model under test."""
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -44,7 +44,7 @@ TEMPLATES: Mapping[str, Template] = {
 
 
 def template_files(kind: str) -> dict[str, str]:
-    """Path inside the folder → text, of the example of a kind."""
+    """The example's files: path inside the folder → text."""
     packaged = BUILTIN / "templates" / kind
     checkout = BUILTIN.parents[1] / "examples" / template(kind).task
     folder = packaged if packaged.is_dir() else checkout
@@ -57,18 +57,18 @@ def template_files(kind: str) -> dict[str, str]:
 
 
 def template(kind: str) -> Template:
-    """The example of a kind; ConfigError when there is none."""
+    """The template of a kind; ConfigError if there is no such kind."""
     if kind not in TEMPLATES:
         raise ConfigError(
             f"There is no kind of task '{kind}'.",
-            f"A new task begins as one of {', '.join(TEMPLATES)}.",
-            f"{did_you_mean(kind, TEMPLATES)} Give it to --kind.",
+            f"The templates are: {', '.join(TEMPLATES)}.",
+            f"{did_you_mean(kind, TEMPLATES)} Give one of them to --kind.",
         )
     return TEMPLATES[kind]
 
 
 def renamed_files(name: str, kind: str) -> dict[str, str]:
-    """The files of a new task: those of the example with its names replaced."""
+    """The files of a new task: the example's files with its names replaced."""
     files, example = template_files(kind), template(kind)
     cls = _class_name(name, files["task.py"])
     return {
@@ -78,23 +78,23 @@ def renamed_files(name: str, kind: str) -> dict[str, str]:
 
 
 def _class_name(name: str, code: str) -> str:
-    """`night_bus` → NightBus; with `Task` at its end where the code means something else by it."""
+    """`night_bus` → NightBus; `Task` is appended if the example's code already uses that name."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{camel}Task" if re.search(rf"\b{camel}\b", code) else camel
 
 
 def write_task(name: str, kind: str, folder: Path) -> tuple[str, ...]:
-    """Write the folder of a new task; returns what lies in it. ConfigError on a bad name or place.
+    """Write the folder of a new task and return its file paths; no existing file is overwritten.
 
-    Nothing that exists is replaced.
+    ConfigError if the name is not allowed or the folder is not empty.
     """
     _refuse_name(name)
     files = renamed_files(name, kind)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"'{folder}' exists and is not an empty folder.",
-            "What lies there would be mixed with the new task, or replaced.",
-            "Give another folder with --out, or another name.",
+            "The new task would mix with the files in it or overwrite them.",
+            "Choose another folder with --out, or another name.",
         )
     for path, text in files.items():
         target = folder / path
@@ -107,18 +107,18 @@ def _refuse_name(name: str) -> None:
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
         raise ConfigError(
             f"'{name}' cannot be the name of a task.",
-            "It stands in options (--data NAME=FILE), in files and in Python.",
-            "Take letters, digits and underscores, with a letter first: night_bus.",
+            "The name is used in options (--data NAME=FILE), file names and Python code.",
+            "Use letters, digits and underscores, starting with a letter: night_bus.",
         )
     if yaml.safe_load(name) != name:
         raise ConfigError(
             f"'{name}' cannot be the name of a task.",
-            "It is a value of its own in YAML, in which tasks are declared.",
-            f"Take another one: my_{name}, for example.",
+            "YAML, in which tasks are declared, does not read it as text.",
+            f"Choose another name, for example my_{name}.",
         )
     if name in load_registry().specs:
         raise ConfigError(
             f"'{name}' is the name of a built-in task.",
-            "One name for two tasks would make every record of them ambiguous.",
-            f"Take another one: my_{name}, for example.",
+            "Results of two tasks with the same name could not be told apart.",
+            f"Choose another name, for example my_{name}.",
         )

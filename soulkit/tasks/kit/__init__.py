@@ -1,6 +1,6 @@
-"""What every task has in common.
+"""The shared code of all tasks.
 
-Own tasks:   base · choice · dialogue · coaching · prompting (templates, budgets, texts) · rewards
-Declaration: spec (schema) · registry (tasks, suites) · user_code (own code, its errors)
-Rows:        loading · importing · made_rows · row_checks · selfcheck · scoring (batch metrics)
+Base classes: base · choice · dialogue · coaching · prompting (templates, budgets, texts) · rewards
+Declaration:  spec (schema) · registry (tasks, suites) · user_code (custom code and its errors)
+Rows:         loading · importing · made_rows · row_checks · selfcheck · scoring (batch metrics)
 """

@@ -1,12 +1,12 @@
-"""Feedback that gives nothing away: what a coach may read of a judge's words, and rules' lessons.
+"""Feedback without leaks: the judge's remarks that a coach may read, and rule-based lessons.
 
-A judge often knows more than the player: the other seat's secret, or what a person really wrote. A
-coach gets the sentences of the judge that repeat nothing of it (`without_secrets`):
+A judge often knows more than the actor: the partner's secret, or the person's real reply. The coach
+therefore gets only those sentences of the judge that repeat none of it (`without_secrets`):
 
     “It is Omar's rent that decides it. Maya never asked why he hesitates.”  →  the second sentence
 
-Rules look at the player's own texts. Where options are short, an innocent word of a lesson can be a
-word of one option alone, so the fullest lesson that leaks nothing is given (`first_safe_lesson`).
+Rules look at the actor's own texts. With short options, a harmless word in a lesson may occur in
+only one option, so `first_safe_lesson` picks the most complete lesson that leaks nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from soulkit.types import Feedback, Score
 
 
 def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
-    """The first lesson, its sentences joined, that leaks nothing of `view`; None when all do."""
+    """The first lesson (sentences joined) that leaks nothing of `view`; None if all of them do."""
     for sentences in lessons:
         text = " ".join(sentence for sentence in sentences if sentence)
         if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
@@ -29,19 +29,19 @@ def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str |
     return None
 
 
-# -- what judges wrote -----------------------------------------------------------------------------
+# -- judges' remarks -------------------------------------------------------------------------------
 
 
 def first_verdict(score: Score, purpose: str) -> Mapping[str, Any]:
-    """The fields of the first readable verdict on `purpose`; empty without one."""
+    """The fields of the first readable verdict on `purpose`; {} if there is none."""
     verdicts = (v.said for v in score.verdicts if v.purpose == purpose and v.said)
     return next(verdicts, {})
 
 
 def judged_dimensions(score: Score) -> tuple[str, ...]:
-    """What the judges gave an opinion on: the rated parts of their verdicts, else the questions.
+    """The dimensions that the judges rated: the parts of their verdicts, else the questions.
 
-    A part is rated where a verdict holds an object under its name, score and reasons for instance.
+    A part counts if its value in the verdict is an object, such as score and reasons.
     """
     readable = [verdict for verdict in score.verdicts if verdict.said]
     parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
@@ -49,10 +49,9 @@ def judged_dimensions(score: Score) -> tuple[str, ...]:
 
 
 def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
-    """The sentences of a judge's text that repeat nothing of `view`.
+    """The sentences of a judge's text that repeat no secret of `view` (see `repeats_secret`).
 
-    Of a view count its private texts, its reference, the reference's parts, and what is public.
-    Sentences stop at one of `ends` or at a line break.
+    Sentences end at one of `ends` or at a line break.
     """
     sentences = re.split(rf"(?<=[{ends}])\s+|\n+", text)
     return " ".join(s for s in sentences if s.strip() and not repeats_secret(s, view))
@@ -61,20 +60,20 @@ def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
 def remarks_without_secrets(
     remarks: Iterable[tuple[str, str]], view: LeakView, *, ends: str = ".!?"
 ) -> str:
-    """What judges wrote, by title, as a coach's template shows it: fenced, a line each, without
-    what repeats something of `view`."""
+    """Judges' remarks (title, text) for a coach's template: fenced, one line each, without the
+    sentences that repeat a secret of `view`."""
     safe = ((title, without_secrets(text, view, ends=ends)) for title, text in remarks)
     return fenced_remarks(f"{title}: {text}" for title, text in safe if text)
 
 
 def fenced_remarks(lines: Iterable[str]) -> str:
-    """Remarks as a coach's template shows them: each once; empty without any."""
+    """Remarks for a coach's template, without duplicates; empty if there are none."""
     text = "\n".join(dict.fromkeys(lines))
     return fence(text, "remarks") if text else ""
 
 
 def repeats_secret(sentence: str, view: LeakView) -> bool:
-    """Whether a sentence repeats a private text, or what a human said in the actor's place."""
+    """Whether a sentence repeats a private text, or what the real person said."""
     public = f"{view.question}\n{view.public}"
     references = [text for text in (view.reference, *view.reference_parts) if text]
     return any(echoes_private(sentence, text, public) for text in view.secrets) or any(
@@ -82,17 +81,17 @@ def repeats_secret(sentence: str, view: LeakView) -> bool:
     )
 
 
-# -- rules about the player's texts ----------------------------------------------------------------
+# -- rules about the actor's texts -----------------------------------------------------------------
 
 
 def repeated_texts(texts: Sequence[str]) -> list[int]:
-    """The places of the texts that stand there more than once; case, marks and endings aside."""
+    """Indices of the texts that occur more than once, ignoring case, punctuation and endings."""
     keys = [" ".join(tokens(text)) for text in texts]
     return [place for place, key in enumerate(keys) if key and keys.count(key) > 1]
 
 
 def longest_text(texts: Sequence[str]) -> tuple[int, int]:
-    """(place, words) of the text with the most words; (-1, 0) where there is none."""
+    """(index, words) of the text with the most words; (-1, 0) if there is none."""
     counts = [len(text.split()) for text in texts]
     most = max(counts, default=0)
     return (counts.index(most), most) if most else (-1, 0)

@@ -1,9 +1,9 @@
-"""Import original benchmark files as flat rows, and recognise them where rows are expected.
+"""Convert original benchmark files into rows, and recognise such files where rows are expected.
 
-Each benchmark brings its own importer, which its declaration names (`importer: importer:read`). It
-keeps the texts and the published gold, and repairs only what is no part of either. A file is an
-original where a record has a column that only the original has (`original: [prompting_type]`), or
-where it holds no rows of the task and the importer knows its form.
+A task names its importer in `tasks.yaml` (`importer: importer:read`). Importers keep the texts and
+the published gold answers unchanged. A file counts as an original if a record has a column that
+only the original has (`original: [prompting_type]`), or if it holds no rows of the task and the
+importer knows its format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Flat rows, the records that could not be one, and what the reader should know."""
+    """Imported rows, unusable records, and notes for the user."""
 
     rows: tuple[Row, ...]
     bad: tuple[BadRow, ...] = ()
@@ -36,11 +36,11 @@ class Imported:
 
 
 class WrongShape(DataError):
-    """A file that an importer does not know: it is of none of the forms that it reads."""
+    """A file whose format the importer does not know."""
 
 
 Make = Callable[[RawRow, int], Row | Iterable[Row | BadRow]]
-"""A record and its place → its row, or its rows and the parts of it that are no row."""
+"""(record, index) → its row; or its rows, with a BadRow for every unusable part."""
 
 
 def import_records(
@@ -54,12 +54,12 @@ def import_records(
     notes: Callable[[Sequence[Row], Sequence[BadRow]], Iterable[str]] = lambda rows, bad: (),
     read: Callable[[Path], tuple[list[RawRow], list[BadRow]]] = read_rows,
 ) -> Imported:
-    """The rows that `make` gives for each record of a file; none for a BadRecord.
+    """The rows that `make` returns for each record of a file; a BadRecord makes no row.
 
-    `fields` are the fields of a record. For a file that may have several shapes, `make` maps the
-    fields of each shape to the function that makes its rows; the first shape that any record has is
-    used. A row says its place, where it is from and its licence, where `make` does not. WrongShape
-    when no record has the fields. `way_out` says which file to give; every error of a file has it.
+    `fields` are the fields that a record must have. For a file with several possible shapes, `make`
+    maps the fields of each shape to its function; the first shape that any record has is used.
+    Place, provenance and licence are added to rows that lack them. WrongShape if no record has the
+    fields. `way_out` says which file to give; it is the fix of every error about the file.
     """
     try:
         raw, bad = read(path)
@@ -89,16 +89,16 @@ def import_records(
 
 
 def mapped_columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
-    """Column → text of the field that `texts` names for it, and those of `kept` that there are.
+    """Column → text of the field that `texts` maps it to, plus the fields of `kept` that exist.
 
-    BadRecord when one of the texts is absent, blank or no text.
+    BadRecord if one of the texts is missing, blank or not text.
     """
     values = dict(zip(texts, need(record, *texts.values()), strict=True))
     return values | {name: record.fields[name] for name in kept if name in record.fields}
 
 
 def need(row: RawRow, *names: str) -> tuple[str, ...]:
-    """The text of the named fields; BadRecord when one is absent, blank or no text."""
+    """The texts of the named fields; BadRecord if one is missing, blank or not text."""
     for name in names:
         value = row.fields.get(name)
         if not isinstance(value, str) or not value.strip():
@@ -107,7 +107,7 @@ def need(row: RawRow, *names: str) -> tuple[str, ...]:
 
 
 def without_blanks(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """The messages of a recorded conversation; BadRecord where one of them is blank."""
+    """The messages of a recorded conversation; BadRecord if one of them is blank."""
     place = blank_message(messages)
     if place is None:
         return messages
@@ -116,32 +116,32 @@ def without_blanks(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> WrongShape:
     return WrongShape(
-        f"'{path}' is not of the original format.",
+        f"'{path}' does not have the original format.",
         f"None of its records has {', '.join(fields)}.",
         way_out,
     )
 
 
 def is_release(task: Task, path: Path) -> bool:
-    """Whether `path` is a folder that as a whole is the original release of `task`."""
+    """Whether `path` is the folder of the original release of `task`."""
     mark = task.spec.release_mark
     return bool(mark) and (path / mark).is_file()
 
 
 def refuse_release(task: Task, path: Path) -> None:
-    """OriginalFile where `path` is the folder of the original release, and rows are read."""
+    """OriginalFile if `path` is the folder of the original release instead of rows."""
     if is_release(task, path):
         raise _original(
-            task, str(path), f"It holds '{task.spec.release_mark}', and no released rows."
+            task, str(path), f"It holds '{task.spec.release_mark}' but no released rows."
         )
 
 
 class OriginalFile(DataError):
-    """A file of the original release where rows of the task are read."""
+    """A file of the original release was given instead of rows."""
 
 
 def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
-    """OriginalFile where a row of a file that is not released has a column of the original."""
+    """OriginalFile if a row of an unreleased file has a column of the original release."""
     released = {*task.spec.files.train, *task.spec.files.eval}
     for row in rows if task.spec.original else ():
         file, _, _ = row.source.rpartition(":")
@@ -149,15 +149,15 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
         if marks and file not in released:
             raise _original(
                 task, file or "FILE",
-                f"{row.source} has '{marks[0]}', which is a column of the original release and of "
-                "no row: an original holds more than the benchmark scores, or holds it in another "
-                "form.",
+                f"{row.source} has the column '{marks[0]}', which only the original release has. "
+                "Original files hold more than the benchmark scores, or hold it in another "
+                "format.",
             )  # fmt: skip
 
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """Add to errors of reading rows of `task` in `path` what to do with chats and originals."""
+    """Add to errors about rows of `task` in `path` what to do with chats and original files."""
     try:
         yield
     except OriginalFile as error:
@@ -172,14 +172,14 @@ def explaining_originals(task: Task, path: Path) -> Iterator[None]:
 
 
 def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
-    """The error of recorded chats where rows of `task`, or of any, are read; else None."""
+    """The error for chats in a place where rows are expected; None if `path` holds no chats."""
     needed = {
         alias
         for name, column in (task.spec.columns if task else {}).items()
         if column.required
         for alias in (name, *column.aliases)
     }
-    # Rows in a folder may hold a conversation, too: they say whose they are.
+    # Rows in a folder may hold a conversation, too, but they name their task.
     if not holds_chats(path, needed or ({"data_source"} if path.is_dir() else ())):
         return None
     file = shlex.quote(str(path))
@@ -188,26 +188,26 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
         one_file = f"soul data dedupe {file} -o chats.jsonl, then " if path.is_dir() else ""
         source = "chats.jsonl" if path.is_dir() else file
         way_out = (
-            f"Two models draft rows from chats: {one_file}soul data build {task.name} {source} "
+            f"Let two models draft rows: {one_file}soul data build {task.name} {source} "
             "--drafter endpoint:MODEL --filter endpoint:MODEL -o rows.jsonl; then give --data "
-            f"rows.jsonl. To learn what the people write: {learn}"
+            f"rows.jsonl. To train on the people's messages instead: {learn}"
         )
     else:
         way_out = (
-            f"Learn from the chats themselves: {learn}; or have rows of another task drafted: "
+            f"Train on the chats themselves: {learn}; or let models draft rows of a task: "
             "soul data build --help"
         )
     return DataError(
-        f"'{path}' holds chats, and {f'{task.name!r} is' if task else 'tasks are'} played on rows.",
-        "A row says what is to be played and how it is scored; recorded chats do not.",
+        f"'{path}' holds chats, but {f'{task.name!r} needs' if task else 'tasks need'} rows.",
+        "A row defines an episode and how to score it; recorded chats do not.",
         way_out,
     )
 
 
 def _original(task: Task, path: str, why: str) -> OriginalFile:
     return OriginalFile(
-        f"'{path}' is of the original release of '{task.name}', and is no file of its rows.", why,
-        f"Import it, and give --data the file that this writes: {_import_of(task, path)}",
+        f"'{path}' is a file of the original release of '{task.name}', not a file of rows.", why,
+        f"Import it, then give --data the file that this command writes: {_import_of(task, path)}",
     )  # fmt: skip
 
 
@@ -216,28 +216,28 @@ def _import_of(task: Task, path: str | Path) -> str:
 
 
 def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
-    """The rows of an original file of `task`; DataError when the whole file cannot be used.
+    """The rows of an original file of `task`; DataError if the file is unusable as a whole.
 
-    `options` are the task's own, as the command line gives them.
+    `options` are the importer's own options, as typed on the command line.
     """
     importer = task.spec.hook(task.name, "importer")
     if importer is None:
         raise ConfigError(
             f"There is no importer for '{task.name}'.",
-            "Only original files of some benchmarks need importing; released rows are read as is.",
-            "Tasks that have one say so in the column rows of: soul tasks list",
+            "Its released rows need no import, or its declaration names no importer.",
+            "For tasks with an importer, see the column rows of: soul tasks list",
         )
     return _read(importer, path, options)
 
 
 def build_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
-    """Rows that are put together from several original files."""
+    """Rows that a task builds from several original files."""
     builder = task.spec.hook(task.name, "builder")
     if builder is None:
         raise ConfigError(
-            f"Rows of '{task.name}' are not built from several files.",
-            "Its declaration names no function that does it ('builder:').",
-            f"For other original files: soul data import {task.name} FILE",
+            f"'{task.name}' cannot build rows from several files.",
+            "Its declaration names no function for it ('builder:').",
+            f"To import an original file: soul data import {task.name} FILE",
         )
     return _read(builder, path, options)
 

@@ -1,13 +1,13 @@
-"""Make rows: by rule from a seed, with invented people, or drafted by models.
+"""Make rows: generated from a seed, with invented people, or drafted by models.
 
-By rule (`synth: rows:rows`): row i depends on the seed alone, so fewer rows are the beginning of
-more. Invented people have a writing style (`Voice`): what `trait` promises is what `write` does.
+Generated (`synth: rows:rows`): row i depends only on the seed, so a smaller set is a prefix of a
+larger one. Invented people have a writing style (`Voice`): `write` does what `trait` describes.
 
     HASTY.write("Could you please show me the next step, because I am stuck.")
     → "could u pls show me the next step, bc i am stuck"
 
-Drafted (`drafting: build:drafts`): a task turns recorded conversations into *sketches*. A model
-drafts what each lacks, another says whether the draft is fit to be a row (`eval/drafted_rows.py`).
+Drafted (`drafting: build:drafts`): a task turns recorded conversations into *sketches*. One model
+drafts the missing parts, another decides whether to keep each draft (`eval/drafted_rows.py`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ FAMILY_NAMES = (
     "Abend", "Brook", "Castell", "Dunne", "Engel", "Ferro", "Grath", "Holm", "Ivers", "Jansky",
     "Klee", "Lund", "Moravec", "Nagy", "Oort", "Pell", "Quist", "Rask", "Stern", "Tamm",
 )  # fmt: skip
-"""Enough names that rows of two seeds seldom are about one person."""
+"""Enough names that rows of two seeds rarely share a person."""
 
 _SHORT = {"you": "u", "your": "ur", "please": "pls", "because": "bc", "thanks": "thx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One way of writing."""
+    """One writing style."""
 
     trait: str
-    """What a description says of it, as the end of `This person ...`."""
+    """Its description, as the end of the sentence `This person ...`."""
     write: Callable[[str], str]
-    """A plain message (whole sentences, full stops) as this voice would put it."""
+    """Rewrites a plain message (whole sentences, full stops) in this style."""
     features: tuple[Feature, ...]
 
 
@@ -113,13 +113,13 @@ Row = dict[str, Any]
 Split = Literal["train", "test"]
 
 Numbers = tuple[dict[str, Any], tuple[Any, ...]]
-"""The values that the text of a made problem is filled with, and its results."""
+"""The values that fill the text of a generated problem, and its results."""
 
 
 def rows_by_index(
     key: str, make: Callable[[random.Random, int], Row]
 ) -> Callable[[int, int], list[Row]]:
-    """`rows(n, seed)` of a task: row i depends on (seed, i) alone."""
+    """A task's `rows(n, seed)`: row i depends only on (seed, i)."""
 
     def rows(n: int, seed: int) -> list[Row]:
         return [make(random.Random(f"{key}/{seed}/{i}"), i) for i in range(n)]
@@ -128,7 +128,7 @@ def rows_by_index(
 
 
 MADE = "synth:"
-"""What stands before the number of rows to make, in the place of a file name."""
+"""Prefix of `synth:N`, which stands in place of a file name."""
 _WHOLE = re.compile(r"-?\d+")
 DEFAULT_ROWS = 100
 
@@ -136,21 +136,21 @@ DEFAULT_ROWS = 100
 def make_rows(
     task: Task, n: int | None, seed: int, options: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """The first `n` rows of a task's endless data set; ConfigError for a task that has none.
+    """The first `n` generated rows of a task; ConfigError if the task cannot generate rows.
 
-    `options` are the task's own, as the command line gives them.
+    `options` are the task's own options, as typed on the command line.
     """
     maker = task.spec.hook(task.name, "synth")
     if maker is None:
         raise ConfigError(
-            f"Rows of '{task.name}' cannot be made here.",
-            "Its declaration names no function that makes them ('synth:').",
-            "Tasks that can make rows have 'synth' in the column rows of: soul tasks list",
+            f"'{task.name}' cannot generate rows.",
+            "Its declaration names no function for it ('synth:').",
+            "For tasks that can, look for 'synth' in the column rows of: soul tasks list",
         )
     if n is not None and n < 1:
         raise ConfigError(
-            f"{n} rows cannot be made.",
-            "-n says how many rows to write.",
+            f"The number of rows cannot be {n}.",
+            "-n is the number of rows to write.",
             "Give a number of at least 1.",
         )
     if n is None and not maker.has_default("n"):
@@ -160,18 +160,18 @@ def make_rows(
 
 
 def split_seed(seed: int, split: Split) -> int:
-    """The seed of a split: even for training rows, odd for test rows, so that none are the same."""
+    """Even seeds for training rows and odd ones for test rows, so that they never overlap."""
     return 2 * seed + (split == "test")
 
 
 def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
-    """The rows of `synth:N` (from `seed`) or `synth:N@SEED`; ConfigError for other texts."""
+    """The rows of `synth:N` (from `seed`) or `synth:N@SEED`; ConfigError for any other text."""
     number, at, own_seed = source.removeprefix(MADE).partition("@")
     if not number.isdecimal() or not int(number) or (at and not _WHOLE.fullmatch(own_seed)):
         raise ConfigError(
-            f"'{source}' does not say how many rows to make.",
-            f"Rows are made here when the data of a task is {MADE}N.",
-            f"Write --data {task.name}={MADE}2000, for example.",
+            f"'{source}' does not say how many rows to generate.",
+            f"Generated rows are written as {MADE}N.",
+            f"For example: --data {task.name}={MADE}2000",
         )
     rows = make_rows(task, int(number), split_seed(int(own_seed) if at else seed, split))
     return [RawRow(row, f"{source}:{i}") for i, row in enumerate(rows, 1)]
@@ -194,24 +194,24 @@ class Review(VerdictShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketch:
-    """One record that rows may be made of."""
+    """A record from which a model can draft rows."""
 
     key: str
-    """Names its calls; equal records have equal keys."""
+    """Identifies its calls; equal records have equal keys."""
     source: str
     draft: JudgeQuestion[Any]
     review: Callable[[Any], JudgeQuestion[Any]]
-    """What the filter is asked about a draft; its answer is a Review."""
+    """The filter's question about a draft; the answer is a Review."""
     rows: Callable[[Any], Sequence[Row]]
     count: int = 1
     published: bool = False
-    """Whether the record is one of a published data set. Rows of any other say of which file they
-    were made (`origin`)."""
+    """Whether the record comes from a published data set. Rows of all other records name their file
+    (`origin`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """The sketches of a file, the records that can be none, and what the reader should know."""
+    """The sketches of a file, the unusable records, and notes for the user."""
 
     sketches: tuple[Sketch, ...]
     prompts: Mapping[str, str]
@@ -220,16 +220,16 @@ class Drafts:
 
 
 def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Drafts:
-    """The sketches that `task` makes of a file; ConfigError for a task that drafts nothing.
+    """The sketches that `task` makes of a file; ConfigError if its rows cannot be drafted.
 
-    `options` are the task's own, as the command line gives them.
+    `options` are the task's own options, as typed on the command line.
     """
     hook = task.spec.hook(task.name, "drafting")
     if hook is None:
         raise ConfigError(
-            f"No model drafts rows of '{task.name}'.",
-            "Its declaration names no function that says what is to be drafted ('drafting:').",
-            "Tasks that have one say 'drafted by models' in: soul tasks show TASK",
+            f"Models cannot draft rows of '{task.name}'.",
+            "Its declaration names no function for it ('drafting:').",
+            "Tasks that support it say 'drafted by models' in: soul tasks show TASK",
         )
     drafts: Drafts = hook(path, task.prompts, options=options)
     return drafts
@@ -238,7 +238,7 @@ def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None
 def draft_question(
     prompt: str, shape: type[S], problem: Callable[[S], str] = lambda draft: ""
 ) -> JudgeQuestion[S]:
-    """A question to the drafter, asked once more if the draft cannot be read or has a `problem`."""
+    """A question to the drafter; asked again if the draft is unreadable or has a `problem`."""
     asked_for = question("draft", prompt, shape, role="drafter")
 
     def read(text: str) -> S:
@@ -258,8 +258,8 @@ def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
 def draft_problem(
     what: str, text: str, lengths: range, originals: Sequence[str], most_shared: int
 ) -> str:
-    """What is wrong with a drafted text that describes a person, in words for its author: its
-    length, or `most_shared` words in a row of the person's own."""
+    """What is wrong with a drafted description of a person, as a message to the drafter: its
+    length, or `most_shared` consecutive words of the person's own."""
     count = len(text.split())
     if count not in lengths:
         return f"the {what} has {count} words, not {lengths.start} to {lengths.stop - 1}"
@@ -268,9 +268,9 @@ def draft_problem(
 
 
 def quotation(text: str, originals: Sequence[str], words: int) -> str:
-    """The first run of `words` words of `text` that stands in one of `originals`; empty for none.
+    """The first run of `words` words of `text` that occurs in one of `originals`; else empty.
 
-    Case and punctuation do not count. A shorter original counts whole, from half the words on.
+    Case and punctuation are ignored. An original of at least half that length must match whole.
     """
     tokens = words_only(text.casefold()).split()
     for original in originals:
@@ -289,12 +289,12 @@ def quotation(text: str, originals: Sequence[str], words: int) -> str:
 
 
 def draw_slots(rng: random.Random, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a template's slots, drawn in the order in which a table of texts lists them.
+    """The values of a template's slots, drawn in the order of the text table.
 
     [cello, loom]                  one of them
-    {sample: 2, of: [a, b, c]}     several, none twice
+    {sample: 2, of: [a, b, c]}     several different ones
     {from: 20, to: 90, times: 10}  a number from 200 to 890
-    {share: 0.85, of: price}       a part of another slot, rounded; not drawn
+    {share: 0.85, of: price}       a share of another slot, rounded; not random
     """
     values: dict[str, Any] = {}
     for name, how in declared.items():

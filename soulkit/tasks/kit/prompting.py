@@ -1,13 +1,13 @@
-"""Prompt templates with a hash, word budgets, and tables of texts beside a module.
+"""Prompt templates with hashes, word budgets, and text tables next to a module.
 
-A template is `prompts/<name>.md` in the task's folder, or `prompts/<task>/<name>.md` where several
-tasks share one. It is rendered for one reader; naming what the reader may not see is an error.
+A template is `prompts/<name>.md` in the task's folder, or `prompts/<task>/<name>.md` if several
+tasks share the folder. Rendering fails if a template names a value that its reader may not see.
 
-Budgets: examples of equal standing share theirs fairly (texts of 3, 40 and 50 words with 63 words
-between them keep 3, 30 and 30); a history loses its oldest entries.
+Budgets: equally important texts share a budget fairly (63 words for texts of 3, 40 and 50 words
+keep 3, 30 and 30); a history loses its oldest entries.
 
-Texts: `TEXTS = Texts(__file__)` reads `texts.yaml` beside the module when the first table is used;
-its lists are tuples, so that no reader can change them.
+Texts: `TEXTS = Texts(__file__)` reads `texts.yaml` next to the module on first use; its lists
+become tuples, so they cannot be changed.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from soulkit.tasks.kit.user_code import BUILTIN
 from soulkit.types import Feedback, Segment
 
 MARK = "[...]"
-"""Stands where words were left out."""
+"""Replaces words that were cut."""
 
 
 def total_words(texts: Iterable[str]) -> int:
-    """White-space words of all texts together."""
+    """Whitespace-separated words of all texts together."""
     return sum(len(text.split()) for text in texts)
 
 
 def first_words(text: str, count: int) -> str:
-    """The first `count` words as they stand, and a mark when there were more."""
-    # No list of all words: it would take fifty times the memory of a long text. Most texts fit, and
-    # to see that is ten times as fast without the places of their words.
+    """The first `count` words, unchanged, followed by MARK if words were cut."""
+    # Listing all words would take fifty times the memory of a long text. Most texts fit, and
+    # checking that is ten times faster without the positions of their words.
     if count > 0 and len(text.split(None, count)) <= count:
         return text
     ends = [word.end() for word in islice(re.finditer(r"\S+", text), max(count, 0) + 1)]
@@ -58,7 +58,7 @@ def first_words(text: str, count: int) -> str:
 
 
 def last_words(text: str, count: int) -> str:
-    """The last `count` words as they stand, behind a mark when there were more."""
+    """The last `count` words, unchanged, preceded by MARK if words were cut."""
     starts = deque((word.start() for word in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
     if len(starts) <= count:
         return text
@@ -66,7 +66,7 @@ def last_words(text: str, count: int) -> str:
 
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:
-    """The largest cap under which texts of these lengths, in words, fit the budget together."""
+    """The largest cap (in words) under which texts of these lengths fit the budget together."""
     words_left = budget
     for place, length in enumerate(sorted(lengths)):
         share = words_left // (len(lengths) - place)
@@ -79,7 +79,7 @@ def fair_cap(lengths: Sequence[int], budget: int) -> int:
 def share_fairly(
     items: Sequence[Mapping[str, str]], budget: int | None
 ) -> tuple[tuple[Mapping[str, str], ...], int]:
-    """(items whose texts fit the budget together, words cut); every item stays."""
+    """(items whose texts fit the budget together, number of words cut); no item is dropped."""
     texts = [text for item in items for text in item.values()]
     total = total_words(texts)
     if budget is None or total <= budget:
@@ -90,7 +90,7 @@ def share_fairly(
 
 
 def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, ...], int]:
-    """(the last entries that fit the budget, words cut); the very last is cut to fit if it must."""
+    """(the last entries that fit the budget, words cut); the last entry is cut if it must be."""
     total = total_words(entries)
     if budget is None or total <= budget:
         return tuple(entries), 0
@@ -111,7 +111,7 @@ NAME = "texts.yaml"
 
 
 class Texts:
-    """The tables of one folder."""
+    """The text tables of one folder."""
 
     def __init__(self, module_file: str) -> None:
         self.path = Path(module_file).with_name(NAME)
@@ -121,17 +121,17 @@ class Texts:
         if table not in tables:
             raise ConfigError(
                 f"There is no table '{table}' in '{self.path}'.",
-                "A module beside the file asks for it by that name.",
-                f"{did_you_mean(table, tables)} Else add the table to the file.",
+                "A module in that folder needs the table.",
+                f"{did_you_mean(table, tables)} Or add the table to the file.",
             )
         return tables[table]
 
 
 @cache
 def read_texts(folder: Path) -> Mapping[str, Any]:
-    """The tables of `texts.yaml` in a folder; ConfigError when they cannot be read."""
+    """The tables of `texts.yaml` in a folder; ConfigError if they cannot be read."""
     path = folder / NAME
-    # Both loaders build plain values only; the one written in C is ten times as fast.
+    # Both loaders build plain values only; the one written in C is ten times faster.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         tables = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
@@ -139,13 +139,13 @@ def read_texts(folder: Path) -> Mapping[str, Any]:
         raise ConfigError(
             f"The texts in '{path}' cannot be read.",
             " ".join(str(error).split()),
-            "Put the file back: reinstall soulkit, or mend it where the task is your own.",
+            "Reinstall soulkit to restore the file, or correct it if the task is your own.",
         ) from error
     if not isinstance(tables, dict):
         raise ConfigError(
-            f"The texts in '{path}' are no tables.",
-            "The file has to hold names with a list or a mapping under each.",
-            "Put the file back: reinstall soulkit, or mend it where the task is your own.",
+            f"'{path}' is not a mapping of text tables.",
+            "The file must map names to lists or mappings.",
+            "Reinstall soulkit to restore the file, or correct it if the task is your own.",
         )
     return {str(name): _frozen(table) for name, table in tables.items()}
 
@@ -175,14 +175,14 @@ class PromptFolder:
     def __init__(self, task: str, *folders: Path) -> None:
         self.task = task
         self.opened: set[Path] = set()
-        """The files that were rendered so far: what a check of the task looks at."""
+        """Template files rendered so far, for the self-check."""
         self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
         self.sandboxed = False
 
     def over(self, folder: Path) -> PromptFolder:
-        """The same templates, but those in `folder` go before all others.
+        """The same templates, but files in `folder` take precedence.
 
-        They are rendered in a sandbox: a folder of edited prompts may travel with a run.
+        They are rendered in a sandbox, because edited prompts may come with someone else's run.
         """
         edited = PromptFolder(self.task)
         edited.folders, edited.sandboxed = [folder, *self.folders], True
@@ -190,7 +190,7 @@ class PromptFolder:
 
     @cached_property
     def _environment(self) -> Environment:
-        # Prompts are plain text for a model, not HTML: escaping would change what the model reads.
+        # Prompts are plain text, not HTML: escaping would change what the model reads.
         kind = SandboxedEnvironment if self.sandboxed else Environment
         return kind(
             loader=_Noting(self.folders, self.opened),
@@ -209,29 +209,29 @@ class PromptFolder:
         )
 
     def render(self, name: str, /, **values: Any) -> str:
-        """The text of template `name`. ConfigError when it is missing or names an unknown value."""
+        """The text of template `name`. ConfigError if it is missing or names an unknown value."""
         try:
             return self._environment.get_template(self._path(name)).render(**values).strip()
         except TemplateNotFound as error:
             raise self._missing(name) from error
         except TemplateSyntaxError as error:
             raise ConfigError(
-                f"The prompt '{name}.md' of task '{self.task}' is no valid template.",
-                f"Jinja says, in line {error.lineno}: {error.message}.",
-                "Mend the braces; docs/tutorials/write-a-task.md shows a complete prompt.",
+                f"The prompt '{name}.md' of task '{self.task}' is not a valid template.",
+                f"Jinja reports in line {error.lineno}: {error.message}.",
+                "Correct the template; docs/tutorials/write-a-task.md shows a complete prompt.",
             ) from error
         except UndefinedError as error:
             raise ConfigError(
-                f"The prompt '{name}.md' of task '{self.task}' uses something it may not see.",
-                f"Jinja says: {error.message}.",
-                "Name the reader in the column's audience, or take the value out of the template.",
+                f"The prompt '{name}.md' of task '{self.task}' uses a forbidden value.",
+                f"The prompt's reader may not see it: {error.message}.",
+                "Add the reader to the column's audience, or remove the value from the template.",
             ) from error
 
     def opening(
         self, name: str, feedback: Feedback | None, values: Mapping[str, Any],
         role: Literal["system", "user"] = "system",
     ) -> Segment:  # fmt: skip
-        """Template `name` as a message, with its feedback slot full and empty."""
+        """Template `name` as a message, with its feedback slot filled and (`bare`) empty."""
         bare = self.render(name, feedback=None, **values)
         text = bare if feedback is None else self.render(name, feedback=feedback.text, **values)
         return Segment(role, text, bare=bare)
@@ -241,7 +241,7 @@ class PromptFolder:
         return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
 
     def sizes(self, *starts: str) -> dict[str, int]:
-        """Words of the task's own templates whose names begin with one of `starts`, by name."""
+        """Template name → words, for the task's own templates that start with one of `starts`."""
         files: list[Path] = []
         for folder in self.folders:
             if folder != BUILTIN / "prompts":
@@ -250,12 +250,12 @@ class PromptFolder:
         return {name: len(self._source(name).split()) for name in names}
 
     def is_shared(self, name: str) -> bool:
-        """Whether the task has no template `name` of its own, and takes that of all tasks."""
+        """Whether the task uses the shared template `name` because it has none of its own."""
         file = self._file(name)
         return file is not None and BUILTIN / "prompts" in file.parents
 
     def unopened(self, folder: Path) -> list[str]:
-        """The task's templates in `folder`/prompts that were never rendered, by their paths."""
+        """Paths of the task's templates in `folder`/prompts that were never rendered."""
         prompts = folder / "prompts"
         files = [*prompts.glob("*.md"), *prompts.joinpath(self.task).glob("*.md")]
         return sorted(f.relative_to(prompts).as_posix() for f in files if f not in self.opened)
@@ -273,6 +273,6 @@ class PromptFolder:
     def _missing(self, name: str) -> ConfigError:
         return ConfigError(
             f"The prompt '{name}.md' of task '{self.task}' does not exist.",
-            f"It was looked for in {', '.join(str(f) for f in self.folders)}.",
-            f"Write prompts/{name}.md, or prompts/{self.task}/{name}.md, in the task's folder.",
+            f"Searched in {', '.join(str(f) for f in self.folders)}.",
+            f"Add prompts/{name}.md or prompts/{self.task}/{name}.md to the task's folder.",
         )

@@ -1,8 +1,8 @@
-"""Rewards of whole groups of rollouts, and canaries: texts that no judge should like.
+"""Rewards of groups of rollouts, and canaries: texts that no judge should score well.
 
-Canaries (`prompts/canaries/*.md`) are said as if by the actor: a recited rubric, words to the
-judge, keywords, gibberish. What they score is measured beside training
-(`train/rollouts/canaries.py`); they are never trained on.
+The actor of a canary (`prompts/canaries/*.md`) recites the rubric, addresses the judge, lists
+keywords or writes gibberish. Training measures what judges give them
+(`train/rollouts/canaries.py`) and never trains on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CANARY_NAMES = ("rubric_recital", "to_the_judge", "keywords", "gibberish")
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """One of the texts as an episode of one example."""
+    """A canary text as an episode of one example."""
 
     name: str
     task: Task
@@ -31,13 +31,13 @@ class Canary:
 
 
 def canary_texts() -> dict[str, str]:
-    """Name → what the actor says."""
+    """Canary name → the actor's text."""
     folder = PromptFolder("canaries")
     return {name: folder.render(name) for name in CANARY_NAMES}
 
 
 def canary_episodes(task: Task, examples: Iterable[Example]) -> list[Canary]:
-    """Every text on every example; nothing where the task has no canary."""
+    """One episode per example and canary text; none for a task without canaries."""
     canaries: list[Canary] = []
     for example in examples:
         for name, text in canary_texts().items():
@@ -48,7 +48,7 @@ def canary_episodes(task: Task, examples: Iterable[Example]) -> list[Canary]:
 
 
 def fixed_examples(examples: Iterable[Example], count: int) -> Sequence[Example]:
-    """The same few examples whatever the order of the rows: those with the smallest ids."""
+    """The `count` examples with the smallest ids: the same ones in any order of the rows."""
     by_id = {example.id: example for example in examples}
     return [by_id[key] for key in sorted(by_id)[:count]]
 
@@ -57,9 +57,9 @@ CALL = "group_rewards"
 
 
 def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> list[Record]:
-    """The records of training steps, with what their tasks make of the rollouts of each row.
+    """The records of training steps, rewarded by `Task.group_rewards` row by row.
 
-    Rows and rollouts stay in their order.
+    Order of rows and rollouts is kept.
     """
     rows: dict[tuple[str, int, str], list[Record]] = defaultdict(list)
     for record in records:
@@ -71,14 +71,14 @@ def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> 
 
 
 def _rewarded(task: Task, group: Sequence[Record]) -> Sequence[Record]:
-    """The rollouts of a row with the rewards of their group; all unscored where the task breaks."""
+    """The rewarded rollouts of one row; all of them unscored if the task's code raises."""
     try:
         with task_code(task, CALL):
             rewarded = task.group_rewards(group)
         returned = rewarded if isinstance(rewarded, Sequence) else ()
         if [r.key for r in group] != [getattr(r, "key", None) for r in returned]:
             raise bad_return(
-                task, CALL, "did not give back the records that it got, in their order"
+                task, CALL, "did not return the records that it was given, in the same order"
             )
         return [replace(r, score=checked_score(task, r.score, CALL)) for r in rewarded]
     except TaskError as error:

@@ -1,14 +1,14 @@
-"""From replies to numbers: how replies ended, means over a batch, and headlines made of parts.
+"""From replies to numbers: reply endings, batch means, and headlines composed of parts.
 
-Endings: a single reply that ran into its limit scores the minimum (`truncated`); a dialogue is
-scored as it stands. Under `reference`, and with `grades_cut_replies`, what can be read counts.
+Endings: a single reply that hits its length limit scores the minimum (`truncated`); a dialogue is
+scored as it is. Under `reference`, and with `grades_cut_replies`, readable cut replies are graded.
 
     metric:
       parts:
         macro: {quizzes: quiz_share, chats: chat_mean}
         chat_mean: {variety: variety, endings: ending_f1}       # a part may have parts itself
 
-A part without a number is named with the reason. Rows of different origins are never averaged.
+A part without a number is listed with the reason. Rows of different origins are never averaged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from soulkit.types import BatchMetric, Completion, Episode, Record, Score
 READABLE = ("ok", "salvaged")
 _UNREAD = ("empty", "no_tag", "malformed")
 CUT_TURNS = "turns/cut"
-"""Metric of a dialogue: the share of the actor's turns that ran into their limit."""
+"""Metric of a dialogue: the share of the actor's turns that hit their length limit."""
 
 
 def reply_failure(completion: Completion, strict: bool) -> str:
-    """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty.
+    """`refusal` or `truncated` if the reply counts as one even if it is readable, else empty.
 
-    Not `strict`: what a filter held back is a refusal only where nothing of it is left.
+    Unless `strict`, only a filtered reply without any text is a refusal.
     """
     held_back = completion.stop_reason == "content_filter" and not completion.text.strip()
     if completion.stop_reason == "refusal" or held_back:
@@ -45,7 +45,7 @@ def reply_failure(completion: Completion, strict: bool) -> str:
 
 
 def actor_status(completion: Completion, parsed: str, strict: bool = True) -> str:
-    """How a single reply was read (`parsed`), or why it counts as none: the actor's own failure."""
+    """How a single reply was parsed (`parsed`), or the actor's failure that makes it invalid."""
     failure = reply_failure(completion, strict)
     if failure or parsed in READABLE:
         return failure or parsed
@@ -59,7 +59,7 @@ def actor_status(completion: Completion, parsed: str, strict: bool = True) -> st
 def with_endings(
     score: Score, episode: Episode, low: float, *, strict: bool, dialogue: bool
 ) -> Score:
-    """`score` with what the ends of the actor's replies make of it; `low` is the minimum."""
+    """`score`, adjusted for how the actor's replies ended; `low` is the minimum."""
     replies = [turn.completion for trace in episode.traces for turn in trace.turns]
     if not score.scored or not replies:
         return score
@@ -78,7 +78,7 @@ def with_endings(
 
 
 def _dialogue_status(status: str, replies: Sequence[Completion]) -> str:
-    """`status`, or what cut and silent turns make of a dialogue: `truncated`, `empty`."""
+    """`status`, or `truncated` or `empty` if a turn of the dialogue was cut or silent."""
     if any(reply.stop_reason == "length" for reply in replies):
         return "truncated"
     silent = status in READABLE and not all(spoken(reply.text, "paper") for reply in replies)
@@ -86,20 +86,20 @@ def _dialogue_status(status: str, replies: Sequence[Completion]) -> str:
 
 
 NO_ROWS, UNSCORED, UNDEFINED = "no rows", "unscored", "undefined"
-"""Why a part has no number: no row belongs to it, none of its rows has a score, or these scores do
-not define it (one text has no diversity)."""
+"""Why a part has no number: it has no rows, none of its rows has a score, or these scores do not
+define it (a single text has no diversity)."""
 Parts = Mapping[str, Mapping[str, str]]
-"""Name of a mean → label of each part → name of the number that is the part."""
+"""Name of a mean → label of each part → name of the metric that is the part."""
 Metrics = Mapping[str, BatchMetric]
 Numbers = Callable[[Sequence[Record]], dict[str, BatchMetric]]
 Kept = Mapping[str, Mapping[str, str]]
-"""Name of a mean → the parts, by label, that it is taken over."""
+"""Name of a mean → label → part, for the parts that the mean is taken over."""
 
 
 def with_declared_means(
     declared: Parts, headline: str, numbers: Numbers, records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
-    """What `numbers` makes of the records, and the declared means of it."""
+    """The metrics that `numbers` computes from the records, with the declared means of them."""
     origins = origins_of(records)
     if len(origins) < 2:
         return with_means(declared, numbers(records), "".join(origins))
@@ -108,7 +108,7 @@ def with_declared_means(
         own = with_means(declared, numbers(of_origin(records, origin)), origin)
         if headline in own:
             mean = own[headline]
-            # Its parts are numbers of these rows alone; `eval/batch_cells.py` asks these for them.
+            # Its parts are metrics of these rows alone; `eval/batch_cells.py` computes them.
             value = None if mean.missing else mean.value
             made[of_one_origin(headline, origin)] = replace(
                 mean, parts=(), value=value, beside=True, origin=origin
@@ -117,9 +117,9 @@ def with_declared_means(
 
 
 def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:
-    """`metrics` with the declared means; an inner mean of which no part has rows is left out.
+    """`metrics` with the declared means; an inner mean is left out if none of its parts has rows.
 
-    What `metrics` itself says of a mean (what it counts, its scale) is kept.
+    If `metrics` already has a mean, its unit, counts and scale are kept.
     """
     made = dict(metrics)
     inner = {name for parts in declared.values() for name in parts.values()}
@@ -151,7 +151,7 @@ def _mean(
 ) -> BatchMetric:
     found = {label: made.get(name) for label, name in parts.items()}
     with_rows = {label: part for label, part in found.items() if part is not None and part.n}
-    # Rows of one's own have the parts that they have; nothing of the others is missing.
+    # A user's own rows need not cover all parts, so absent parts are not missing.
     counted = with_rows if origin else found
     missing: dict[str, str] = {}
     for label, part in counted.items():
@@ -170,7 +170,7 @@ def _mean(
 
 
 def why_missing(part: BatchMetric | None) -> str | None:
-    """Why a part has no number; None where it has one."""
+    """Why a part has no number; None if it has one."""
     if part is None or not part.n:
         return NO_ROWS
     if part.value is not None:
@@ -198,27 +198,27 @@ def _mean_end(ends: Sequence[float | None]) -> float | None:
 
 
 def origins_of(records: Sequence[Record]) -> list[str]:
-    """The users' files that the rows of the drafts were made of; empty for rows of none."""
+    """Names of the user's files that the drafts' rows come from; empty name for other rows."""
     return sorted({record.origin for record in drafts(records)})
 
 
 def of_origin(records: Iterable[Record], origin: str) -> list[Record]:
-    """The records whose rows were made of this file."""
+    """The records whose rows come from this file."""
     return [record for record in records if record.origin == origin]
 
 
 def of_one_origin(name: str, origin: str) -> str:
-    """The name of a headline over the rows of one of several origins."""
+    """The name of a headline restricted to one of several origins."""
     return f"{name}/origin={origin}"
 
 
 def without_origin(name: str, origin: str) -> str:
-    """The headline of which `name` is the one over a single origin; other names as they are."""
+    """`name` without the suffix of `of_one_origin`; other names unchanged."""
     return name.removesuffix(of_one_origin("", origin)) if origin else name
 
 
 def without_origins(records: Sequence[Record]) -> list[Record]:
-    """The records without origins where there are several: training needs one number of all."""
+    """The records with origins removed if there are several: training needs a single number."""
     if len(origins_of(records)) < 2:
         return list(records)
     return [replace(record, origin="") for record in records]
@@ -228,7 +228,7 @@ def without_origins(records: Sequence[Record]) -> list[Record]:
 
 
 def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str]]:
-    """The parts of the mean `name`, and of its inner means, with a number on every side."""
+    """The parts of the mean `name`, and of its inner means, that have a number on every side."""
     first = sides[0].get(name)
     if first is None or not first.parts or first.over:
         return {}
@@ -243,7 +243,7 @@ def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str
 
 
 def value_over(name: str, metrics: Metrics, kept: Kept) -> float | None:
-    """The number `name` as a mean over its kept parts; None where one of them has no number."""
+    """The metric `name` as a mean over its kept parts; None if one of them has no number."""
     if name not in kept:
         return metrics[name].value if name in metrics else None
     values = [value_over(part, metrics, kept) for part in kept[name].values()]
@@ -258,7 +258,7 @@ ROWS = "rows"
 def mean_of(
     values: Sequence[float | None], unit: str = "episodes", scale: tuple[float, float] = SHARE
 ) -> BatchMetric:
-    """The mean over units with a number (None: a unit without one), which lies on `scale`."""
+    """The mean of the values that are not None; `scale` is its lowest and highest value."""
     scored = [value for value in values if value is not None]
     return BatchMetric(
         value=sum(scored) / len(scored) if scored else None,
@@ -270,9 +270,9 @@ def mean_of(
 def as_batch_metrics(
     metrics: Mapping[str, Any], records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
-    """What `summarise` returned, as metrics; plain numbers count all episodes, on no known scale.
+    """What `summarise` returned, as metrics; plain numbers count all episodes and have no scale.
 
-    A number that is not finite has no value and no scored unit.
+    A number that is not finite becomes a metric without a value and without scored units.
     """
     main = drafts(records)
     scored = sum(record.score.scored for record in main)
@@ -294,7 +294,7 @@ def as_batch_metrics(
 
 
 def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
-    """Row → its plays, each with the records of its forms, in the order in which they come."""
+    """Row → its plays, in order; a play is the list of records of the row's forms."""
     plays: dict[str, dict[tuple[Any, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in drafts(records):
         play = (record.kind, record.step, record.rollout)
@@ -303,7 +303,7 @@ def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
 
 
 def row_values(records: Sequence[Record]) -> dict[str, float | None]:
-    """Row → the mean over its forms, and over those plays in which every form is scored."""
+    """Row → the mean over its forms and over the plays in which every form is scored."""
     return {row: _row_value(plays) for row, plays in row_plays(records).items()}
 
 
@@ -317,14 +317,14 @@ def _row_value(plays: Sequence[Sequence[Record]]) -> float | None:
 
 
 def row_mean(records: Sequence[Record]) -> BatchMetric:
-    """The mean over rows, however many forms a row is asked in."""
+    """The mean over rows, whatever the number of forms per row."""
     return mean_of(list(row_values(records).values()), ROWS)
 
 
 def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:
-    """The mean over the values of a tag of their rows' mean scores; it counts rows.
+    """The mean, over the values of a tag, of the mean scores of their rows; counts rows.
 
-    None where no record has the tag. A value of the tag without a scored row is a missing part.
+    None if no record has the tag. A tag value without a scored row is a missing part.
     """
     tagged: dict[str, list[Record]] = defaultdict(list)
     for record in drafts(records):
