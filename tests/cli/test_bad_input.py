@@ -397,7 +397,7 @@ def test_the_command_that_drafts_rows_is_named(
     what, _, fix = three_lines(capsys.readouterr().err)
     assert f"soul data build {task} {file} --drafter " in fix
     if (task, layout) != ("userllm", "replies"):  # the layout of a release that its importer knows
-        assert what == f"'{file}' holds chats, and '{task}' is played on rows."
+        assert what == f"'{file}' holds chats, but '{task}' needs rows."
         assert f"soul train sft --model MODEL --data {file} --side human" in fix
 
 
@@ -421,7 +421,7 @@ def test_every_command_that_reads_rows_recognises_chats(
     data = () if "FILE" in command else ("--data", place)
     assert soul(*words, "--task", "userllm", *data) == 2
     what, _, fix = three_lines("\n".join(capsys.readouterr().err.splitlines()[-3:]))
-    assert what == f"'{place}' holds chats, and 'userllm' is played on rows."
+    assert what == f"'{place}' holds chats, but 'userllm' needs rows."
     assert ("soul data dedupe " in fix) == folder
     assert "soul data build userllm " in fix
 
@@ -434,7 +434,7 @@ def test_an_audit_recognises_chats(
     for task in ("userllm", "tomi", "sotopia"):
         assert soul("data", "audit", task, place) == 2
         what, _, fix = three_lines(capsys.readouterr().err)
-        assert what == f"'{place}' holds chats, and '{task}' is played on rows."
+        assert what == f"'{place}' holds chats, but '{task}' needs rows."
         assert f"--data {place} --side human" in fix
 
 

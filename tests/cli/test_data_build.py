@@ -369,6 +369,6 @@ def test_tasks_without_drafts_say_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     source = write_conversations(tmp_path / "c.jsonl", 2)
     who = "endpoint:d@http://127.0.0.1:9/v1"
     assert soul("data", "build", "tomi", source, "--drafter", who, "--filter", who) == 2
-    assert "No model drafts rows of 'tomi'" in capsys.readouterr().err
+    assert "Models cannot draft rows of 'tomi'" in capsys.readouterr().err
     assert soul("data", "build", "mistakes", source, "--yes") == 2
     assert "--yes says how models are asked" in capsys.readouterr().err

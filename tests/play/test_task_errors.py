@@ -114,7 +114,7 @@ def test_a_score_that_is_no_finite_number_is_unscored(name: str, number: Any) ->
 
     for record in play(task_with(score=score)):
         assert (record.score.value, record.score.reason) == (None, "task_error")
-        assert f"gave a {name} of {number!r}" in record.score.words
+        assert f"returned a {name} of {number!r}" in record.score.words
         assert "async def score" in line_of(record.score.words)
 
 
@@ -123,7 +123,7 @@ def test_metrics_that_are_no_dict_are_told() -> None:
         return Score(value=0.5, reward=0.5, metrics=[0.5])  # type: ignore[arg-type]
 
     (record,) = play(task_with(score=score), rows=1)
-    assert "gave metrics of type list" in record.score.words
+    assert "returned metrics of type list" in record.score.words
 
 
 @pytest.mark.parametrize("method", ["play", "score"])
@@ -132,7 +132,7 @@ def test_what_gives_back_nothing_says_so(method: str) -> None:
         """Forgets to return."""
 
     for record in play(task_with(**{method: nothing})):
-        assert record.score.words.startswith(f"{method}() gave back NoneType")
+        assert record.score.words.startswith(f"{method}() returned NoneType")
         assert "def nothing" in line_of(record.score.words)
 
 
@@ -185,7 +185,7 @@ def test_a_critique_that_gives_back_a_text_is_named() -> None:
         return "Read it again."
 
     (record,) = play(task_with(critique=critique), refine=True, rows=1)
-    assert "critique() gave back str, no Feedback" in record.episode.notes["coach_failure"]
+    assert "critique() returned str, not Feedback" in record.episode.notes["coach_failure"]
 
 
 def with_rewards(rewarded: Any) -> list[Record]:
@@ -197,14 +197,14 @@ def with_rewards(rewarded: Any) -> list[Record]:
     ("rewarded", "words"),
     [
         (lambda self, records: [1 / 0], "ZeroDivisionError"),
-        (lambda self, records: [], "did not give back the records"),
-        (lambda self, records: None, "did not give back the records"),
-        (lambda self, records: "ab", "did not give back the records"),
+        (lambda self, records: [], "did not return the records"),
+        (lambda self, records: None, "did not return the records"),
+        (lambda self, records: "ab", "did not return the records"),
         (
             lambda self, records: [
                 replace(r, score=replace(r.score, reward=math.nan)) for r in records
             ],
-            "gave a reward of nan",
+            "returned a reward of nan",
         ),
     ],
 )
@@ -259,7 +259,7 @@ def test_an_error_that_cannot_be_told_is_told_by_its_kind() -> None:
         raise Mute
 
     (record,) = play(task_with(grade=grade), rows=1)
-    assert record.score.words.startswith("Mute: (without words) (")
+    assert record.score.words.startswith("Mute: (no message) (")
 
 
 def test_a_gold_text_that_breaks_is_none_to_show() -> None:

@@ -131,7 +131,7 @@ def test_qulac_s_columns_become_rows_in_the_order_of_their_numbers(tmp_path: Pat
 
 @pytest.mark.parametrize("content", [[{"topic_id": "1", "initial request": "x"}], {"data": []}, 3])
 def test_files_without_conversations_are_refused(content: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not of the original format"):
+    with pytest.raises(DataError, match="not have the original format"):
         import_rows("mirrorbench", array(tmp_path, content))
 
 
@@ -308,7 +308,7 @@ def test_notes_that_are_no_list_of_texts_stop_nothing(
 
 @pytest.mark.parametrize("name", ["sim_math", "sim_doc"])
 def test_other_files_of_simulatorarena_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not of the original format"):
+    with pytest.raises(DataError, match="not have the original format"):
         import_rows(name, array(tmp_path, [{"question": "x", "answer": "y"}]))
     array(tmp_path, [1], "interaction_style.json")
     with pytest.raises(DataError) as refused:

@@ -1,12 +1,11 @@
 """`Task`: how to play, score, critique and summarise one benchmark.
 
-The same methods serve evaluation, training and distillation; there is no other code path. A
-choice task (`kit/choice.py`) adds `parse` and `grade`, a dialogue (`kit/dialogue.py`) its
-prompts and ends.
+Evaluation, training and distillation all use these methods. A choice task (`kit/choice.py`) adds
+`parse` and `grade`, a dialogue (`kit/dialogue.py`) its prompts and endings.
 
-Controls are anchors that a judge's points are read against: what it gives two real people, say. A
-task declares them, asks its judges about them (`control`) and makes numbers of them (`calibrate`).
-They never change an episode's own score.
+Controls calibrate a judge, for example with its score for two real people. A task declares them,
+asks its judges about them (`control`) and computes metrics from them (`calibrate`). They never
+change an episode's own score.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ from soulkit.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """Which play of an example this is: keys every random stream and every call in it."""
+    """Identifies one play of an example; seeds every random stream and call in it."""
 
     index: int = 0
     kind: Kind = "draft"
@@ -84,7 +83,7 @@ class Rollout:
         self, role: Role, example: Example, turn: int = 0, sample: int = 0, *, seat: str = "",
         purpose: str = "",
     ) -> Call:  # fmt: skip
-        """A call of this play; `seat` and `purpose` where role and turn do not tell it apart."""
+        """A call of this play; give `seat` or `purpose` if role and turn are not unique."""
         return Call(
             role=role,
             example_id=example.id,
@@ -98,22 +97,22 @@ class Rollout:
         )
 
     def rng(self, example: Example, purpose: str) -> random.Random:
-        """A stream of its own for choices that a task makes by chance."""
+        """A separate random stream for a task's random choices."""
         return random.Random(f"{self.seed}/{example.id}/{self.index}/{self.kind}/{purpose}")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One kind of control of a task."""
+    """A kind of control that a task declares."""
 
     name: str
     """Unique in the task: `human_human`."""
     per: Literal["row", "episode"]
-    """Whether it is asked once a row (what people wrote does not change), or of every draft."""
+    """Asked once per row (its human texts never change), or once per draft."""
     calls: Mapping[Role, int]
-    """Role → calls of one control at most, with the task's own samples: what a plan counts."""
+    """Role → maximum number of calls per control, with the task's own samples; used in plans."""
     pair_calls: int = 0
-    """How many of a judge's ask about a pair, both orders together."""
+    """How many of the judge's calls compare a pair, counting both orders."""
 
 
 def control_purpose(name: str) -> str:
@@ -122,17 +121,17 @@ def control_purpose(name: str) -> str:
 
 
 class Task(ABC):
-    """One benchmark. Instances are stateless; everything about a play comes in as arguments."""
+    """One benchmark. Instances are stateless: every play gets its data as arguments."""
 
     grades_cut_replies = False
-    """Whether a single reply that ran into its limit is graded all the same; else it is truncated,
+    """Whether a single reply that hit its length limit is still graded; otherwise it is truncated
     and scores the minimum."""
     gold_is_script = False
-    """Whether `gold` is for self-checks alone: lines that fit any row, which teach nobody."""
+    """Whether `gold` is only for self-checks: generic lines that are useless for training."""
     pair_calls = 0
-    """How many of a judge's calls on an episode ask about a pair, both orders together."""
+    """How many of a judge's calls per episode compare a pair, counting both orders."""
     templates: Sequence[str] = ()
-    """Templates whose hashes a score records."""
+    """Templates whose hashes are recorded in scores."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -144,7 +143,7 @@ class Task(ABC):
         self.keep_options(spec.options)
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
-        """What a task keeps of its options. Raises ConfigError on values it cannot work with."""
+        """Store the task's options. Raises ConfigError on invalid values."""
         return None
 
     # -- rows ---------------------------------------------------------------------------------
@@ -166,50 +165,50 @@ class Task(ABC):
             seats=self.seats(fields),
             split=split,
             source=source,
-            cluster=cluster if cluster_fields else key,  # a row that names no cluster stands alone
+            cluster=cluster if cluster_fields else key,  # a row without a cluster is its own
             tags=self.tags(fields),
             origin=self._origin(fields),
         )
 
     def _cluster_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns whose values name the row's cluster: its person, where it names one."""
+        """The columns whose values name the row's cluster: its person, if it has one."""
         person = self.spec.person
         names = [person] if person and fields.get(person) else self.spec.cluster
         return {name: fields[name] for name in names if fields.get(name) is not None}
 
     def _origin(self, fields: Mapping[str, Any]) -> str:
-        """The user's file that the row was made of; a task's own column of that name is none."""
+        """The user's file that the row comes from; empty if the task redefines that column."""
         own = self.spec.columns[ORIGIN] != Column.model_validate(BOOKKEEPING[ORIGIN])
         return "" if own else str(fields.get(ORIGIN) or "")
 
     def _labels(self, column: str, value: Any) -> bool:
-        """Whether a column is a human label that the task itself does not know."""
+        """Whether a column is a human label that the task does not declare."""
         declared = column in self.spec.columns
         return column.startswith(HUMAN) and not declared and isinstance(value, str | int | float)
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
-        """What a row is played as: one example, unless the task plays it in several forms.
+        """The examples of a row: one, unless the task plays the row in several forms.
 
-        Forms of one row share their cluster, and their ids stand next to each other when sorted.
+        Forms of a row share their cluster, and sorting by id keeps them together.
         """
         return (self.example(row, source=source, split=split),)
 
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The examples of a whole data set, each with what it must know of all of them (what people
-        score on average, say); same order and number.
+        """The examples of a data set, each with statistics over all of them that it needs (people's
+        average score, say); same order and number.
 
-        Called once when rows are read, before any are left out.
+        Called once when rows are read, before any are filtered out.
         """
         return examples
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Normalise a bound row (parse list literals, say); DataError on what cannot be used."""
+        """Normalise a bound row (parse list literals, say); DataError if it is unusable."""
         return fields
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
-        """Seat → role in this row; a task whose rows say who acts overrides it."""
+        """Seat → role in this row; overridden by tasks whose rows name the actor."""
         return self.spec.seats
 
     def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
@@ -217,41 +216,41 @@ class Task(ABC):
         return {name: column.audience for name, column in self.spec.columns.items()}
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Calls of one episode at most, by role: what it needs filled, and what a plan counts."""
+        """Role → maximum number of calls per episode: the roles to fill, and the plan's counts."""
         turns = int(self.spec.options.get("max_turns", 1))
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
     def shared_calls(self, example: Example) -> int:
-        """How many of `calls` exclude each other because roles share turns."""
+        """How many of `calls` can never all happen, because roles share turns."""
         return 0
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
-        """Expected calls of one episode by role, for the cost; by default the most (`calls`)."""
+        """Role → expected calls per episode, for the cost estimate; by default the maximum."""
         return self.calls(example)
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Expected lines of one episode by role: what later prompts grow by. By default one for
-        every usual call of actor, partner and environment."""
+        """Role → expected lines per episode, which later prompts contain. By default one per
+        expected call of actor, partner and environment."""
         usual = self.usual_calls(example)
         speakers: tuple[Role, ...] = ("actor", "partner", "environment")
         return {role: usual[role] for role in speakers if role in usual}
 
     def check_ready(self, examples: Sequence[Example]) -> None:
-        """Raise a UserError where these rows need something besides models that is missing, such
-        as a service or a file. Called before anything is paid for."""
+        """Raise a UserError if these rows need something missing besides models, such as a service
+        or a file. Called before any paid call."""
         return None
 
     def remarks(self) -> Sequence[str]:
-        """Sentences to print before a run starts, such as numbers that it will not have."""
+        """Sentences to print before a run, such as which metrics will be missing."""
         return ()
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        """Break-down values of a row."""
+        """Breakdown values of a row."""
         columns = self.spec.tags
         return {tag: str(fields[c]) for tag, c in columns.items() if fields.get(c) is not None}
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """A seat's view with long texts cut to their word budgets; field → words cut."""
+        """(a seat's view with long texts cut to their word budgets, field → words cut)."""
         fitted, cuts = dict(view), {}
         for name, value in view.items():
             column = self.spec.columns.get(name)
@@ -264,30 +263,30 @@ class Task(ABC):
         return fitted, cuts
 
     def acted_seats(self, example: Example) -> tuple[str, ...]:
-        """The seats that the actor plays in this row, in the row's order."""
+        """The seats that the actor plays in this row, in row order."""
         return tuple(seat for seat, role in example.seats.items() if role == "actor")
 
     def acted_seat(self, example: Example) -> str:
-        """The seat that the actor plays; of several the first."""
+        """The first seat that the actor plays."""
         return self.acted_seats(example)[0]
 
     @property
     def strict_endings(self) -> bool:
-        """Whether a cut reply is no answer, whatever can be read of it."""
+        """Whether a truncated reply counts as no answer even if it is readable."""
         return self.protocol == "paper" and not self.grades_cut_replies
 
     # -- playing, scoring, feedback ------------------------------------------------------------
 
     @abstractmethod
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        """Play the example once. A CallError means that something outside the actor broke."""
+        """Play the example once. A CallError means that a model other than the actor failed."""
 
     @abstractmethod
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """Score an episode; the same function for drafts and refined ones."""
+        """Score an episode; drafts and refined rollouts are scored alike."""
 
     async def judged(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """`score` with as many opinions as declared, or what a broken call makes of it."""
+        """`score` with the declared number of samples; a CallError makes it unscored."""
         try:
             with task_code(self, "score"):
                 score = await self.score(example, episode, self._asking(cast))
@@ -303,7 +302,7 @@ class Task(ABC):
         return replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:
-        """Unscored; but the minimum, `forged`, where the actor's words posed as the verdict."""
+        """Unscored; but `forged` with the minimum if the actor imitated the judge's verdict."""
         forgery = error.forgery if isinstance(error, UnreadableVerdict) else None
         if forgery is None or not any(map(forgery, utterances(episode))):
             return unscored(Failure(error.reason, error.detail), self.protocol)
@@ -328,7 +327,7 @@ class Task(ABC):
         self, episode: Episode, words: str, metrics: Mapping[str, float | None],
         parsed: str = "empty", *, templates: Sequence[str] = (),
     ) -> Score:  # fmt: skip
-        """The minimum for an actor that never said anything; no judge has anything to look at."""
+        """The minimum score for an actor that never said anything; the judge is not asked."""
         final = episode.final
         status = "empty" if final is None else actor_status(final, parsed, self.strict_endings)
         low = self.spec.metric.low
@@ -343,7 +342,7 @@ class Task(ABC):
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
-        """Feedback on a scored draft: from the cast's coach, else from the task's own rules."""
+        """Feedback on a scored draft, from the cast's coach or else from the task's rules."""
         if cast.coach is None:
             text = self.explain(example, episode, score)
             return self.symbolic(text) if text else None
@@ -354,7 +353,7 @@ class Task(ABC):
         return replace(feedback, kind=self.spec.feedback.kind, dimensions=dimensions)
 
     def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
-        """What a model coach is asked; with the right answer where the cast or
+        """The prompt of a model coach; includes the gold answer if the cast or
         `feedback.gold_in_reference` says so."""
         prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
         as_reference = self.protocol == "reference" and self.spec.feedback.gold_in_reference
@@ -362,22 +361,22 @@ class Task(ABC):
         return f"{prompt}\n\n{self.prompts.render('coach_gold', gold=gold)}" if gold else prompt
 
     def symbolic(self, text: str) -> Feedback:
-        """Feedback that the task's own rules wrote, of the kind that the task gives."""
+        """Feedback by the task's own rules, of the task's kind."""
         return Feedback(text=text, author="symbolic", kind=self.spec.feedback.kind)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """The symbolic coach: feedback from rules, without a model. None: nothing to say."""
+        """Rule-based feedback, without a model; None if there is none for this draft."""
         return None
 
     def rehearse(self, example: Example, rng: random.Random) -> str | None:
-        """Feedback as training will give it, without a draft: for lessons in using feedback."""
+        """Feedback as in training but without a draft: for lessons in using feedback."""
         return self.explain(example, None, None)
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """What the model coach's template may use. The gold answer is not part of it."""
+        """The values of the coach's template, without the gold answer."""
         fields = {k: v for k, v in example.visible("coach").items() if k not in self.gold_fields}
         lines = [(line.seat, line.text) for line in episode.transcript]
-        if len(lines) > 1:  # a line break in speech could forge the line of another seat
+        if len(lines) > 1:  # a line break in a turn could forge another seat's line
             lines = [(seat, one_line(text)) for seat, text in lines]
         attempt = "\n".join(f"{seat}: {text}" for seat, text in lines)
         return {**fields, "attempt": attempt, "reward": score.reward}
@@ -387,36 +386,36 @@ class Task(ABC):
         return tuple(k for k, c in self.spec.columns.items() if "gold" in c.audience)
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
-        """A scripted perfect episode: for self-checks and supervised warm-up."""
+        """A scripted perfect episode, for self-checks and supervised warm-up."""
         return None
 
     def wrong(self, example: Example) -> Episode | None:
-        """A scripted episode that is readable and not right: for self-checks."""
+        """A scripted episode, readable but wrong, for self-checks."""
         return None
 
     def verdict(self, form: str, perfect: bool) -> str | None:
-        """What a judge that is asked for `form` (its name, "" for a label) would answer on `gold`
-        (perfect) or on `wrong`: for self-checks of a task that is scored by models.
+        """The judge's scripted answer on `gold` (`perfect`) or on `wrong`, for self-checks of
+        judged tasks; `form` is the name of the verdict's schema ("" for a label).
 
-        None: the task has no such script, and stays unscored there.
+        None: no script, so the row stays unscored in the check.
         """
         return None
 
     def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
-        """`verdict`, for a task whose verdicts name what stands in a row: the form lists it."""
+        """`verdict`, overridden by tasks whose verdicts depend on the row: the form lists them."""
         return self.verdict(form.name if form is not None else "", perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """(name, text) of prompts that playing, scoring and coaching this row by script does not
-        render: for self-checks."""
+        """(name, text) of prompts that a scripted play, score and critique of this row do not
+        render, for self-checks."""
         yield from ()
 
     def canary(self, example: Example, text: str) -> Episode | None:
-        """An episode in which the actor says nothing but `text`, which no judge should like.
+        """An episode in which the actor says only `text`, which no judge should score well.
 
-        By default for judged tasks of a single reply; None: there is no canary.
+        By default for judged tasks with a single reply; None: the task has no canary.
         """
         calls = self.calls(example)
         if not calls.get("judge") or calls.get("actor") != 1:
@@ -428,22 +427,22 @@ class Task(ABC):
         )  # fmt: skip
 
     def gold_text(self, example: Example) -> str:
-        """The gold answer as a reader would like to see it."""
+        """The gold answer in readable form."""
         return ""
 
     def leak_view(self, example: Example) -> LeakView | None:
-        """What a leak check needs to know; None when the task has no answer to give away."""
+        """The data of a leak check; None if the task has no answer that could leak."""
         return None
 
     def draft_view(self, example: Example, score: Score) -> LeakView | None:
-        """`leak_view`, in which the draft's answer and what its actor has read are known."""
+        """`leak_view`, extended by the draft's answer and the texts that the actor has read."""
         view = self.leak_view(example)
         if view is None or not (view.options or view.gold):
             return view
         return view.of_draft(score.words, "\n".join(self._read(example)))
 
     def _read(self, example: Example) -> Iterator[str]:
-        """The texts that every acted seat of a row reads, as far as budgets let it; no golds."""
+        """The texts that every acted seat of a row reads, after budgets; without golds."""
         seats = self.acted_seats(example)
         views = [self.within_budget(example.visible(seat))[0] for seat in seats]
         for name, value in views[0].items():
@@ -451,42 +450,42 @@ class Task(ABC):
             yield from texts_of(value) if shared and name not in self.gold_fields else ()
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.
+        """Metrics that exist only over a batch (joint accuracy, diversity), with their counts.
 
         Pure, and defined on every subset of the records: intervals leave out one cluster at a time.
         """
         return {}
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The rollouts of one row in one training step with rewards that depend on each other; the
-        same records, in the same order. Called once a row, when all are scored."""
+        """The rollouts of one row in one training step, with rewards that depend on each other;
+        same records, same order. Called once per row, after all are scored."""
         return records
 
     # -- controls -----------------------------------------------------------------------------
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        """The controls of the task under its protocol, each name once; none by default."""
+        """The task's controls under its protocol, with unique names; none by default."""
         return ()
 
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """What the judges of the cast say of the control `name`.
+        """The judges' score for the control `name`.
 
-        `episode` is the draft, or `gold(example)` for a control of the row. A CallError leaves the
+        `episode` is the draft, or `gold(example)` for a control per row. A CallError leaves the
         control unscored.
         """
         raise ConfigError(
-            f"Task '{self.name}' cannot ask about its control '{name}'.",
-            "It declares controls, and does not define control().",
+            f"Task '{self.name}' cannot score its control '{name}'.",
+            "It declares controls but does not define control().",
             "Define control() in the task's class.",
         )
 
     async def controlled(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """`control`, or what a broken call makes of it; the calls say that they are a control's."""
+        """`control`, or unscored if a call fails; its calls are marked as a control's."""
         try:
             cast = replace(self._asking(cast), purpose=control_purpose(name))
             with task_code(self, "control"):
@@ -499,25 +498,25 @@ class Task(ABC):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        """Numbers over a batch that take its controls into account.
+        """Batch metrics that use the controls.
 
-        Pure, and defined on every subset, like `summarise`; unscored controls are among them.
+        Pure, and defined on every subset, like `summarise`; includes unscored controls.
         """
         return {}
 
     def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
-        """Sentences on the numbers of a run with controls (metric → value): why one has none."""
+        """Notes on the metrics of a run with controls (metric → value), such as why one is None."""
         return ()
 
     # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`summarise` with the means that the task declares by their parts.
+        """The metrics of `summarise`, plus the means that the task declares by their parts.
 
-        Where it breaks, the only number is a `task_error` without a value.
+        If the task's code raises, the only metric is a `task_error` without a value.
         """
         lost = {TaskError.reason: BatchMetric(None, len(drafts(records)), 0)}
-        # The published code has no parts: `reference` is the mean of its scores.
+        # The published code has no parts: `reference` averages the scores.
         declared = self.spec.metric.parts if self.protocol == "paper" else {}
 
         def numbers(rows: Sequence[Record]) -> dict[str, BatchMetric]:
@@ -528,31 +527,31 @@ class Task(ABC):
 
     @property
     def headline_metric(self) -> str:
-        """The batch metric that is the headline; empty: the mean of the scores, as always under
-        `reference`."""
+        """The batch metric that is the headline; empty: the mean of the scores, which `reference`
+        always uses."""
         return self.spec.metric.headline if self.protocol == "paper" else ""
 
     def headline(self, records: Sequence[Record]) -> float | None:
-        """The headline of these records, None where it cannot be computed; of a mean with parts
-        missing the mean of the others, as training needs one number."""
+        """The headline of these records, or None; missing parts are left out of the mean, because
+        training needs a number."""
         if self.headline_metric:
             metric = self.batch_metrics(without_origins(records)).get(self.headline_metric)
             return None if metric is None else metric.value
         return mean_of([record.score.value for record in drafts(records)]).value
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The one message of the seat's conversation that holds the feedback slot.
+        """The message of the seat's conversation that holds the feedback slot.
 
-        `text` has the slot filled (empty without feedback), `bare` has it empty.
+        In `text` the slot is filled (empty without feedback), in `bare` it is empty.
         """
         raise ConfigError(
-            f"Task '{self.name}' cannot fill the feedback slot of a conversation.",
-            "A teacher that reads the feedback needs the same conversation with the slot filled.",
+            f"Task '{self.name}' cannot put feedback into a conversation.",
+            "A teacher with feedback needs the same conversation with the slot filled.",
             "Define slot() in the task's class.",
         )
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
-        """The context of the actor's first turn without feedback: for plans and length checks."""
+        """The context of the actor's first turn without feedback, for plans and length checks."""
         if type(self).previews is not Task.previews:
             return self.previews(example)[self.acted_seat(example)]
         raise ConfigError(
@@ -562,24 +561,24 @@ class Task(ABC):
         )
 
     def previews(self, example: Example) -> Mapping[str, tuple[Segment, ...]]:
-        """Acted seat → its `preview`; a task in which the actor has several seats overrides it."""
+        """Acted seat → its `preview`; overridden by tasks in which the actor has several seats."""
         return {seat: self.preview(example) for seat in self.acted_seats(example)[:1]}
 
     def public_words(self, line: Line) -> str:
-        """What everybody hears of a recorded line; a task whose lines hold more overrides it."""
+        """The part of a recorded line that all seats hear; overridden if lines hold more."""
         return spoken(line.text, self.protocol)
 
 
 def _class_folders(cls: type[Task]) -> Iterator[Path]:
     for each in cls.__mro__:
-        with suppress(TypeError, OSError):  # a class typed in at a prompt or in a notebook
+        with suppress(TypeError, OSError):  # a class defined in a shell or notebook
             file = Path(inspect.getfile(each))
             if issubclass(each, Task) and file.is_file():
                 yield file.parent
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:
-    """The notes of an episode on sampling parameters that the server refused or ignored, if any."""
+    """Episode notes on sampling parameters that the server refused or ignored, if any."""
     replies = list(completions)
     names = {
         "dropped": sorted({name for reply in replies for name in reply.dropped}),

@@ -1,8 +1,8 @@
-"""Tasks with one prompt, one completion and one right answer: free, lettered, with worked examples.
+"""Tasks with one prompt, one reply and one right answer: free text, letters, or worked examples.
 
 `ChoiceTask`: a template, a parser and a scorer. `LetteredTask`: one of the letters A to D; rows may
-name options as a mapping, a list, or JSON text of either (`read_options`). `WorkedTask`: its
-feedback may be how the row is solved, answer included (`feedback: {kind: worked_example}`).
+give options as a mapping, a list, or JSON text of either (`read_options`). `WorkedTask`: feedback
+may show the full solution with its answer (`feedback: {kind: worked_example}`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from soulkit.types import (
 class ChoiceTask(Task):
     """One prompt, one completion, one right answer.
 
-    A subclass gives `parse`, `grade` and `gold_completion`. The template's `feedback` slot is
-    rendered full and empty, so a copy is the same conversation with the slot left empty.
+    A subclass defines `parse`, `grade` and `gold_completion`. The template is rendered with its
+    `feedback` slot filled and empty, so a copy is the same conversation with an empty slot.
     """
 
     template = "user"
 
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
-        """The prompt, and the same prompt without feedback as its `bare`."""
+        """The prompt; its `bare` is the same prompt without feedback."""
         return (self.slot(example, self.acted_seat(example), feedback),)
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
@@ -101,10 +101,10 @@ class ChoiceTask(Task):
         return self._episode(example, context, Completion(text=text), 0, "draft")
 
     def wrong_completion(self, example: Example) -> str | None:
-        """The text of a readable answer that is not right, the same at every call.
+        """The text of a readable wrong answer, the same at every call.
 
-        By default another option of the leak view, by its letter where it has one. None: there is
-        no other option. Override it where an answer is no option.
+        By default another option of the leak view, as its letter if it has one; None if there is no
+        other option. Override it if an answer is not one of the options.
         """
         view = self.leak_view(example)
         if view is None:
@@ -117,25 +117,25 @@ class ChoiceTask(Task):
 
     @abstractmethod
     def parse(self, text: str) -> tuple[str, str]:
-        """(answer, status): what the completion answers, and how it could be read.
+        """(answer, status): the answer in a completion, and how it was read.
 
-        `ok`; `salvaged` (readable, but not in the form asked for; graded all the same); `no_tag`;
-        `malformed`. Whether a reply was empty or cut off is seen without the task.
+        `ok`; `salvaged` (readable although not in the required form, and graded); `no_tag`;
+        `malformed`. Empty and truncated replies are detected elsewhere.
         """
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """`parse`, for tasks in which what can be read depends on the row (on its scale, say)."""
+        """`parse`, for tasks in which parsing depends on the row (on its scale, say)."""
         return self.parse(text)
 
     @abstractmethod
     def grade(self, example: Example, answer: str) -> float:
-        """The value of an answer in [0, 1]."""
+        """The score of an answer, in [0, 1]."""
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        """Further numbers about an answer, by name; None where one is undefined.
+        """Additional metrics of an answer, by name; None if one is undefined.
 
-        Asked for every scored reply, so that means are over the same replies as the headline;
-        `answer` is empty for a reply that could not be read.
+        Called for every scored reply, so that their means cover the same replies as the headline;
+        `answer` is empty for an unreadable reply.
         """
         return {}
 
@@ -156,29 +156,29 @@ class ChoiceTask(Task):
 
 LETTERS = ("A", "B", "C", "D")
 ANY_LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
-_ABSENT = ("", "nan", "NaN")  # `Nan` is a name
+_ABSENT = ("", "nan", "NaN")  # `Nan` can be a name
 
 
 class LetteredTask(ChoiceTask):
-    """One of `letters` in the answer tag."""
+    """The answer is one of `letters`, in the answer tag."""
 
     letters = "ABCD"
     published = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
-    """How a reply is read under `reference`."""
+    """How replies are parsed under `reference`."""
     question_column = "question"
-    """What a blind reader of feedback is told that the options are about."""
+    """The column with the question that the options answer, for the leak check."""
     gold_column = ""
-    """The column with the text of the gold, for rows whose options do not hold it."""
+    """The column with the gold text, for rows whose options do not include it."""
     hears_thinking = False
-    """Under `reference`: whether an answer inside of thinking counts."""
+    """Whether `reference` also counts an answer inside the thinking."""
 
     def options(self, example: Example) -> Mapping[str, str]:
-        """Letter → text of the option."""
+        """Letter → option text."""
         options: Mapping[str, str] = example.fields["options"]
         return options
 
     def gold_letter(self, example: Example) -> str:
-        """The right letter; empty where a row names none."""
+        """The right letter; empty if the row has none."""
         return str(example.fields.get("correct_letter") or "")
 
     def parse(self, text: str) -> tuple[str, str]:
@@ -206,28 +206,28 @@ class LetteredTask(ChoiceTask):
         return LeakView(self.question(example), tuple(options.values()), gold, tuple(options))
 
     def question(self, example: Example) -> str:
-        """What the options are about."""
+        """The question that the options answer."""
         return str(example.fields.get(self.question_column) or "")
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """Long fields are cut for a model coach as they are for the actor."""
+        """The coach's view, with long fields cut as they are for the actor."""
         view, _ = self.within_budget(super().coach_view(example, episode, score))
         return view
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """The first lesson that helps nobody who has not read the row; None when all would."""
+        """The first lesson that does not give the answer away; None if all of them do."""
         lessons = ((text,) for text in self.lessons(example, score))
         return first_safe_lesson(lessons, self.leak_view(example))
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
-        """What could be said about a draft (None: before one), best first."""
+        """Possible feedback texts on a draft (`score` None: before one), best first."""
         return ()
 
 
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:
-    """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
+    """Letter → text, from a mapping of letters or else from a list in order; {} if both are empty.
 
-    Either may be JSON text. None, NaN and blanks are no options. RowError for anything else.
+    Either may be JSON text. None, NaN and blanks are not options. RowError for anything else.
     """
     by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
     pairs = (
@@ -255,21 +255,21 @@ def _structure_of(value: Any, kind: type[Any]) -> Any:
 
 
 def _unreadable(value: Any) -> RowError:
-    what = "The row's options cannot be read."
-    return RowError(what, f"They are {value!r:.60}, neither a mapping from letters nor a list.")
+    what = "The row's options are unreadable."
+    return RowError(what, f"They are {value!r:.60}, neither a mapping of letters nor a list.")
 
 
 def check_gold(letter: str, options: Mapping[str, str]) -> None:
-    """RowError for a row with fewer than two options, or with a gold that is none of them."""
+    """RowError if a row has fewer than two options, or if the gold is not among them."""
     if len(options) < 2:
-        raise RowError("The row has fewer than two options.", "There is nothing to choose between.")
+        raise RowError("The row has fewer than two options.", "A choice needs at least two.")
     if letter not in options:
-        what = f"The gold answer '{letter}' is none of the row's options."
-        raise RowError(what, f"Its options are {', '.join(options)}.")
+        what = f"The gold answer '{letter}' is not one of the row's options."
+        raise RowError(what, f"The options are {', '.join(options)}.")
 
 
 def read_state(score: Score | None) -> str:
-    """How a draft went: `none` (there is none), `right`, `wrong`, or why it could not be read."""
+    """The state of a draft: `none` (no draft), `right`, `wrong`, or why it is unreadable."""
     if score is None:
         return "none"
     if score.status not in READABLE:
@@ -287,7 +287,7 @@ UNREAD_OPENINGS = {
 
 
 def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD_OPENINGS) -> str:
-    """The first sentence of a lesson, by how the draft went; empty without a draft."""
+    """The first sentence of a lesson for the state of the draft; empty without a draft."""
     return {"none": "", "right": right, "wrong": wrong, **unread}.get(state, wrong)
 
 
@@ -297,11 +297,11 @@ CLOSE = "Close with one option's letter between <answer> and </answer>, nothing 
 
 
 class WorkedTask(LetteredTask):
-    """A lettered task that can explain either way."""
+    """A lettered task with two kinds of feedback: advice, or a worked example."""
 
     @abstractmethod
     def worked_example(self, example: Example) -> str:
-        """How the row is solved, answer included, without a model."""
+        """The full solution of a row, with its answer, written without a model."""
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         if self.spec.feedback.kind == "worked_example":
@@ -320,26 +320,26 @@ class WorkedTask(LetteredTask):
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """The prompts of both kinds of feedback, whichever the declaration asks for."""
+        """The prompts for both kinds of feedback."""
         view = self.worked_view(example)
         yield "worked_example", self.prompts.render("worked_example", **view)
         view = self.coach_view(example, draft, score)
         yield "coach", self.prompts.render("coach", **view)
 
     def wrong_completion(self, example: Example) -> str | None:
-        # By letter, since texts may differ in nothing but signs (`<` and `>`).
+        # By letter, because two option texts may differ only in signs (`<` and `>`).
         others = [key for key in self.options(example) if key != self.gold_letter(example)]
         rng = random.Random(example.id)
         return f"<answer>{rng.choice(others)}</answer>" if others else None
 
     def worked_view(self, example: Example) -> dict[str, Any]:
-        """What the writer of a worked example reads: the actor's view, and the gold."""
+        """The view of a worked example's author: the actor's view plus the gold."""
         view, _ = self.within_budget(example.visible(self.acted_seat(example)))
         letter, text = self.gold_letter(example), self.gold_text(example)
         return {**view, "gold_letter": letter, "gold_text": text}
 
 
-# -- what rows say about their gold --------------------------------------------------------------
+# -- gold answers in rows ------------------------------------------------------------------------
 
 
 def led_letter(text: str, letters: str) -> str:
@@ -350,15 +350,15 @@ def led_letter(text: str, letters: str) -> str:
 
 
 def led_text(text: str) -> str:
-    """`B. some text` without its letter; other texts as they are."""
+    """`B. some text` without its letter; other texts unchanged."""
     match = _LED.fullmatch(text)
     return match.group(2).strip() if match and match.group(2) else text.strip()
 
 
 def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
-    """The option that `gold` names, by a letter, its whole text, or both; "" if none does.
+    """The option that `gold` names by letter, full text or both; "" if it names none.
 
-    The whole text goes before a leading letter, since an option may begin like one (`A. Smith`).
+    The full text takes precedence, because an option may start like a letter (`A. Smith`).
     """
     letter, gold_words = led_letter(gold, letters), plain(gold)
     text_matches = [
@@ -373,5 +373,5 @@ def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
 
 
 def bad_gold(gold: str, expected: str) -> RowError:
-    what = f"The gold answer '{gold:.60}' names none of the row's options."
+    what = f"The gold answer '{gold:.60}' matches none of the row's options."
     return RowError(what, f"It should be {expected}.")

@@ -1,13 +1,13 @@
-"""Conversations: of one acted seat, of several on a `Stage`, and `DialogueTask` for two seats.
+"""Conversations of one acted seat, of several (`Stage`), and `DialogueTask` for two seats.
 
     talk = Conversation("keeper", [opening])
     talk.hear(Line("visitor", "Hello"))
     reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
     talk.record(Line("keeper", "Good evening."), memory=reply.text)
 
-The context is exactly what the sampler gets: the actor's own turns carry the ids that it emitted.
-On a `Stage` each acted seat has a conversation of its own; all share one transcript, and thoughts
-stay with their author. `partner_reply` asks a partner once more where its reply is of no use.
+The context is exactly what the sampler receives: the actor's own turns keep their token ids. On a
+`Stage` each acted seat has its own conversation; all share one transcript, and thoughts stay
+private. `partner_reply` asks a partner again if its reply is unusable.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ async def partner_reply(
     *,
     trouble: Callable[[str], str] = lambda reply: "said nothing usable",
 ) -> tuple[T, Usage]:
-    """(what `read` makes of the reply's text, the usage of all calls made for it).
+    """(the result of `read` on the reply's text, the usage of all calls made for it).
 
-    `read` gives None for a useless reply. `who` names the speaker in the error ("the partner"),
-    `trouble` says what is wrong with its last reply.
+    `read` returns None for an unusable reply. `who` names the speaker in the error ("the partner"),
+    `trouble` describes what is wrong with its last reply.
 
     Raises:
-        PartnerError: no attempt gave anything usable. It carries the usage of all attempts.
+        PartnerError: no attempt gave a usable reply. It carries the usage of all attempts.
     """
     usage, calls = Usage(), [replace(call, sample=call.sample + i) for i in range(attempts)]
     try:
@@ -78,9 +78,9 @@ async def partner_reply(
 
 @dataclass
 class Conversation:
-    """A conversation from the view of one acted seat.
+    """A conversation as one acted seat sees it.
 
-    `merge` joins user messages that follow each other (several chat templates refuse them apart).
+    `merge` joins consecutive user messages (several chat templates reject them).
     """
 
     seat: str
@@ -92,12 +92,12 @@ class Conversation:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def hear(self, line: Line, shown: str | None = None) -> None:
-        """Another seat's line; `shown` is what this seat sees of it (None: its text)."""
+        """Add another seat's line; `shown` is what this seat sees of it (None: its text)."""
         self.lines.append(line)
         self.notify(line.text if shown is None else shown)
 
     def notify(self, text: str) -> None:
-        """A user message that is nobody's line: a start mark, a reminder."""
+        """Add a user message that is not a seat's line, such as a start mark or a reminder."""
         last = self.context[-1] if self.context else None
         if self.merge and last is not None and last.role == "user" and last.bare is None:
             self.context[-1] = Segment("user", f"{last.text}\n\n{text}")
@@ -105,30 +105,30 @@ class Conversation:
             self.context.append(Segment("user", text))
 
     async def speak(self, actor: Player, call: Call) -> Completion:
-        """The actor's next completion, kept as a turn; follow with `record`."""
+        """The actor's next completion, stored as a turn; call `record` afterwards."""
         reply = await actor.complete(tuple(self.context), call)
         self.usage += reply.usage
         self.take(reply)
         return reply
 
     def take(self, reply: Completion) -> None:
-        """Keep a completion as this seat's turn, a scripted one for instance; then `record`."""
+        """Store a given completion (a scripted one, say) as a turn; call `record` afterwards."""
         self.turns.append(Turn(tuple(self.context), reply))
 
     def record(self, line: Line, memory: str | None = None) -> None:
-        """What the last completion came to: its line, and the text that its author sees later."""
+        """Add the line of the last completion; `memory` is how its author sees it later."""
         self.lines.append(line)
         self.remember(line.text if memory is None else memory)
 
     def remember(self, text: str) -> None:
-        """`text` is what this seat sees of its last completion from now on."""
+        """From now on this seat sees its last completion as `text`."""
         ids = self.turns[-1].completion.token_ids
         self.context.append(Segment("assistant", text, token_ids=ids))
 
     def episode(
         self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
     ) -> Episode:
-        """Everything that happened so far, as a record."""
+        """Everything so far, as an episode."""
         return Episode(
             example_id=example.id, task=example.task, kind=rollout.kind, rollout=rollout.index,
             traces=(Trace(self.seat, tuple(self.turns)),),
@@ -143,9 +143,9 @@ async def play_out(
     rollout: Rollout,
     converse: Callable[[], Awaitable[str]],
 ) -> Episode:
-    """The episode of `converse`, which returns why it stopped.
+    """The episode of `converse`, which returns the stop reason.
 
-    A CallError leaves the lines so far on record and the episode unscored: it is not the actor's 0.
+    A CallError leaves the episode unscored, with the lines so far: the actor does not get a 0.
     """
     try:
         stop = await converse()
@@ -158,9 +158,9 @@ async def play_out(
 def others_view(
     seat: str, opening: Sequence[Segment], lines: Sequence[Line]
 ) -> tuple[Segment, ...]:
-    """The context of a partner: its own lines as the assistant's, everybody else's as the user's.
+    """The context of a partner: its own lines as assistant messages, all others as user messages.
 
-    Lines of the same side that follow each other are joined by a blank line.
+    Consecutive lines of one side are joined by a blank line.
     """
     merged: list[Segment] = list(opening)
     for line in lines:
@@ -173,19 +173,19 @@ def others_view(
 
 
 class DialogueTask(Task):
-    """Two seats in turns: the partner opens, the actor answers, until it is over.
+    """Two seats take turns: the partner opens, the actor replies, until the conversation ends.
 
-    The prompts are called like the seats; the actor's has the feedback slot. A subclass gives
-    `score`, and says in `ending` when a conversation is over before `max_turns`.
+    The prompts are named after the seats; the actor's prompt has the feedback slot. A subclass
+    defines `score`, and in `ending` the conditions that end a conversation before `max_turns`.
     """
 
     start = "(You meet.)"
-    """What the partner is told before its first line."""
+    """The partner's first user message."""
     default_turns = 6
 
     @property
     def most_turns(self) -> int:
-        """Turns of each side at most: the option `max_turns`."""
+        """The option `max_turns`: the maximum number of turns of each side."""
         return int(self.spec.options.get("max_turns", self.default_turns))
 
     def calls(self, example: Example) -> dict[Role, int]:
@@ -195,12 +195,12 @@ class DialogueTask(Task):
         return next(seat for seat, role in example.seats.items() if role == "partner")
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The actor's opening, with the feedback slot full and empty."""
+        """The actor's opening, with the feedback slot filled and empty."""
         view, _ = self.within_budget(example.visible(seat))
         return self.prompts.opening(seat, feedback, view)
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        """What the partner sees: its brief, the start mark, the lines so far from its side."""
+        """The partner's context: its prompt, the start mark and the lines so far."""
         seat = self.partner_seat(example)
         view, _ = self.within_budget(example.visible(seat))
         brief = Segment("system", self.prompts.render(seat, **view))
@@ -210,7 +210,7 @@ class DialogueTask(Task):
         return (self.slot(example, self.acted_seat(example), None), Segment("user", self.start))
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
-        """Why the conversation is over after so many turns of each side; None: it goes on."""
+        """Why the conversation ends after this many turns of each side; None: it continues."""
         return None
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
@@ -271,26 +271,26 @@ class DialogueTask(Task):
 
 
 def partner_words(reply: str) -> str | None:
-    """What a partner says in a reply, its thoughts left out; None: nothing."""
+    """The spoken part of a partner's reply, without thinking; None if there is none."""
     return spoken(reply, "paper") or None
 
 
 def others_words(context: Sequence[Segment]) -> str:
-    """What a seat was told so far, by whomever."""
+    """All user messages of a context."""
     return "\n".join(segment.text for segment in context if segment.role == "user")
 
 
 def cut_note(cuts: Mapping[str, int]) -> dict[str, Any]:
-    """The note on words that budgets cut, if any."""
+    """The episode note on words cut by budgets, if any."""
     return {"cut_words": dict(cuts)} if cuts else {}
 
 
 @dataclass
 class Stage:
-    """A scene under way: the acted seats' conversations, and what everybody heard.
+    """A scene in progress: the acted seats' conversations and the shared transcript.
 
-    The tables are taken as they are, openings and start marks included; their order is that of the
-    traces. A table's own lines and notes stay empty: the stage keeps them for all.
+    The tables are used as they are, with their openings and start marks; their order is the order
+    of the traces. A table's own lines and notes stay empty, because the stage keeps them for all.
     """
 
     tables: Mapping[str, Conversation]
@@ -298,22 +298,22 @@ class Stage:
     usage: Usage = field(default_factory=Usage)
     notes: dict[str, Any] = field(default_factory=dict)
     _unrecorded: set[str] = field(default_factory=set, init=False, repr=False)
-    """Seats whose last completion has come to no line yet."""
+    """Seats whose last completion has no line yet."""
 
     def table(self, seat: str) -> Conversation:
-        """The conversation of an acted seat; ConfigError where nobody sits there."""
+        """The conversation of an acted seat; ConfigError if the stage has no such seat."""
         if seat not in self.tables:
             raise ConfigError(
-                f"Nobody sits at '{seat}' on this stage.",
-                f"Its seats are {', '.join(self.tables)}; others speak through record() alone.",
-                f"{did_you_mean(seat, self.tables)} Mend it where the task calls speak or take.",
+                f"This stage has no seat '{seat}'.",
+                f"Its seats are {', '.join(self.tables)}; other seats speak only through record().",
+                f"{did_you_mean(seat, self.tables)} Correct the task's call of speak() or take().",
             )
         return self.tables[seat]
 
     async def speak(self, seat: str, player: Player, call: Call) -> Completion:
-        """The next completion at `seat`'s table, kept as its turn; follow with `record`.
+        """The next completion at `seat`'s table, stored as its turn; call `record` afterwards.
 
-        A call that names no seat is named here: two seats of one turn are two calls.
+        The call gets the seat's name if it has none, to keep calls of the same turn apart.
         """
         table = self.table(seat)
         reply = await table.speak(player, replace(call, seat=call.seat or seat))
@@ -322,15 +322,15 @@ class Stage:
         return reply
 
     def take(self, seat: str, reply: Completion) -> None:
-        """Keep a completion as `seat`'s turn, a scripted one for instance; then `record`."""
+        """Store a given completion as `seat`'s turn; call `record` afterwards."""
         self.table(seat).take(reply)
         self._unrecorded.add(seat)
 
     def record(self, line: Line, memory: str | None = None, shown: str | None = None) -> None:
-        """Add one line to the transcript and bring it to every table.
+        """Add a line to the transcript and to every table.
 
-        Its author remembers `memory` (None: the line's text); all others hear `shown` (None: the
-        line's text; empty: nothing). A line that was there before the play carries no ids.
+        Its author remembers `memory` (None: the line's text); all others see `shown` (None: the
+        line's text; empty: nothing). A line from before the play has no token ids.
         """
         self.lines.append(line)
         self._remember(line.seat, line.text if memory is None else memory)
@@ -350,14 +350,14 @@ class Stage:
             table.context.append(Segment("assistant", text))
 
     def notify(self, text: str) -> None:
-        """A user message to all tables that is nobody's line: a start mark, a reminder."""
+        """Add a user message to all tables, such as a start mark or a reminder."""
         for table in self.tables.values():
             table.notify(text)
 
     def episode(
         self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
     ) -> Episode:
-        """Everything that happened so far, as a record: a trace for each seat that spoke."""
+        """Everything so far, as an episode with a trace for each seat that spoke."""
         traces = [Trace(seat, tuple(table.turns)) for seat, table in self.tables.items()]
         traces = [trace for trace in traces if trace.turns]
         replies = (turn.completion for trace in traces for turn in trace.turns)
@@ -369,22 +369,22 @@ class Stage:
 
 
 EPISODE_TOKENS, LEAST_TOKENS = 8192, 10
-"""What an episode may have after its prompt, and what must be left of it for a turn."""
+"""Tokens of an episode after its prompt, and the minimum left for another turn."""
 
 
 def episode_tokens_left(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
-    """Tokens that are left of the episode."""
+    """Tokens left of the episode."""
     return EPISODE_TOKENS - tokens_since(player, turns, context)
 
 
 def with_reply_limit(player: Player, room: int) -> Player:
-    """The player, whose reply may have no more than `room` tokens."""
+    """The player with its reply limited to `room` tokens."""
     limit = min(player.sampling.max_tokens, room)
     return replace(player, sampling=replace(player.sampling, max_tokens=limit))
 
 
 def within_episode(talk: Conversation, player: Player) -> Player | None:
-    """The player, its reply limited to what is left of the episode; None below LEAST_TOKENS."""
+    """The player with its reply limited to the rest of the episode; None below LEAST_TOKENS."""
     room = episode_tokens_left(player, talk.turns, talk.context)
     return None if room < LEAST_TOKENS else with_reply_limit(player, room)
 
@@ -392,8 +392,8 @@ def within_episode(talk: Conversation, player: Player) -> Player | None:
 def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
     """Tokens of `context` beyond the prompt of the first turn; 0 before it.
 
-    A local model counts them. A server counted up to its last reply; what was heard since is
-    guessed at four bytes a token, as is everything where a server counts nothing.
+    Local models count them. A server reports the count up to its last reply; later text is
+    estimated at four bytes per token, as is everything if the server reports no counts.
     """
     if not turns:
         return 0

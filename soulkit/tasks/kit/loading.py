@@ -1,14 +1,14 @@
-"""Load rows as examples: for evaluation, training and the commands that look at data alike.
+"""Load rows as examples, in the same way for evaluation, training and the data commands.
 
-    what --data says              examples_to_play (eval, train) examples_to_inspect (data, check)
+    value of --data               examples_to_play (eval, train) examples_to_inspect (data, check)
     synth:N                       rows made here                 rows made here
     a file                        its rows                       its rows, else by the importer
     a folder                      the released files in it       these, or the whole release
     nothing                       the pulled files               –
 
-Training rows and evaluation rows never mix: released files have their split in `tasks.yaml`, and
-made rows come from seeds of their own. `RowsOnly` binds rows of tasks that have no class.
-`passages` turns rows into texts for a comparison of two files.
+Training rows and evaluation rows never mix: `tasks.yaml` assigns released files to a split, and
+generated rows use a different seed per split. `RowsOnly` binds rows of tasks without a class.
+`passages` turns rows into texts for comparing two files.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from soulkit.types import Episode, Example, Score, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedExamples:
-    """Examples, and what was left out on the way to them."""
+    """Loaded examples, and the rows that were left out."""
 
     examples: tuple[Example, ...]
     bad: tuple[BadRow, ...] = ()
     duplicates: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """`data_source` of another task → its rows."""
+    """`data_source` of another task → number of its rows."""
 
 
 # -- evaluation and training ---------------------------------------------------------------------
@@ -71,9 +71,9 @@ def examples_to_play(
     limit: int | None = None,
     seed: int = 0,
 ) -> LoadedExamples:
-    """The examples of `task` that a run plays: those in `source`, else in the released files.
+    """The examples of `task` that a run plays: from `source`, or from the released files.
 
-    In training a bad row is an error, in evaluation it is listed. DataError when there are none.
+    A bad row is an error in training and is listed in an evaluation. DataError without examples.
     """
     if source is not None and source.startswith(MADE):
         loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
@@ -85,7 +85,7 @@ def examples_to_play(
 
 
 def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
-    """The file that `source` names, or the released files of the split; DataError without any."""
+    """The file that `source` names, or the released files of the split; DataError without one."""
     files = task.spec.files
     names = files.train if split == "train" else files.eval
     paths = data_files(task.name, names, source)
@@ -98,11 +98,11 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
 
 
 class NoRows(DataError):
-    """A task has no rows where they are looked for, and none were made."""
+    """A task has no rows where they were searched for."""
 
     way: str = ""
-    """How to get them, where other things are missing as well: `{names}` stands for the tasks that
-    get them in the same way, `{task}` for one of them."""
+    """How to get them, for messages about several missing things: `{names}` stands for the tasks
+    that get their rows in the same way, `{task}` for one of them."""
 
 
 def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
@@ -111,7 +111,7 @@ def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
     what = f"Task '{name}' has no training data here."
     reason = f"Training never reads evaluation files, and {why}."
     if not train:
-        what, reason = f"There are no rows for the task '{name}'.", f"Why none were found: {why}."
+        what, reason = f"There are no rows for the task '{name}'.", f"No file was found: {why}."
     error = NoRows(what, reason, f"One of: {'; '.join(ways).format(names=name, task=name)}.")
     place = f" into {braced(folder_note())}" if source is None else ""
     ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
@@ -120,7 +120,7 @@ def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
 
 
 def _ways_to_rows(task: Task, train: bool, source: str | None) -> tuple[str, ...]:
-    """How to get rows, as the task declares: released files, rows made here, original files."""
+    """The ways to get rows that the task declares: download, generate, import."""
     files = task.spec.files
     ways = []
     if files.train if train else files.eval:
@@ -128,15 +128,15 @@ def _ways_to_rows(task: Task, train: bool, source: str | None) -> tuple[str, ...
         pull = f"soul data pull --task {{names}} --split {'train' if train else 'eval'}{place}"
         ways.append(f"download them: {pull}")
     if task.spec.synth:
-        ways.append(f"--data {{task}}={MADE}{2000 if train else 100} (rows made here)")
+        ways.append(f"--data {{task}}={MADE}{2000 if train else 100} (generated rows)")
     ways.append("--data {task}=FILE")
     if task.spec.formats:
-        ways.append("turn an original file into rows: soul data import {task} FILE")
+        ways.append("import an original file: soul data import {task} FILE")
     return tuple(ways)
 
 
 def braced(text: str) -> str:
-    """`text` as a part of a template that stands for itself."""
+    """`text` with its braces escaped for str.format."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -151,15 +151,15 @@ def load_examples(
 ) -> LoadedExamples:
     """The examples of `task` in `paths`, without duplicates.
 
-    `limit` keeps the rows with the smallest ids, each with all its forms: the same sample in any
-    order of rows and files, and part of every larger one. The order follows a hash of (seed, id).
+    `limit` keeps the rows with the smallest ids, each with all its forms: the same sample for any
+    order of rows and files, contained in every larger one. The order follows a hash of (seed, id).
     `strict` turns any bad row into a DataError.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
-            f"A limit of {limit} rows leaves nothing.",
-            "--limit says how many rows to keep.",
-            "Give a number of at least 1, or leave it out for all rows.",
+            f"--limit {limit} leaves no rows.",
+            "--limit is the number of rows to keep.",
+            "Give a number of at least 1, or omit it to keep all rows.",
         )
     rows, bad = _rows_of(task, paths)
     with explaining_originals(task, paths[0]):
@@ -188,10 +188,10 @@ def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadR
 def examples_to_inspect(
     task: Task, source: str, seed: int = 0, *, forms: bool = True
 ) -> LoadedExamples:
-    """The examples of `task` in `source`, at least one, original files and releases included.
+    """The examples of `task` in `source`, at least one; also reads original files and releases.
 
-    Without `forms` every row is one example, as it is written. DataError when nothing in it can be
-    used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
+    Without `forms` every row is one example, as written. DataError if `source` holds nothing usable
+    for this task, ConfigError for a `synth:` without a count or a task that generates no rows.
     """
     path, importer = Path(source), bool(task.spec.importer)
     try:
@@ -209,27 +209,27 @@ def examples_to_inspect(
 
 
 def _is_other_file(path: Path) -> bool:
-    """Whether the name of a file has no suffix of a row format."""
+    """Whether the file name lacks the suffix of a row format."""
     return not path.is_dir() and path.suffix.lower() not in ROW_SUFFIXES
 
 
 def _load_rows(task: Task, path: Path, forms: bool) -> LoadedExamples:
-    """The rows of a file, else what the importer makes of it; the released rows of a folder."""
+    """The rows of a file, or what the importer reads from it; the released rows of a folder."""
     if path.is_dir():
         names = task.spec.files.eval
         paths = released_files(task.name, names, str(path))
         if not paths:
             raise DataError(
                 f"There are no rows of the task '{task.name}' in '{path}'.",
-                f"Rows were looked for: {search_note(names, str(path))}.",
-                "Name a file, or the folder that holds the released ones.",
+                f"Searched for rows: {search_note(names, str(path))}.",
+                "Name a file, or the folder that holds the released files.",
             )
         rows, bad = _rows_of(task, paths)
         return to_examples(task, rows, bad=bad, forms=forms)
     try:
         rows, bad = read_rows(path)
         return to_examples(task, rows, bad=bad, forms=forms)
-    except DataError:  # no list of rows, or rows of other columns: the importer may know it
+    except DataError:  # not a list of rows, or rows with other columns: try the importer
         if not task.spec.importer:
             raise
         return _load_original(task, path, forms)
@@ -239,9 +239,9 @@ def _load_original(task: Task, path: Path, forms: bool) -> LoadedExamples:
     imported = import_rows(task, path)
     if not imported.rows and imported.bad:
         raise DataError(
-            f"No record of '{path}' can be a row of '{task.name}'.",
+            f"No record of '{path}' can become a row of '{task.name}'.",
             f"{imported.bad[0].source}: {imported.bad[0].why.rstrip('.')}.",
-            f"To see all: soul data import {task.name} {path}",
+            f"To list all of them: soul data import {task.name} {path}",
         )
     rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(imported.rows, 1)]
     return to_examples(task, rows, bad=imported.bad, forms=forms)
@@ -258,9 +258,9 @@ def to_examples(
     bad: Iterable[BadRow] = (),
     forms: bool = True,
 ) -> LoadedExamples:
-    """Rows as examples, in their order; without `forms` one example a row, as it is written.
+    """Rows as examples, in order; without `forms` one example per row, as written.
 
-    ColumnsError when every row lacks required columns; OriginalFile for records of the original
+    ColumnsError if every row lacks required columns; OriginalFile for records of the original
     release.
     """
     task_marks = sources(task)
@@ -306,7 +306,7 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
     )
     for name, column in task.spec.columns.items():
         value = examples[0].fields.get(name)
-        # An empty list is a value: a task that cannot play one says so itself.
+        # An empty list is a value: a task that cannot play it raises its own error.
         if column.required and isinstance(value, str) and not value.strip():
             what = f"{row.source}: the required column '{name}' is blank."
             raise RowError(what, "A row without it cannot be played or scored.")
@@ -322,7 +322,7 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> Data
         return DataError(
             f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
             f"{first}.",
-            f"Mend them; to see all: soul data check {shlex.quote(file)} --task {task.name}",
+            f"Correct them; to list all: soul data check {shlex.quote(file)} --task {task.name}",
         )
     others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
     return DataError(
@@ -335,7 +335,7 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> Data
 def rows_with_tasks(
     rows: Sequence[RawRow], names: Mapping[str, str], task: str | None = None
 ) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
-    """(task, row) in the order of the rows, and the rows of no known task.
+    """(task, row) in the order of the rows, and the rows that belong to no known task.
 
     `names`: data_source → task. `task` is for rows without a data_source.
     """
@@ -356,10 +356,10 @@ def rows_with_tasks(
 
 
 class RowsOnly(Task):
-    """Binds rows; raises ConfigError when one is to be played or scored."""
+    """Binds rows; raises ConfigError if one is to be played or scored."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        """Parse JSON text in columns of type `any`, so that both spellings are the same row."""
         columns = self.spec.columns
         return {
             name: structure(value) if columns[name].type == "any" else value
@@ -367,11 +367,11 @@ class RowsOnly(Task):
         }
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
-        """Nothing: there is no prompt without a class that writes one."""
+        """Nothing: without a class there is no prompt."""
         return ()
 
     def gold_text(self, example: Example) -> str:
-        """The fields that only `gold` may read, where they hold text."""
+        """The text fields that only `gold` may read."""
         hidden = (example.fields.get(name) for name in self.gold_fields)
         return "\n".join(value for value in hidden if isinstance(value, str))
 
@@ -385,7 +385,7 @@ class RowsOnly(Task):
 def passages(
     tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
 ) -> tuple[list[Passage], list[BadRow]]:
-    """(task name, row) pairs as passages, and the rows that their task cannot use."""
+    """(task name, row) pairs as passages, and the rows that their task rejects."""
     good: list[Passage] = []
     bad: list[BadRow] = []
     for name, row in rows:
@@ -397,12 +397,12 @@ def passages(
 
 
 def passage(task: Task, row: RawRow) -> Passage:
-    """One row as a passage; DataError when the task cannot use it."""
+    """One row as a passage; DataError if the task rejects it."""
     return passage_of(task, task.example(row.fields, source=row.source))
 
 
 def passage_of(task: Task, example: Example) -> Passage:
-    """What the seats of one row may read."""
+    """The texts that the seats of one row may read."""
     columns = task.spec.columns
     texts = {name: folded_words(value) for name, value in _read(task, example).items()}
     entities = {
@@ -420,7 +420,7 @@ def passage_of(task: Task, example: Example) -> Passage:
 
 
 def row_texts(task: Task, example: Example) -> RowTexts:
-    """The texts of one row as they are written, and which of them name its cluster."""
+    """The texts of one row as written, and which of them identify its cluster."""
     texts = texts_of(list(_read(task, example).values()))
     telling = texts_of([example.fields.get(name) for name in task.spec.cluster])
     return RowTexts(example.source, example.cluster, tuple(texts), tuple(telling))
@@ -438,12 +438,12 @@ def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
         history = listed and all(isinstance(item, Mapping) for item in listed)
         if history and set(readers) & set(example.seats):
             texts = (folded_words(v) for item in listed for v in item.values())
-            yield tuple(words for words in texts if len(words) > 1)  # without names of roles
+            yield tuple(words for words in texts if len(words) > 1)  # without role names
         elif "gold" in readers and isinstance(value, str):
             yield (folded_words(value),)
 
 
 def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """The kinds of entity that the columns of `tasks` name."""
+    """The kinds of entity that the columns of `tasks` declare."""
     kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
     return tuple(sorted(kinds))

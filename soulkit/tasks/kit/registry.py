@@ -1,7 +1,7 @@
-"""The registry: the tasks and suites of `tasks.yaml`, of `--tasks FILE` and of installed packages.
+"""The registry: tasks and suites from `tasks.yaml`, `--tasks FILE` and installed packages.
 
 A user's file is read after the built-in one and may add tasks and suites. A name that neither file
-declares may be that of a task in an installed package, which offers it through an entry point:
+declares may be a task of an installed package, which offers it through an entry point:
 
     [project.entry-points."soulkit.tasks"]
     game = "my_lab.game"            # the task's name = the package with its tasks.yaml
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Registry:
-    """Every task and suite known to a command."""
+    """Every task and suite that a command can use."""
 
     specs: dict[str, TaskSpec]
-    """The declared tasks, and of the installed ones those that were named."""
+    """The declared tasks, plus the installed tasks requested so far."""
     suites: Mapping[str, Suite]
 
     def spec(self, name: str) -> TaskSpec:
-        """The declaration of a task; ConfigError when there is none."""
+        """The declaration of a task; ConfigError if there is none."""
         declared = self.specs.get(name)
         if declared is None:
             declared = self.specs[name] = self._installed(name)
@@ -64,12 +64,12 @@ class Registry:
         return declared
 
     def _installed(self, name: str) -> TaskSpec:
-        """The declaration of an installed task: the moment at which its package is looked at."""
+        """The declaration of an installed task; loads its package."""
         offer = installed_task(name)
         if offer is None:
             raise ConfigError(
                 f"There is no task named '{name}'.",
-                "It is declared neither in the built-in tasks.yaml nor in a file given by --tasks, "
+                "Neither the built-in tasks.yaml nor a file given by --tasks declares it, "
                 "and no installed package offers it.",
                 f"{did_you_mean(name, (*self.specs, *installed_tasks()))} See: soul tasks list",
             )
@@ -86,10 +86,10 @@ class Registry:
         self, name: str, protocol: Protocol = "paper", *, training: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Task:  # fmt: skip
-        """The live task, of the class that its declaration names (RowsOnly without one).
+        """The task object, of the class that its declaration names (RowsOnly if it names none).
 
-        `training`: with the word budgets and default players of training. `options` replace the
-        task's options of the same name.
+        `training` selects the word budgets and default players of training. `options` override
+        the task's options of the same name.
         """
         spec = self.spec(name).played(training=training, options=options or {})
         shared = self._built_in(spec) or spec
@@ -102,13 +102,13 @@ class Registry:
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
 
     def _built_in(self, spec: TaskSpec) -> TaskSpec | None:
-        """The built-in task whose class a user's declaration names, as `soulkit.tasks.…:Class`."""
+        """The built-in task whose class (`soulkit.tasks.…:Class`) a user's declaration names."""
         named = spec.module or spec.binder
         tasks = (task for task in self.specs.values() if task.home.builtin_task)
         return next((t for t in tasks if named == f"{t.home.package}.{t.module or t.binder}"), None)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
-        """The function that a task's declaration names under `key`, None where it names none."""
+        """The function that a task's declaration names under `key`; None if it names none."""
         return self.spec(name).hook(name, key)
 
     def with_hook(self, key: HookKey) -> list[str]:
@@ -116,7 +116,7 @@ class Registry:
         return [name for name, spec in self.specs.items() if getattr(spec, key)]
 
     def refuse_rows_only(self, names: Collection[str], suite: str | None = None) -> None:
-        """ConfigError when `names` (the members of `suite`) hold tasks that cannot be played."""
+        """ConfigError if `names` (the members of `suite`) include tasks that cannot be played."""
         unplayable = [name for name in names if self.spec(name).rows_only]
         if not unplayable:
             return
@@ -125,7 +125,7 @@ class Registry:
         raise cannot_play(unplayable, playable, suite)
 
     def refuse_evaluation_only(self, names: Collection[str]) -> None:
-        """ConfigError when `names` hold tasks that may be evaluated and never trained on."""
+        """ConfigError if `names` include tasks that are for evaluation only."""
         marked = [name for name in names if self.spec(name).evaluation_only]
         if marked:
             trainable = [name for name in names if name not in marked]
@@ -133,11 +133,11 @@ class Registry:
             raise not_for_training(tasks, trainable)
 
     def suite(self, name: str) -> tuple[str, ...]:
-        """The tasks of a suite; ConfigError when there is none of that name."""
+        """The tasks of a suite; ConfigError if there is no such suite."""
         return self.suite_spec(name).tasks
 
     def suite_spec(self, name: str) -> Suite:
-        """The declaration of a suite: members, groups and axes; ConfigError when there is none."""
+        """The declaration of a suite; ConfigError if there is no such suite."""
         if name not in self.suites:
             raise ConfigError(
                 f"There is no suite named '{name}'.",
@@ -147,16 +147,16 @@ class Registry:
         return self.suites[name]
 
     def by_source(self) -> dict[str, str]:
-        """What a row may say in `data_source` → the task that it belongs to."""
+        """`data_source` value of a row → the task that the row belongs to."""
         marks = {s: name for name, spec in self.specs.items() for s in spec.files.data_source}
-        # A name goes before a mark: two tasks may share their rows, and one is called like them.
+        # Task names take precedence over marks: two tasks may share rows marked with one's name.
         return {**marks, **{name: name for name in self.specs}}
 
 
 # -- classes -------------------------------------------------------------------------------------
 
 
-LEAVE_OUT = "Leave them out (of rows: choose others with --where or --example, or another file)"
+LEAVE_OUT = "Leave them out (choose other rows with --where or --example, or use another file)"
 
 
 class NotForTraining(ConfigError):
@@ -164,13 +164,13 @@ class NotForTraining(ConfigError):
 
 
 def not_for_training(marked: str, trainable: Sequence[str] = ()) -> NotForTraining:
-    """The error of tasks or rows that are marked evaluation-only, and what may be trained on."""
+    """The error for tasks or rows marked evaluation-only; lists what can be trained on."""
     way_out = f"Train on what is left: --task {','.join(trainable)}" if trainable else LEAVE_OUT
     return NotForTraining(
-        f"Training was asked for on {marked}, marked evaluation-only.",
-        "Their terms or their purpose forbid training on them, and a model that was "
-        "trained on them could not be measured with them.",
-        f"{way_out}; measure with: soul eval",
+        f"You asked to train on {marked}, marked evaluation-only.",
+        "Their licence or purpose forbids training on them, and a model trained on them could "
+        "no longer be evaluated with them.",
+        f"{way_out}; to evaluate on them: soul eval",
     )
 
 
@@ -184,7 +184,7 @@ def _load_class(task: str, module: str, home: Home) -> type[Task]:
     cls = load_declared(task, "module", module, home)
     why = ""
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        why = f"'{module.partition(':')[2]}' is no class derived from Task."
+        why = f"'{module.partition(':')[2]}' is not a class derived from Task."
     elif inspect.isabstract(cls):
         why = f"The class does not define: {', '.join(sorted(cls.__abstractmethods__))}."
     if why:
@@ -208,28 +208,28 @@ def builtin_declarations() -> RegistryFile:
 
 
 def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
-    """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
+    """Parse and validate a tasks file; ConfigError names the place and the nearest known key."""
     try:
         text = path.read_text(encoding="utf-8")
-        # A SafeLoader underneath: it builds plain values only.
+        # Based on SafeLoader: it builds plain values only.
         raw = yaml.load(text, Loader=loader or once_loader())
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
-            "--tasks names a YAML file that declares your own tasks.",
+            "--tasks needs a YAML file that declares your tasks.",
             "Check the path; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
     except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
-            "Mend the file; docs/tutorials/write-a-task.md shows a complete example.",
+            "Correct the file; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
     if raw is None:
         raise ConfigError(
             f"The tasks file '{path}' is empty.",
-            "It declares neither a task nor a suite, so nothing would come of it.",
-            "Fill it in, or leave --tasks out. docs/tutorials/write-a-task.md has an example.",
+            "It declares no task and no suite.",
+            "Fill it in, or omit --tasks; docs/tutorials/write-a-task.md shows a complete example.",
         )
     try:
         return RegistryFile.model_validate(raw)
@@ -256,7 +256,7 @@ def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping
         return did_you_mean(str(loc[-1]), _fields_at(loc))
     if kind == "literal_error":
         return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
-    return "Mend the entry; docs/reference/task-keys.md lists every key."
+    return "Correct the entry; docs/reference/task-keys.md lists every key."
 
 
 def _fields_at(loc: Sequence[int | str]) -> list[str]:
@@ -278,7 +278,7 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
 
 @cache
 def load_registry(*extra: Path) -> Registry:
-    """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
+    """The built-in tasks plus those of `extra` files; ConfigError if a name is declared twice."""
     built_in = builtin_declarations()
     specs = {n: spec.at(Home.builtin(spec.folder or n)) for n, spec in built_in.tasks.items()}
     suites = dict(built_in.suites)
@@ -298,7 +298,7 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
         if name in declared:
             raise ConfigError(
                 f"The {kind} '{name}' is declared twice, the second time in '{path}'.",
-                "A second declaration would silently change what the name means.",
+                "The second declaration would change what the name means.",
                 f"Give your {kind} another name.",
             )
 
@@ -309,14 +309,14 @@ DECLARATION = "tasks.yaml"
 
 @dataclass(frozen=True, slots=True)
 class InstalledTask:
-    """A task that an installed distribution offers."""
+    """A task offered by an installed distribution."""
 
     task: str
     package: str
     distribution: str
 
     def home(self) -> Home:
-        """The folder of its package; ConfigError when there is none, or no declaration in it."""
+        """The package's folder; ConfigError if it does not exist or has no declaration."""
         folder = self._folder()
         if not (folder / DECLARATION).is_file():
             raise self.broken(f"There is no {DECLARATION} in '{folder}'.")
@@ -329,21 +329,21 @@ class InstalledTask:
             raise self.broken(f"Python says: {type(error).__name__}: {error}.") from error
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
         if not places:
-            raise self.broken(f"'{self.package}' is no package that can be imported.")
+            raise self.broken(f"'{self.package}' is not a package that can be imported.")
         return Path(places[0])
 
     def broken(self, why: str) -> ConfigError:
-        """The error of an offer that nothing can be made of."""
+        """The error for an offered task that cannot be used."""
         return ConfigError(
             f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
             " ".join(why.split()),
-            f"Mend or reinstall the distribution '{self.distribution}'; see "
-            "docs/reference/task-keys.md.",
+            f"Correct or reinstall the distribution '{self.distribution}'; docs/reference/task-keys.md "
+            "describes such packages.",
         )
 
 
 def installed_tasks() -> Mapping[str, tuple[InstalledTask, ...]]:
-    """Task → who offers it, as installers noted it; nothing is imported."""
+    """Task → the distributions that offer it, read from package metadata without importing them."""
     return _offers(tuple(sys.path))
 
 
@@ -361,20 +361,20 @@ def _offers(path: tuple[str, ...]) -> Mapping[str, tuple[InstalledTask, ...]]:
 
 
 def installed_task(task: str) -> InstalledTask | None:
-    """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
+    """The distribution that offers a task, or None; ConfigError if several do."""
     offers = installed_tasks().get(task, ())
     if len(offers) > 1:
         names = ", ".join(sorted(f"'{offer.distribution}'" for offer in offers))
         raise ConfigError(
             f"Several installed distributions offer a task '{task}': {names}.",
-            "Which of them is meant cannot be told from the name.",
-            "Uninstall all but one.",
+            "The name does not say which one to use.",
+            "Uninstall all but one of them.",
         )
     return offers[0] if offers else None
 
 
 def note_shadowed(task: str, where: str) -> None:
-    """One line on stderr, once: the name that was used is not that of the installed task."""
+    """Print one line to stderr, once, if the used task hides an installed task of that name."""
     if names := ", ".join(f"'{offer.distribution}'" for offer in installed_tasks().get(task, ())):
         _write_once(f"the task '{task}' is the one {where}, not that of the distribution {names}\n")
 

@@ -1,10 +1,9 @@
 """Checks of row files: columns, lengths and bad rows; shortcuts to the gold; wrong labels.
 
-`check_rows` binds rows exactly as an evaluation does, so a file that passes here loads there.
-`audit_rows` asks whether rows can be answered without being understood: duplicates, contradicting
-golds, the place and length of the gold among the options, golds that stand in the prompt. Whether
-labels are right is asked by a task's own audit (`audit: audit:audit_labels`), which gives a
-`LabelAudit`.
+`check_rows` binds rows as an evaluation does, so a file that passes here loads there. `audit_rows`
+finds rows that can be answered without understanding them: duplicates, contradicting golds, the
+position and length of the gold among the options, golds that the prompt contains. A task's own
+audit (`audit: audit:audit_labels`) checks whether labels are right and returns a `LabelAudit`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from soulkit.types import Example
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Rows on which label and tracker agree, of those that were read."""
+    """How many of the rows that were read have the label that the tracker computes."""
 
     agreed: int
     total: int
@@ -51,13 +50,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class DisputedLabel:
-    """A row whose label is not the tracker's answer."""
+    """A row whose label differs from the tracker's answer."""
 
     id: str
     question: str
     gold: str
     tracker: str | None
-    """None: by the rules nobody in the chain ever formed that belief."""
+    """None: by the rules, no one in the chain ever formed that belief."""
     order: str
     deception: str
     length: str
@@ -66,32 +65,32 @@ class DisputedLabel:
 
 @dataclass(frozen=True, slots=True)
 class LabelAudit:
-    """What an audit found."""
+    """The result of a label audit."""
 
     overall: Agreement
     by: Mapping[str, Mapping[str, Agreement]]
     """Tag (`order`, `deception`, `length`, `prompting_type`, ...) → value → agreement."""
     disputed: tuple[DisputedLabel, ...]
     unread: tuple[str, ...]
-    """Ids of the rows whose story or question could not be read."""
+    """Ids of the rows whose story or question is unreadable."""
     contradictions: int
-    """Pairs of one story and one question that carry different labels within the file."""
+    """Pairs of rows with the same story and question but different labels."""
 
 
 def write_disputed(report: LabelAudit, path: Path, *, replace: bool = True) -> int:
-    """Write the disputed rows as JSON lines; returns how many."""
+    """Write the disputed rows as JSON lines; returns their number."""
     return write_objects(path, map(asdict, report.disputed), replace=replace)
 
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """Words of one field over the rows, nearest-rank percentiles."""
+    """Word counts of one field over the rows, as nearest-rank percentiles."""
 
     p50: int
     p95: int
     max: int
     over_budget: int
-    """Rows whose field is longer than the column's `max_words`, and will be cut."""
+    """Rows whose field exceeds the column's `max_words` and will be cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ class RowCheck:
 def check_row_file(
     registry: Registry, path: Path, task: str | None
 ) -> tuple[list[RowCheck], list[BadRow]]:
-    """The check of a file by task (or of `task` alone), and the rows that belong to none."""
+    """The checks of a file for each task (or for `task` alone), and the rows of no task."""
     live = None if task is None else registry.task(task)
     if path.is_dir() and (chats := chats_for_rows(live, path)):
         raise chats
@@ -138,9 +137,9 @@ def check_row_file(
 
 
 def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -> RowCheck:
-    """Check `rows` as rows of `task`; `bad` are those that were no rows to begin with.
+    """Check `rows` as rows of `task`; `bad` are lines that were not rows at all.
 
-    Raises ColumnsError when every row lacks required columns.
+    Raises ColumnsError if every row lacks required columns.
     """
     task_rows = [r for r in rows if str(r.fields.get("data_source") or task.name) in sources(task)]
     broken = tuple(bad)
@@ -150,7 +149,7 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
     return RowCheck(
         task=task.name,
         rows=len(task_rows) + len(broken),
-        # A row that is played in several forms is one row.
+        # A row with several forms counts once.
         usable=len({example.source for example in loaded.examples}),
         clusters=len({example.cluster for example in loaded.examples}),
         duplicates=loaded.duplicates,
@@ -173,15 +172,15 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
 def rows_by_task(
     rows: Sequence[RawRow], names: Mapping[str, str]
 ) -> tuple[dict[str, list[RawRow]], list[BadRow]]:
-    """Rows grouped by the task that their `data_source` names, and those that name none.
+    """Rows grouped by the task that their `data_source` names, and the rows that name none.
 
-    `names`: data_source → task. DataError when no row says where it belongs.
+    `names`: data_source → task. DataError if no row names a task.
     """
     pairs, bad = rows_with_tasks(rows, names)
     if not pairs:
         raise DataError(
             "The rows do not say which task they belong to.",
-            f"{bad[0].source}: {bad[0].why}" if bad else "There is no row that could be read.",
+            f"{bad[0].source}: {bad[0].why}" if bad else "The file has no readable row.",
             "Name the task with --task.",
         )
     groups: dict[str, list[RawRow]] = {}
@@ -199,9 +198,9 @@ def _tags(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
 
 
 def field_words(task: Task, examples: Sequence[Example]) -> dict[str, WordCounts]:
-    """Words of every column that holds text, over the examples that have it.
+    """Word counts of every text column, over the examples that have it.
 
-    What a task makes of its columns, and labels that it does not declare, are no columns.
+    Fields that a task derives and labels that it does not declare are left out.
     """
     lengths: dict[str, list[int]] = {}
     columns = task.spec.columns
@@ -214,7 +213,7 @@ def field_words(task: Task, examples: Sequence[Example]) -> dict[str, WordCounts
 
 
 def count_words(value: Any) -> int | None:
-    """White-space words of a text, or of all texts of a list; None for anything else."""
+    """Whitespace-separated words of a text or of a list of texts; None for anything else."""
     if isinstance(value, str):
         return len(value.split())
     if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
@@ -223,7 +222,7 @@ def count_words(value: Any) -> int | None:
 
 
 def word_counts(values: Sequence[int], budget: int | None) -> WordCounts:
-    """Percentiles of sorted word counts, of which there is at least one."""
+    """Percentiles of sorted word counts (at least one)."""
 
     def rank(share: float) -> int:
         return values[max(math.ceil(share * len(values)) - 1, 0)]
@@ -234,7 +233,7 @@ def word_counts(values: Sequence[int], budget: int | None) -> WordCounts:
 
 ONLY_GOLD = "of all options only the gold stands in the text"
 NOTABLE = 0.01
-"""A bias is pointed out when chance would show it in fewer than this share of files."""
+"""A bias is reported if chance alone would produce it in less than this share of files."""
 
 _WORDS = re.compile(r"[^\W\d_]{2}|[\u3040-\u30ff\u3400-\u9fff]")
 _FORMULA = re.compile(r"[\\^{}=<>+*/]")
@@ -242,12 +241,12 @@ _FORMULA = re.compile(r"[\\^{}=<>+*/]")
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """How often the gold has a property, against what chance gives."""
+    """How often the gold has a property, compared with chance."""
 
     rows: int
     hits: int
     chance: float
-    """Expected share of hits, were the gold any of the row's options."""
+    """Expected share of hits if the gold were a random option."""
     p: float
     """Probability of at least as many hits by chance."""
 
@@ -262,7 +261,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class AuditRemark:
-    """A row that a person should look at."""
+    """A row that a person should inspect."""
 
     source: str
     what: str
@@ -277,19 +276,19 @@ class RowAudit:
     rows: int
     duplicates: int
     words: Mapping[str, WordCounts]
-    """Words per field, of the whole `prompt` and of the `gold answer`."""
+    """Word counts of each field, of the whole `prompt` and of the `gold answer`."""
     with_options: int
-    """Rows whose options the task knows: the figures below are about these."""
+    """Rows with known options; the figures below are about these."""
     positions: Mapping[str, int]
-    """Letter → rows whose gold it is; empty for options without letters."""
+    """Letter → number of rows with this gold letter; empty for options without letters."""
     favourite: str
-    """The letter that is gold most often, in relation to how often it could be."""
+    """The letter that is the gold most often, relative to how often it could be."""
     position: Bias | None
-    """Of the favourite; `p` is adjusted for having picked it."""
+    """The bias towards `favourite`; `p` is corrected for selecting that letter."""
     longest: Bias | None
     gold_in_prompt: int
-    """Rows whose prompt has the gold's words outside the list of options. Where answers are quoted
-    from a text, that is as it should be."""
+    """Rows whose prompt contains the gold's words outside the list of options. This is expected if
+    answers are quotations from a text."""
     remarks: tuple[AuditRemark, ...]
     bad: tuple[BadRow, ...] = ()
 
@@ -329,7 +328,7 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
     )
 
 
-# -- where the gold stands, and how long it is ---------------------------------------------------
+# -- position and length of the gold -------------------------------------------------------------
 
 
 def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
@@ -348,7 +347,7 @@ def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
 
 
 def _length_bias(views: Sequence[LeakView]) -> Bias | None:
-    """How often the gold alone is the longest option, of rows that have one longest option."""
+    """How often the gold alone is the longest option, among rows with a single longest option."""
     hits, chances = 0, []
     for view in views:
         lengths = sorted((len(plain(option)) for option in view.options), reverse=True)
@@ -363,11 +362,11 @@ def bias(hits: int, rows: int, chance: float) -> Bias:
     return Bias(rows, hits, chance, upper_tail(hits, rows, chance))
 
 
-# -- what the prompt gives away ------------------------------------------------------------------
+# -- golds in the prompt -------------------------------------------------------------------------
 
 
 def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
-    """The plain options that the prompt has outside its list; no numbers, letters or formulas."""
+    """The options that the prompt contains outside its list; no numbers, letters or formulas."""
     rest = without_options(prompt, view.options)
     near = [option for option in view.options if plain(option) in rest]
     return named_options(rest, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
@@ -376,8 +375,8 @@ def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
 def without_options(prompt: str, options: Sequence[str]) -> str:
     """The plain words of a prompt without its list of options.
 
-    A list is all options in order with at most their letters between them, or whole lines that
-    hold nothing but an option and its letter.
+    A list is all options in order with at most their letters between them, or whole lines with only
+    an option and its letter.
     """
     every = [plain(option) for option in options]
     gap = r"(?: option| choice)?(?: \w{1,2})? "
@@ -396,7 +395,7 @@ def _plain_lines(text: str) -> str:
     return "\n".join(line for line in map(plain, text.splitlines()) if line)
 
 
-# -- rows that cannot all be right ---------------------------------------------------------------
+# -- contradicting rows --------------------------------------------------------------------------
 
 
 def _first_prompts(task: Task, example: Example) -> str:

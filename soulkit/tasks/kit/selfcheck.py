@@ -1,14 +1,14 @@
-"""Self-check: does a task's scorer agree with its own gold, and does every prompt of a row render?
+"""Self-check: does the scorer agree with the task's gold, and can every prompt be rendered?
 
-Every row is answered twice by script: with the gold, which must score the maximum, and with a
-readable wrong answer, which must not. What only a judge can score is *unscored*, unless the task
-says what a judge would answer (`Task.scripted_verdict`). Then every prompt is rendered once:
+Each row is played twice from a script: with the gold, which must get the maximum score, and with a
+readable wrong answer, which must not. Rows that need a judge stay *unscored* unless the task
+scripts the judge's answers (`Task.scripted_verdict`). Then every prompt is rendered once:
 
     actor, with and without feedback: previews, slot      judge: score of the gold
     partner and environment: play with scripted players   coach: critique of the wrong answer
-    what the task says is asked elsewhere: other_prompts
+    prompts of other calls: other_prompts
 
-A row on which the task breaks is named with the error; what a task lacks is a warning.
+A row that raises is listed with its error; missing optional parts of a task are warnings.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from soulkit.types import Call, Completion, Episode, Example, Feedback, Sampling
 
 ADVICE = Feedback(text="Look at it once more, and take your time.", author="check")
 REPLY = "I see. What else?"
-"""What scripted partners say; a coach may say it as well."""
+"""Reply of scripted partners and coaches."""
 SHARED = ("pairwise", "shown_draft")
-"""Prompts that every task has and may have its own of."""
+"""Shared prompts that a task may replace with its own."""
 
 
 class GoldLines:
-    """What the actor says in a scripted episode, turn by turn.
+    """The actor's lines in a scripted episode, turn by turn.
 
-    A call that names its seat gets that seat's next line; others the line of their turn.
+    A call with a seat gets that seat's next line; other calls get the line of their turn.
     """
 
     def __init__(self, gold: Episode | None) -> None:
@@ -51,7 +51,7 @@ class GoldLines:
         self._calls: Counter[str] = Counter()
 
     def line(self, call: Call) -> str | None:
-        """The line for this call; None where the script has none left."""
+        """The line for this call; None if the script is used up."""
         first = next(iter(self._lines), "")
         lines = self._lines.get(call.seat or first, [])
         place = self._calls[call.seat] if call.seat else call.turn
@@ -60,8 +60,8 @@ class GoldLines:
 
 
 class _ScriptedModel:
-    """Fills every role. A judge gives the task's scripted verdicts; the rest is answered by the
-    lines of `gold` and by REPLY, or not at all (`silent`)."""
+    """Fills every role: judges give the task's scripted verdicts, other roles say the lines of
+    `gold` and then REPLY, or fail (`silent`)."""
 
     name = "script"
 
@@ -85,7 +85,7 @@ class _ScriptedModel:
         return Completion(text=(verdict or "") if call.role == "judge" else REPLY)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""
 
 
 def _cast_of(model: _ScriptedModel) -> Cast:
@@ -94,20 +94,20 @@ def _cast_of(model: _ScriptedModel) -> Cast:
 
 
 def scripted_cast(task: Task, gold: Episode | None) -> Cast:
-    """Players that answer every question of `task`, the actor with the lines of `gold`."""
+    """Players that answer every call of `task`; the actor says the lines of `gold`."""
     return _cast_of(_ScriptedModel(task, gold, perfect=True, silent=False))
 
 
 def silent_cast(task: Task | None = None, perfect: bool = True) -> Cast:
-    """Players that answer nothing but questions to a judge whose verdicts `task` has scripted."""
+    """Players that fail on everything but judge questions with scripted verdicts of `task`."""
     return _cast_of(_ScriptedModel(task, perfect=perfect, silent=True))
 
 
-# -- what breaks ---------------------------------------------------------------------------------
+# -- errors in tasks -----------------------------------------------------------------------------
 
 
 async def broken_prompts(task: Task, example: Example) -> list[str]:
-    """What keeps a row from being played or scored at all: the actor's and the judge's prompts."""
+    """Errors in the actor's and judge's prompts, which prevent playing or scoring the row."""
     problems = [await _broken(step) for step in _openings(task, example)]
     if not any(problems):
         problems.append(await _broken(lambda: _judged(task, example)))
@@ -130,7 +130,7 @@ def _openings(task: Task, example: Example) -> Iterator[Callable[[], Any]]:
 async def broken_feedback(
     task: Task, example: Example, draft: Episode | None, score: Score | None
 ) -> list[str]:
-    """What breaks in the other prompts of a row, and in feedback on `draft` by rules."""
+    """Errors in the row's other prompts, and in rule-based feedback on `draft`."""
     steps: list[Callable[[], Any]] = [
         lambda: list(_others(task, example, draft, score)),
         lambda: task.leak_view(example),
@@ -183,7 +183,7 @@ def _others(
 
 
 async def _broken(step: Callable[[], Any]) -> str:
-    """What a step raises, in one line; empty where it works or only its script was of no use."""
+    """The error of a step in one line; empty if it works or its script does not apply."""
     try:
         result = step()
         if inspect.isawaitable(result):
@@ -192,12 +192,12 @@ async def _broken(step: Callable[[], Any]) -> str:
         return ""
     except UserError as error:
         return " ".join(error.lines())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever breaks is the finding
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
         return error_words(error)
     return ""
 
 
-# -- what is missing -----------------------------------------------------------------------------
+# -- missing parts -------------------------------------------------------------------------------
 
 
 def asks_coach(task: Task) -> bool:
@@ -205,20 +205,20 @@ def asks_coach(task: Task) -> bool:
 
 
 def has_no_coach_prompt(task: Task, example: Example, draft: Episode) -> bool:
-    """Whether a coach would be asked with the shared prompt, which needs columns of stories."""
+    """Whether a coach would get the shared prompt, but the rows lack the columns it needs."""
     if type(task).critique is not Task.critique or not task.prompts.is_shared("coach"):
         return False
     try:
         task.prompts.render("coach", **task.coach_view(example, draft, _lowest(task)))
     except UserError:
         return True
-    except (Exception, SystemExit):  # noqa: BLE001 - the critique breaks on it as well, and is named for it
+    except (Exception, SystemExit):  # noqa: BLE001 - the critique raises it too, and reports it
         return False
     return False
 
 
 def hides_gold(task: Task, example: Example) -> bool:
-    """Whether feedback could tell the actor a gold that it does not see in one of its seats."""
+    """Whether feedback could reveal a gold that at least one of the actor's seats does not see."""
     views = [example.visible(seat) for seat in task.acted_seats(example)]
     golds = [name for name in task.gold_fields if not name.startswith(HUMAN)]
     rows_golds = [name for name in golds if example.fields.get(name) is not None]
@@ -226,31 +226,29 @@ def hides_gold(task: Task, example: Example) -> bool:
 
 
 NO_COACH = (
-    "a model coach is declared and has no prompt: the task has no coach.md of its own, and the "
-    "shared one needs columns that its rows do not have"
+    "the task declares a model coach but has no coach.md, and its rows lack columns of the "
+    "shared coach prompt"
 )
 NO_LEAK_CHECK = (
-    "the leak check is off: rows have a gold that feedback could give away, and leak_view() gives "
+    "the leak check is off: rows have a gold that feedback could reveal, but leak_view() returns "
     "None"
 )
-NO_SYMBOLIC = (
-    "symbolic feedback is declared, and explain() says nothing about a wrong answer of any row"
-)
+NO_SYMBOLIC = "the task declares symbolic feedback, but explain() returns none for any wrong answer"
 ALIKE = (
-    "symbolic feedback has {n} different texts on {of} wrong drafts, fewer than 1 in 10: it works "
-    "like a fixed sentence in the prompt; name a model that coaches by default (players: coach)"
+    "symbolic feedback has {n} different texts for {of} wrong drafts, fewer than 1 in 10: it works "
+    "like a fixed sentence in the prompt; declare a model as the default coach (players: coach)"
 )
 _CLOSE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A row that the check names, and why."""
+    """A row that the check reports, and the reason."""
 
     source: str
     example: str
     played: str
-    """The scripted answer, empty where there is none."""
+    """The scripted answer; empty if there is none."""
     why: str
 
 
@@ -267,35 +265,35 @@ class SelfCheck:
     """The gold scores less than the maximum, or cannot be scripted or scored."""
     wrong_passes: tuple[Finding, ...] = ()
     wrong_unread: tuple[Finding, ...] = ()
-    """The wrong answer could not be read, so it shows nothing about the scoring."""
+    """The wrong answer was unreadable, so it does not test the scorer."""
     no_gold: tuple[Finding, ...] = ()
     no_wrong: tuple[Finding, ...] = ()
     unscored: tuple[Finding, ...] = ()
     breaks: tuple[Finding, ...] = ()
-    """What a run would stop at: a prompt that cannot be rendered, feedback that raises. One for
-    each way in which it breaks."""
+    """Errors that would stop a run: a prompt that cannot be rendered, feedback that raises. One
+    finding per kind of error."""
     warnings: tuple[str, ...] = ()
-    """What the task declares and does not have; the check passes all the same."""
+    """What the task declares but lacks; the check passes anyway."""
     unrendered: tuple[str, ...] = ()
-    """Files in the task's prompts folder that no row needed."""
+    """Prompt files that no row used."""
     duplicates: int = 0
     feedback_drafts: int = 0
-    """Wrong drafts that the task's rules have feedback on, one of each row at most."""
+    """Wrong drafts with rule-based feedback, at most one per row."""
     feedback_texts: int = 0
     bad: tuple[BadRow, ...] = ()
     rows_only: bool = False
-    """The task has no scorer: its rows were read, and nothing was played."""
+    """The task has no scorer: its rows were read but not played."""
 
     @property
     def passed(self) -> bool:
-        """Whether a right answer can be right: every gold scores the maximum, nothing breaks."""
+        """Whether every gold gets the maximum score and nothing raises."""
         return not (self.gold_fails or self.breaks)
 
 
 def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
     """Play gold and wrong answers of every example through the task's own `score`.
 
-    Of a rows-only task only the reading of the rows is checked.
+    For a rows-only task, only check that its rows are readable.
     """
     rows_only = task.spec.rows_only
     rehearsed = _Rehearsed(task)
@@ -318,9 +316,9 @@ def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
 
 
 def with_unused_prompts(checks: Sequence[SelfCheck], registry: Registry) -> list[SelfCheck]:
-    """The checks, with a warning for each prompt that no row of any task of its folder needed.
+    """The checks, with a warning for each prompt that no row of the folder's tasks used.
 
-    Prompts of a folder with unchecked tasks are left out.
+    Folders with unchecked tasks are skipped.
     """
     unrendered = {check.task: check.unrendered for check in checks}
     warned = []
@@ -329,9 +327,9 @@ def with_unused_prompts(checks: Sequence[SelfCheck], registry: Registry) -> list
         sharing = [name for name, spec in registry.specs.items()
                    if spec.home.folder == folder and not spec.rows_only]  # fmt: skip
         unused = tuple(
-            f"the prompt '{name}' was never rendered: no row here needs it, or nothing does"
+            f"the prompt '{name}' was never rendered: these rows do not need it, or it is unused"
             for name in check.unrendered
-            if not check.breaks  # what broke kept others from being rendered
+            if not check.breaks  # an error may have kept other prompts from being rendered
             and ("/" in name or all(name in unrendered.get(task, ()) for task in sharing))
         )
         warned.append(replace(check, warnings=(*check.warnings, *unused)))
@@ -342,7 +340,7 @@ Played = tuple[Episode | None, Score | None, str]
 
 
 class _Rehearsed:
-    """What the prompts and the feedback of one task's rows came to."""
+    """Prompt errors and feedback collected over the rows of a task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -350,10 +348,10 @@ class _Rehearsed:
         self.rows = self.silent = self.uncoached = self.hidden = self.unguarded = 0
         self.judged = False
         self.feedback: list[str] = []
-        """By rules, on wrong drafts."""
+        """Rule-based feedback on wrong drafts."""
 
     async def before(self, example: Example) -> bool:
-        """Whether the row can be played and scored at all."""
+        """Whether the row can be played and scored."""
         return self._note(example, await broken_prompts(self.task, example))
 
     async def beside(self, example: Example, wrong: Played) -> None:
@@ -396,7 +394,7 @@ class _Rehearsed:
         return tuple(text for text, applies in missing.items() if applies)
 
     def _rules_coach(self) -> bool:
-        """Whether rules coach where nobody is named, and say nearly the same of every draft."""
+        """Whether the default coach is rule-based and says nearly the same about every draft."""
         share = distinct_share(self.feedback)
         default = self.task.spec.players.under(self.task.protocol, "coach") or "symbolic"
         alike = share is not None and share < LEAST_DISTINCT
@@ -409,7 +407,7 @@ async def _findings(
     findings: dict[str, list[Finding]] = {}
     for example in loaded.examples:
         if not await rehearsed.before(example):
-            continue  # whatever it scored would be about the broken prompt
+            continue  # its score would only reflect the broken prompt
         gold = await scripted_play(task, example, task.gold, perfect=True)
         wrong = await scripted_play(task, example, task.wrong, perfect=False)
         for outcome, verdict in ((gold, _gold), (wrong, _wrong)):
@@ -421,22 +419,22 @@ async def _findings(
 
 
 def _gold(task: Task, played: Episode | None, score: Score | None, why: str) -> tuple[str, str]:
-    """(kind of finding, why); both empty where there is nothing to find."""
+    """(kind of finding, why); both empty if there is nothing to report."""
     if why:
         return "gold_fails", why
     if played is None:
-        return "no_gold", "the task has no scripted gold for it"
+        return "no_gold", "the task has no scripted gold for this row"
     if score is None or score.value is None:
-        return "unscored", f"{score.reason}: {score.words}" if score else "its score needs a model"
+        return "unscored", f"{score.reason}: {score.words}" if score else "scoring needs a model"
     fails = score.value < task.spec.metric.high - _CLOSE
     return ("gold_fails", _scored(task, score)) if fails else ("", "")
 
 
 def _wrong(task: Task, played: Episode | None, score: Score | None, why: str) -> tuple[str, str]:
     if why or played is None:
-        return "no_wrong", why or "the task has no scripted wrong answer for it"
+        return "no_wrong", why or "the task has no scripted wrong answer for this row"
     if score is None or score.value is None:
-        return "", ""  # the gold of the same row says that it needs a model
+        return "", ""  # already reported for the gold of this row
     if score.status not in READABLE:
         return "wrong_unread", _scored(task, score)
     passes = score.value >= task.spec.metric.high - _CLOSE
@@ -446,7 +444,7 @@ def _wrong(task: Task, played: Episode | None, score: Score | None, why: str) ->
 async def scripted_play(
     task: Task, example: Example, script: Callable[[Example], Episode | None], *, perfect: bool
 ) -> Played:
-    """(episode, score, what broke): no score where a model is needed, no episode without script."""
+    """(episode, score, error): no score if a model is needed, no episode without a script."""
     episode = None
     try:
         episode = script(example)
@@ -458,7 +456,7 @@ async def scripted_play(
         return episode, None, error.detail
     except CallError:
         return episode, None, ""
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a row breaks is the finding
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
         return episode, None, error_words(error)
 
 

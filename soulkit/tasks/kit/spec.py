@@ -1,14 +1,14 @@
 """The schema of `tasks.yaml`: tasks with their columns, metrics and default players, and suites.
 
-It is strict: an unknown key is an error, and so is a seat, column or task that is used but not
-declared. docs/reference/task-keys.md explains every key.
+It is strict: an unknown key is an error, as is an undeclared seat, column or task. docs/reference/task-keys.md
+explains every key.
 
-Default players are models by role; a player that the user names replaces them:
+Default players are models per role; users can replace them:
 
     players:
       judge: {model: gpt-5.4, effort: low}
-      training: {judge: {model: gpt-5-nano, effort: low}}        # where training has another one
-      reference: {coach: {model: gpt-5.4-nano, effort: low}}     # where the published code differs
+      training: {judge: {model: gpt-5-nano, effort: low}}        # a different judge in training
+      reference: {coach: {model: gpt-5.4-nano, effort: low}}     # a different coach in `reference`
 """
 
 from __future__ import annotations
@@ -32,53 +32,53 @@ class Strict(BaseModel):
 
 
 class DefaultPlayer(Strict):
-    """A model, and how long it thinks."""
+    """A model and its reasoning effort."""
 
     model: str = Field(min_length=1)
     effort: str = ""
-    """`reasoning_effort`; empty: the server's own."""
+    """`reasoning_effort`; empty: the server's default."""
 
     def __str__(self) -> str:
         return f"{self.model} {self.effort}".strip()
 
 
 class RoleDefaults(Strict):
-    """Role → who fills it."""
+    """Role → default player."""
 
     judge: DefaultPlayer | None = None
     auditor: DefaultPlayer | None = None
     partner: DefaultPlayer | None = None
     environment: DefaultPlayer | None = None
     coach: DefaultPlayer | Literal["symbolic", "none"] | None = None
-    """`symbolic`: the task's rules, in the place of a paper's model; `none`: there is no feedback.
-    Nothing: the judge's model on a judged task, else the task's rules."""
+    """`symbolic`: the task's rules instead of a paper's model; `none`: no feedback. If missing: the
+    judge's model for judged tasks, the task's rules for others."""
 
     def of(self, role: str) -> DefaultPlayer | str | None:
-        """Who fills `role`; None for nobody."""
+        """The default player of `role`, or None."""
         player: DefaultPlayer | str | None = getattr(self, role, None)
         return player
 
 
 class DefaultPlayers(RoleDefaults):
-    """The players under `paper`; those of training and of `reference` where they differ."""
+    """The default players under `paper`, with exceptions for training and for `reference`."""
 
     training: RoleDefaults = RoleDefaults()
-    """Rollouts, dev scores and feedback of a training run; `reference` goes before it."""
+    """For rollouts, dev scores and feedback of training; `reference` takes precedence."""
     reference: RoleDefaults = RoleDefaults()
 
     def words(self) -> str:
-        """`judge gpt-5.4 low, …; in training judge …; under reference judge …`; empty for none."""
+        """`judge gpt-5.4 low, …; in training judge …; under reference judge …`; or empty."""
         parts = {"": _words(self), "in training ": _words(self.training),
                  "under reference ": _words(self.reference)}  # fmt: skip
         return "; ".join(f"{when}{text}" for when, text in parts.items() if text)
 
     def in_training(self) -> Self:
-        """The same declaration with the players of training in the place of evaluation's."""
+        """The same declaration with the training players as defaults."""
         others = {role: self.training.of(role) for role in RoleDefaults.model_fields}
         return self.model_copy(update={role: who for role, who in others.items() if who})
 
     def under(self, protocol: Protocol, role: str) -> DefaultPlayer | str | None:
-        """Who fills `role` under a protocol; None for nobody."""
+        """The default player of `role` under a protocol, or None."""
         other = self.reference.of(role) if protocol == "reference" else None
         return other or self.of(role)
 
@@ -89,21 +89,21 @@ def _words(defaults: RoleDefaults) -> str:
 
 
 class Suite(Strict):
-    """A named selection of tasks; a member is a task, or a group of tasks that counts as one."""
+    """A named list of members; a member is a task, or a group of tasks that counts as one."""
 
     title: str = ""
     members: tuple[str, ...] = ()
-    """In the published order; not needed beside `axes` in that order."""
+    """In the published order; unnecessary if `axes` lists them in that order."""
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Member → the tasks that it is the mean of."""
+    """Member → the tasks that it averages."""
     axes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Axis → its members."""
     average: Literal["", "macro"] = ""
-    """`macro`: the mean over members, each counting alike; empty: no average."""
+    """`macro`: the mean over members with equal weights; empty: no average."""
     parts: bool = False
-    """Whether a table has a line for every task of a group, and counts tasks beside members."""
+    """Whether tables also list each task of a group, and counts include tasks."""
     published: tuple[str, ...] = ()
-    """Names of published tables to stand beside it."""
+    """Published tables to show next to the results."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,43 +121,43 @@ class Suite(Strict):
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         if not self.members:
-            raise ValueError("it has no members")
+            raise ValueError("the suite has no members")
         strange = [name for name in self.groups if name not in self.members]
         if strange:
-            raise ValueError(f"the groups {strange} are no members")
+            raise ValueError(f"the groups {strange} are not members of the suite")
         twice = [name for name, n in Counter(self.tasks).items() if n > 1]
         if twice:
-            raise ValueError(f"{twice} would be counted twice")
+            raise ValueError(f"the suite counts {twice} twice")
         placed = [name for names in self.axes.values() for name in names]
         if self.axes and sorted(placed) != sorted(self.members):
-            raise ValueError("its axes do not hold every member once")
+            raise ValueError("the suite's axes must contain every member exactly once")
         return self
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task, those of groups in their members' place."""
+        """Every task; groups are replaced by their tasks."""
         return tuple(task for member in self.members for task in self.tasks_of(member))
 
     def tasks_of(self, member: str) -> tuple[str, ...]:
-        """The tasks that a member is the mean of; a task is its own."""
+        """The tasks that a member averages; for a task, itself."""
         return self.groups.get(member, (member,))
 
     def axis_of(self, member: str) -> str:
-        """The axis of a member; empty where the suite has none."""
+        """The axis of a member; empty if the suite has no axes."""
         return next((axis for axis, names in self.axes.items() if member in names), "")
 
 
 def check_suites(
     tasks: Collection[str], suites: Mapping[str, Suite], offered: Callable[[], Collection[str]]
 ) -> None:
-    """ConfigError for a suite with an unknown task, or with a group that is called like a task."""
+    """ConfigError for a suite with an unknown task, or with a group named like a task."""
     for name, suite in suites.items():
         for group in suite.groups:
             if group in tasks:
                 raise ConfigError(
-                    f"In the suite '{name}' the group '{group}' is itself a task.",
-                    "Its line could mean the task or the mean of the group.",
-                    "Give the group another name.",
+                    f"In the suite '{name}', the group '{group}' has the name of a task.",
+                    "Its result could be mistaken for the task's.",
+                    "Rename the group.",
                 )
         for task in suite.tasks:
             if task not in tasks and task not in offered():
@@ -170,11 +170,11 @@ def check_suites(
 
 HookKey = Literal["synth", "importer", "builder", "drafting", "audit", "scripted_partner"]
 EVALUATION_ONLY = "evaluation_only"
-"""Column of rows that may be evaluated on and never trained on: their terms say so."""
+"""Column that marks rows as evaluation-only: their terms forbid training on them."""
 ORIGIN = "origin"
-"""Column of rows that were made of a file of one's own: its name. Others have none."""
+"""Column with the name of the user's file that a row was made from; empty for other rows."""
 DRAFTED_BY = "; drafted by "
-"""In the provenance of a row: who drafted a part of it."""
+"""In a row's provenance, followed by the model that drafted a part of it."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
     name: {"type": kind, "required": False, "audience": [], "identity": False}
     for name, kind in {
@@ -182,47 +182,47 @@ BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
         EVALUATION_ONLY: "bool",
     }.items()
 }  # fmt: skip
-"""Columns that any row may have: nobody sees them, and they are no part of what a row says."""
+"""Columns that any row may have: no seat sees them, and they do not affect the row's id."""
 
 READERS = ("judge", "coach", "gold")
-"""Who may see a column without sitting at the table."""
+"""Audiences besides the seats."""
 
 
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "reference")
 
 
 def protocol_named(text: str) -> Protocol:
-    """The protocol of this name; ConfigError where there is none."""
+    """The protocol of this name; ConfigError if there is none."""
     protocol = next((name for name in PROTOCOLS if name == text), None)
     if protocol is None:
         raise ConfigError(
             f"There is no protocol '{text}'.",
-            "A task scores as its paper says, or as the reference implementation does.",
+            "A task is scored as in its paper or as in the reference implementation.",
             f"Known: {', '.join(PROTOCOLS)}. {did_you_mean(text, PROTOCOLS)}",
         )
     return protocol
 
 
 class Metric(Strict):
-    """The headline metric: its name, its scale, and whether single values are 0 or 1."""
+    """The headline metric: its name, its scale, and whether single scores are 0 or 1."""
 
     name: str = "accuracy"
     binary: bool = True
     low: float = 0.0
     high: float = 1.0
     scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Other metric → its lowest and highest value, where it is more than yes or no."""
+    """Other metric → (lowest, highest) value, for metrics other than yes/no."""
     beside: tuple[str, ...] = ()
-    """Metrics that a report always shows beside the headline: what it must not be bought with."""
+    """Metrics that reports always show next to the headline, to reveal trade-offs."""
     less_is_better: tuple[str, ...] = ()
-    """Those of them that are worse the higher they are."""
+    """Metrics of `beside` for which lower is better."""
     headline: str = ""
-    """The metric over the batch that is the headline; empty: the mean of the scores."""
+    """The batch metric that is the headline; empty: the mean of the scores."""
     parts: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Metric over the batch that is the mean of others (the headline, or a part of it) → label of
-    each part → metric over the batch. A part may be such a mean itself."""
+    """Batch metric that is a mean of others (the headline, or one of its parts) → label of each
+    part → batch metric. A part may be such a mean itself."""
     watched: tuple[str, ...] = ()
-    """Metrics over the batch that training watches step by step: no reward may cost them."""
+    """Batch metrics that training monitors at every step, to detect reward hacking."""
 
     @model_validator(mode="after")
     def _parts_are_no_circle(self) -> Self:
@@ -231,12 +231,12 @@ class Metric(Strict):
             while new := {p for part in inside for p in self.parts.get(part, {}).values()} - inside:
                 inside |= new
             if name in inside or not inside:
-                raise ValueError(f"the parts of '{name}' are missing or contain it")
+                raise ValueError(f"the metric '{name}' has no parts, or is a part of itself")
         return self
 
 
 class Files(Strict):
-    """Released file names of the task, and the `data_source` values that mark its rows."""
+    """Released file names of the task, and the `data_source` values of its rows."""
 
     train: tuple[str, ...] = ()
     eval: tuple[str, ...] = ()
@@ -244,18 +244,18 @@ class Files(Strict):
 
 
 class FeedbackSpec(Strict):
-    """Which coaches know the task, and the reference's gate (`--feedback-for task`)."""
+    """The task's coaches, and the condition for feedback under `--feedback-for task`."""
 
     coaches: tuple[Literal["symbolic", "model"], ...] = ()
     below: float = 1.0
-    """Feedback is asked for drafts whose reward is below this."""
+    """Drafts with a lower reward get feedback."""
     until_step: int | None = None
     max_words: int = Field(default=120, gt=0)
-    """A model coach that writes more gives no feedback."""
+    """Longer feedback of a model coach is discarded."""
     gold_in_reference: bool = False
-    """Whether a model coach is told the right answer under `reference`."""
+    """Whether a model coach sees the gold answer under `reference`."""
     kind: Literal["coach", "worked_example"] = "coach"
-    """`worked_example` gives the answer away by design: used only where a run asks for it."""
+    """`worked_example` reveals the answer; used only on request."""
 
 
 class TaskSpec(Strict):
@@ -265,59 +265,59 @@ class TaskSpec(Strict):
     summary: str
     axis: str = ""
     folder: str = ""
-    """Of a built-in benchmark: its folder in `soulkit/tasks/`; else where the tasks file lies."""
+    """A built-in benchmark's folder in `soulkit/tasks/`; other tasks: the tasks file's folder."""
     module: str = ""
-    """`module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
+    """`module:Class`. Empty: *rows only*; rows can be read and checked but not played."""
     reference: str = ""
-    """`module:Class` in its place under `--protocol reference`; empty: the same class."""
+    """`module:Class` to use under `--protocol reference`; empty: the same class."""
     binder: str = ""
-    """Rows only: `module:Class` that binds rows whose columns alone do not tell enough."""
+    """Rows-only tasks: `module:Class` that binds rows, if the columns alone are not enough."""
     synth: str = ""
-    """`module:function` that makes rows, for `soul data synth` and `synth:N`."""
+    """`module:function` that generates rows, for `soul data synth` and `synth:N`."""
     importer: str = ""
     """`module:function` that reads original files, for `soul data import`."""
     builder: str = ""
-    """`module:function` that puts rows together from several files, for `soul data build`."""
+    """`module:function` that builds rows from several files, for `soul data build`."""
     drafting: str = ""
-    """`module:function` that says what a model drafts for rows and another filters, for `soul data
+    """`module:function` that defines what one model drafts and another filters, for `soul data
     build --drafter`."""
     audit: str = ""
-    """`module:function` that compares labels with rules, for `soul data audit`."""
+    """`module:function` that checks labels by rules, for `soul data audit`."""
     scripted_partner: str = ""
-    """`module:function` that speaks for the partner by script, for `soul serve partner`."""
+    """`module:function` that acts as a scripted partner, for `soul serve partner`."""
     seats: dict[str, Role]
     players: DefaultPlayers = DefaultPlayers()
-    """Who fills a role that no user fills."""
+    """The models of roles that the user does not set."""
     samples: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    """Purpose of a question → opinions of each judge on it; 1 where it is not named."""
+    """Purpose of a question → number of samples per judge; 1 by default."""
     columns: dict[str, Column]
     unpack: tuple[str, ...] = ()
-    """Keys of a row that hold an object, or its JSON text, whose keys are columns themselves."""
+    """Keys of a row whose value is an object, or its JSON text, with further columns."""
     cluster: tuple[str, ...] = ()
-    """Columns whose values together name the resampling unit (the story); empty: the row itself."""
+    """Columns that together identify the resampling unit (the story); empty: the row itself."""
     person: str = ""
-    """Column that names the person whose row it is. Rows of one person are one cluster, whatever
-    `cluster` says; it holds for rows that name nobody."""
+    """Column that names the row's person. All rows of a person form one cluster; `cluster` applies
+    to rows without a person."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """Break-down name → column."""
+    """Breakdown name → column."""
     metric: Metric = Metric()
     files: Files = Files()
     formats: tuple[str, ...] = ()
     """Original file formats that the importer reads."""
     original: tuple[str, ...] = ()
-    """Columns that only records of the original release have, and no row of the task: what has one
-    is read by the importer and never as a row."""
+    """Columns that only the original release has. A record with such a column is read by the
+    importer, never as a row."""
     release_mark: str = ""
-    """A file whose folder as a whole is the original release."""
+    """A file that marks its folder as the original release."""
     sampling: dict[str, float | int] = Field(default_factory=dict)
     """Defaults of the actor's sampling (temperature, max_tokens)."""
     feedback: FeedbackSpec = FeedbackSpec()
     options: dict[str, Any] = Field(default_factory=dict)
-    """Numbers of the task itself (turn limits)."""
+    """The task's own options, such as turn limits."""
     evaluation_only: bool = False
-    """Whether training refuses the task, whatever its rows say: the terms of its data forbid it."""
+    """Whether all rows are for evaluation only, because the terms of the data forbid training."""
     published: str = ""
-    """The row of the published results, when there is one."""
+    """The task's row in tables of published results, if there is one."""
     citation: str = ""
     licence: str = ""
     url: str = ""
@@ -344,8 +344,8 @@ class TaskSpec(Strict):
         return housed
 
     def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
-        """The declaration as a run plays it: with the budgets and players of training, and with the
-        run's `options` that the task has."""
+        """The declaration as a run uses it: with the budgets and players of training if `training`,
+        and with those of the run's `options` that the task has."""
         budgets = {
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words
@@ -363,13 +363,13 @@ class TaskSpec(Strict):
         return self.model_copy(update=changes)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
-        """The function that is named under `key`, None where there is none."""
+        """The function that is named under `key`, or None."""
         reference: str = getattr(self, key)
         return hook(name, key, reference, self.home) if reference else None
 
     @property
     def rows_only(self) -> bool:
-        """Whether this version can only read and check rows of the task."""
+        """Whether rows of the task can be read and checked but not played."""
         return not self.module
 
     @model_validator(mode="after")
@@ -381,7 +381,7 @@ class TaskSpec(Strict):
                 column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
             )
         if self.original and not self.importer:
-            raise ValueError("'original' names columns for an importer, and there is no 'importer'")
+            raise ValueError("'original' names columns for an importer, but there is no 'importer'")
         _check_names(self.cluster, self.columns, "'cluster'")
         _check_names([self.person] if self.person else [], self.columns, "'person'")
         _check_names(self.tags.values(), self.columns, "'tags'")
@@ -389,17 +389,17 @@ class TaskSpec(Strict):
 
 
 def option_value(name: str, value: Any, usual: Any) -> Any:
-    """An option from the command line, of the type of its usual value; else ConfigError."""
+    """A command-line option, converted to the type of its default; ConfigError if impossible."""
     kind = type(usual)
     if not isinstance(value, str) or kind not in _KINDS:
         return value
     try:
         read = _TRUTH[value.strip().lower()] if kind is bool else kind(value)
-        size = float(read)  # what no float holds is no sensible number of anything
+        size = float(read)  # larger than any float: not a sensible value
     except (KeyError, ValueError, OverflowError) as error:
         raise _no_option(name, value, usual) from error
     least = 1 if _LENGTH.fullmatch(name) else 0
-    # Written this way round, because nothing is true of NaN.
+    # In this order, because every comparison with NaN is false.
     if kind is not bool and not least <= size < math.inf:
         raise _no_option(name, value, usual, f", {least} or more")
     return read
@@ -409,13 +409,13 @@ def _no_option(name: str, value: str, usual: Any, limits: str = "") -> ConfigErr
     shown = str(usual).lower()
     return ConfigError(
         f"The option {name} cannot be '{value[:60]}'.",
-        f"It is {shown} by itself, and so it takes {_KINDS[type(usual)]}{limits}.",
-        f"Write {name}={shown}, for example.",
+        f"It must be {_KINDS[type(usual)]}{limits} (default: {shown}).",
+        f"For example: {name}={shown}",
     )
 
 
 _LENGTH = re.compile(r"(max|paper|reference|refined)_(turns|rounds|messages)")
-"""How long an episode may be. An actor that is never asked must not score as one that is silent."""
+"""Limits of episode length, at least 1: an actor without a turn must not score as silent."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
@@ -430,23 +430,18 @@ def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> No
 def cannot_play(
     names: Sequence[str], playable: Sequence[str] = (), suite: str | None = None
 ) -> ConfigError:
-    """The error of rows-only tasks that are to be played, and what can be played instead."""
+    """The error for rows-only tasks in a run; lists tasks that can be played."""
     listed = ", ".join(names)
     what = f"The task '{listed}' cannot be played by this version."
-    why = (
-        "Its rows can be read and checked (soul data), and tasks.yaml names no class that plays it."
-    )
+    why = "tasks.yaml names no class for it; its rows can only be read and checked (soul data)."
     if len(names) > 1:
         what = f"{len(names)} tasks cannot be played by this version: {listed}."
-        why = (
-            "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
-            "them; leaving them out silently would change what is measured."
-        )
+        why = "tasks.yaml names no class for them; their rows can only be read and checked."
     if suite:
-        what = f"Of the suite '{suite}', {what[0].lower()}{what[1:]}"
-    name = "Play the rest with --playable, or name" if suite else "Name"
-    tasks = f"{name} tasks that it can play: --task {','.join(playable)}"
-    return ConfigError(what, why, tasks if playable else "See which can: soul tasks list")
+        what = f"Suite '{suite}': {what[0].lower()}{what[1:]}"
+    name = "Use --playable to run the others, or name" if suite else "Name"
+    tasks = f"{name} tasks that can be played: --task {','.join(playable)}"
+    return ConfigError(what, why, tasks if playable else "To list them: soul tasks list")
 
 
 class RegistryFile(Strict):

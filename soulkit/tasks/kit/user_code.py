@@ -1,14 +1,14 @@
-"""The code of a task: where it is found, the functions its declaration names, and its errors.
+"""The code of a task: where to find it, the functions that declarations name, and code errors.
 
-A declaration names code as `module:attribute` (`importer: importer:read`). The module is looked for
-in the task's folder first: beside the user's tasks file, in `soulkit/tasks/<folder>/`, or in the
-folder of an installed package. docs/reference/task-keys.md lists the functions.
+A declaration names code as `module:attribute` (`importer: importer:read`). The module is searched
+in the task's folder first: next to the user's tasks file, in `soulkit/tasks/<folder>/`, or in the
+folder of an installed package. docs/reference/task-keys.md lists the functions and their arguments.
 
-Keyword-only parameters of such a function are options: `*, half: Literal["cotp", "vp"]` is `--half
-cotp` on the command line. A parameter `task` gets the name of the task.
+Keyword-only parameters of such a function become options: `*, half: Literal["cotp", "vp"]` is
+`--half cotp` on the command line. A parameter `task` receives the name of the task.
 
-Within `task_code`, what a task's own code raises becomes a TaskError with its file and line, so
-that one bad row is unscored and the run goes on. Errors of soulkit and of models pass unchanged.
+In `task_code`, an exception of a task's own code becomes a TaskError with its file and line: one
+bad row is unscored and the run continues. Errors of soulkit and of models pass unchanged.
 """
 
 from __future__ import annotations
@@ -52,38 +52,38 @@ class DeclaredTask(Protocol):
 
 
 BUILTIN = Path(__file__).parents[1]
-"""`soulkit/tasks`: shared prompts, the kit, and one folder for each built-in benchmark."""
+"""`soulkit/tasks`: shared prompts, the kit, and a folder for each built-in benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The folder of a task, and its name as a package where it is one."""
+    """The folder of a task, and its package name if it is a package."""
 
     folder: Path = BUILTIN
     package: str = ""
     distribution: str = ""
-    """What was installed to bring the package; empty for others."""
+    """The installed distribution that contains the package; empty for other tasks."""
 
     @classmethod
     def builtin(cls, name: str) -> Home:
-        """The home of a benchmark that comes with soulkit."""
+        """The home of a built-in benchmark."""
         return cls(BUILTIN / name, f"soulkit.tasks.{name}")
 
     @property
     def builtin_task(self) -> bool:
-        """Whether a task that comes with soulkit lives here."""
+        """Whether this is the home of a built-in task."""
         return self.folder.parent == BUILTIN
 
     @property
     def origin(self) -> str:
-        """What an error adds to the name of a task that was installed."""
+        """Suffix for the name of an installed task in error messages."""
         return f" of the distribution '{self.distribution}'" if self.distribution else ""
 
     def load(self, reference: str) -> Any:
         """The object that `module:attribute` names.
 
-        Raises ImportError, AttributeError, SyntaxError or ValueError; anything else that a module
-        raises becomes an ImportError.
+        Raises ImportError, AttributeError, SyntaxError or ValueError; any other exception of the
+        module becomes an ImportError.
         """
         module, _, attribute = reference.partition(":")
         try:
@@ -101,7 +101,7 @@ class Home:
         if self.package:
             return importlib.import_module(f"{self.package}.{name}")
         self._add_to_path()
-        # A name of its own: two users' files may both be called my_task.py, or random.py.
+        # A unique module name: two users' files may both be called my_task.py, or random.py.
         mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
         unique = f"soulkit_user_{mark}.{name}"
         return sys.modules.get(unique) or _execute(unique, file)
@@ -127,13 +127,13 @@ def _execute(unique: str, file: Path) -> ModuleType:
 
 COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",
                  "--filter", "--max-cost")  # fmt: skip
-"""Options of the commands that call hooks, for a suggestion where an option is misspelt."""
+"""Options of the commands that call hooks, used to suggest corrections of misspelt options."""
 TASK_KEYWORD = "task"
 
 
 @dataclass(frozen=True, slots=True)
 class HookOption:
-    """One option of a hook: what it is called and what it may be."""
+    """An option of a hook: its name, type and default."""
 
     name: str
     kind: Any
@@ -145,7 +145,7 @@ class HookOption:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed values, where only some are."""
+        """The allowed values, if they are limited."""
         literals = [k for k in _kinds(self.kind) if typing.get_origin(k) is typing.Literal]
         return tuple(str(value) for kind in literals for value in typing.get_args(kind))
 
@@ -157,7 +157,7 @@ class HookOption:
         return f"{self.flag} {shape}{default}"
 
     def read(self, text: str, task: str) -> Any:
-        """The value that `text` stands for; ConfigError when it is none."""
+        """`text` converted to the option's type; ConfigError if it does not fit."""
         try:
             return TypeAdapter(self.kind).validate_strings(text)
         except ValidationError as error:
@@ -165,7 +165,7 @@ class HookOption:
             raise ConfigError(
                 f"'{self.flag} {text}' does not fit the task '{task}'.",
                 f"Allowed: {', '.join(self.choices or kinds)}.",
-                f"Mend {self.flag}, or leave it out.",
+                f"Correct {self.flag}, or omit it.",
             ) from error
 
 
@@ -194,14 +194,14 @@ class Hook:
         }
 
     def has_default(self, name: str) -> bool:
-        """Whether the parameter `name` may be left out."""
+        """Whether the parameter `name` is optional."""
         parameter = inspect.signature(self.function).parameters.get(name)
         return parameter is not None and parameter.default is not inspect.Parameter.empty
 
     def __call__(
         self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
     ) -> Any:
-        """Call the function with options as the command line gives them, by flag or by name."""
+        """Call the function with options as typed on the command line, by flag or by name."""
         declared = self.options
         for flag, text in (options or {}).items():
             name = flag.lstrip("-").replace("-", "_")
@@ -215,32 +215,32 @@ class Hook:
     def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
         flags = [option.flag for option in options.values()]
         return ConfigError(
-            f"'{flag}' is no option for the task '{self.task}'.",
-            f"It has {', '.join(o.describe() for o in options.values())}."
+            f"'{flag}' is not an option of the task '{self.task}'.",
+            f"Its options are: {', '.join(o.describe() for o in options.values())}."
             if options
-            else "The task has no options of its own here.",
+            else "The task has no options for this command.",
             did_you_mean(flag, [*flags, *COMMAND_FLAGS]),
         )
 
 
 def hook(task: str, key: str, reference: str, home: Home) -> Hook:
-    """The function that `key: reference` of a declaration names; ConfigError when there is none."""
+    """The function that `key: reference` of a declaration names; ConfigError if unusable."""
     function = load_declared(task, key, reference, home)
     if not callable(function):
-        raise unloadable(task, key, reference, home, "It is no function.")
+        raise unloadable(task, key, reference, home, "It is not a function.")
     return Hook(task, function)
 
 
 def load_declared(task: str, key: str, reference: str, home: Home) -> Any:
-    """What `key: reference` of a declaration names; ConfigError when it cannot be imported."""
+    """The object that `key: reference` of a declaration names; ConfigError if not importable."""
     try:
         return home.load(reference)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise unloadable(task, key, reference, home, f"Python says: {error}.") from error
+        raise unloadable(task, key, reference, home, f"Python reports: {error}.") from error
 
 
 def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
-    """The error of a name in a declaration that leads to nothing that can be used."""
+    """The error for a name in a declaration that cannot be loaded or used."""
     kind = "Class" if key == "module" else "function"
     return ConfigError(
         f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
@@ -253,7 +253,7 @@ def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> Con
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[2]
 KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
-"""Parts of soulkit that a task is made of: pure, but for the models that they are handed."""
+"""Parts of soulkit that tasks are made of: pure code, apart from the models it is given."""
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LONGEST = 400
 
@@ -263,7 +263,7 @@ _logged: set[str] = set()
 
 @contextmanager
 def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
-    """Run code of `task`, in its method `call`; what it raises becomes a TaskError, SystemExit too.
+    """Run code of `task` in its method `call`; exceptions, also SystemExit, become a TaskError.
 
     Each place is logged once.
     """
@@ -283,7 +283,7 @@ def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
 
 
 def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
-    """What `function` returns, or `instead` where the code of `task` breaks, which is logged."""
+    """The result of `function`, or `instead` if the task's code raises, which is logged."""
     try:
         with task_code(task, call):
             return function()
@@ -292,16 +292,16 @@ def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead
 
 
 def error_words(error: BaseException) -> str:
-    """`ValueError: no tag`, on one line; only the kind of an error that cannot be printed."""
+    """`ValueError: no tag`, on one line; only the type of an error that cannot be printed."""
     try:
         words = str(error)
-    except Exception:  # noqa: BLE001 - an error of a user's own, with a fault in its words
-        words = "(without words)"
+    except Exception:  # noqa: BLE001 - a user's exception class with a broken __str__
+        words = "(no message)"
     return f"{type(error).__name__}: {one_line(printable(words), LONGEST)}"
 
 
 def broken_task(error: BaseException) -> UserError | None:
-    """The error of a command that ended in the code of a user's task; None for other errors."""
+    """The error for a command that stopped in a user's task code; None for other errors."""
     first = _first(error)
     frames = list(traceback.walk_tb(first.__traceback__))
     last = max((i for i, (f, _) in enumerate(frames) if _owner(f.f_code.co_filename) == "soulkit"),
@@ -314,10 +314,10 @@ def broken_task(error: BaseException) -> UserError | None:
     if place is None:
         return None
     return UserError(
-        f"The task '{task.name}' broke: {error_words(first)} ({place}).",
-        "The task is no part of soulkit, and no single row could be left out for it.",
-        "Mend the task at that line and run the command again; a run that it had begun is scored "
-        "again by `soul rescore RUN`, or begun anew with another --out.",
+        f"The task '{task.name}' raised an error: {error_words(first)} ({place}).",
+        "The error is in the task's own code, outside the scoring of single rows.",
+        "Correct the code and run the command again. For a run that had started, use "
+        "`soul rescore RUN`, or start a new one with another --out.",
     )
 
 
@@ -335,45 +335,45 @@ def _first(error: BaseException) -> BaseException:
 
 
 def checked_episode(task: DeclaredTask, episode: object) -> Episode:
-    """TaskError for a play that gave back no Episode."""
+    """The episode; TaskError if `play` returned anything else."""
     if isinstance(episode, Episode):
         return episode
-    raise bad_return(task, "play", f"gave back {type(episode).__name__}, no Episode")
+    raise bad_return(task, "play", f"returned {type(episode).__name__} instead of an Episode")
 
 
 def checked_feedback(task: DeclaredTask, feedback: object) -> Feedback | None:
-    """TaskError for a critique that gave back neither Feedback with a text nor None."""
+    """The feedback; TaskError unless `critique` returned None or Feedback with a text."""
     if not isinstance(feedback, Feedback | None):
-        raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+        raise bad_return(task, "critique", f"returned {type(feedback).__name__}, not Feedback")
     text: object = "" if feedback is None else feedback.text
     if not isinstance(text, str):
         kind = type(text).__name__
-        raise bad_return(task, "critique", f"gave feedback whose text is of type {kind}")
+        raise bad_return(task, "critique", f"returned feedback whose text is of type {kind}")
     return feedback
 
 
 def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, Any]:
-    """TaskError for a method that gave back no dict."""
+    """The mapping; TaskError if a method returned anything else."""
     if isinstance(numbers, Mapping):
         return numbers
-    raise bad_return(task, call, f"gave back {type(numbers).__name__}, no dict")
+    raise bad_return(task, call, f"returned {type(numbers).__name__} instead of a dict")
 
 
 def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Score:
-    """The score, of plain finite numbers; a metric that is not finite is undefined (None).
+    """The score with plain finite numbers; a metric that is not finite becomes None (undefined).
 
     TaskError for anything but a Score, and for a value or reward that is not finite.
     """
     if not isinstance(score, Score):
-        raise bad_return(task, call, f"gave back {type(score).__name__}, no Score")
+        raise bad_return(task, call, f"returned {type(score).__name__} instead of a Score")
     metrics: object = score.metrics
     if not isinstance(metrics, Mapping):
         kind = type(metrics).__name__
-        raise bad_return(task, call, f"gave metrics of type {kind}, which are no dict")
+        raise bad_return(task, call, f"returned metrics of type {kind} instead of a dict")
     for name in ("value", "reward"):
         number = getattr(score, name)
         if number is not None and finite_or_none(number) is None:
-            raise bad_return(task, call, f"gave a {name} of {number!r}, which is no finite number")
+            raise bad_return(task, call, f"returned a {name} of {number!r}, not a finite number")
     return replace(
         score,
         value=finite_or_none(score.value),
@@ -383,7 +383,7 @@ def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Sco
 
 
 def finite_or_none(number: Any) -> float | None:
-    """A finite number as Python has it (NumPy's cannot be written down); None for all else."""
+    """The number as a plain finite Python number (NumPy's are not serialisable), else None."""
     if isinstance(number, str) or number is None:
         return None
     try:
@@ -396,16 +396,16 @@ def finite_or_none(number: Any) -> float | None:
 
 
 def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
-    """The error of a method that gave back what it may not."""
+    """The error of a method with an invalid return value."""
     place = _defined(task, call)
     return _as_error(task, call, f"{call}() {what} ({place})", place, None)
 
 
-# -- where it broke --------------------------------------------------------------------------------
+# -- where the error occurred ----------------------------------------------------------------------
 
 
 def _owner(file: str) -> str:
-    """Whose code a file is: of a `task` (or a library that it calls), the `kit`, or `soulkit`."""
+    """The owner of a file: a `task` (or a library that it calls), the `kit`, or `soulkit`."""
     path = Path(file)
     if not path.is_relative_to(PACKAGE):
         return "task"
@@ -420,9 +420,9 @@ def _is_caller(frame: traceback.FrameSummary) -> bool:
 
 
 def _place(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
-    """`file:line, in function` of the task's code that an error comes from; None: of soulkit.
+    """`file:line, in function` of the task's code that caused an error; None if soulkit did.
 
-    What breaks in the kit on values from a user's task is the task's.
+    An error in the kit caused by values from a user's task is the task's.
     """
     owners = [_owner(frame.filename) for frame in frames]
     own = [frame for frame, owner in zip(frames, owners, strict=True) if owner == "task"]
@@ -459,7 +459,7 @@ def _defined(task: DeclaredTask, call: str) -> str:
 def _as_error(
     task: DeclaredTask, call: str, words: str, place: str, error: BaseException | None
 ) -> TaskError:
-    """The TaskError of these words; each place is logged once, with --debug as a traceback."""
+    """The TaskError with this message; logs each place once, with a traceback under --debug."""
     if place not in _logged:
         _logged.add(place)
         trace = error if _log.isEnabledFor(logging.DEBUG) else None

@@ -227,7 +227,7 @@ def test_malformed_records_are_named(tmp_path: Path, changes: dict[str, Any], wh
 def test_a_table_without_answers_is_no_original_file(tmp_path: Path) -> None:
     path = tmp_path / "flattened_fantom.csv"
     path.write_text(",question,question_type,set_id\n0,Who?,fact,1-0-0\n")
-    with pytest.raises(DataError, match="not of the original format") as error:
+    with pytest.raises(DataError, match="not have the original format") as error:
         import_rows("fantom", path)
     assert "hold no answers" in error.value.way_out
 

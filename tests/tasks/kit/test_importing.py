@@ -133,7 +133,7 @@ REAL = [
 
 @pytest.mark.parametrize("task", importable())
 def test_another_file_is_refused_as_a_whole(task: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not of the original format|is no file of"):
+    with pytest.raises(DataError, match=r"not have the original format|is no file of"):
         import_rows(task, jsonl(tmp_path / "rows.jsonl", {"entirely": "another"}))
 
 

@@ -55,7 +55,7 @@ def test_the_smallest_limit_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, synth("tomi", 5, 1))
     assert len(examples_to_play(task_of("tomi"), str(path), limit=1).examples) == 1
-    with pytest.raises(ConfigError, match="A limit of 0 rows"):
+    with pytest.raises(ConfigError, match="--limit 0"):
         examples_to_play(task_of("tomi"), str(path), limit=0)
 
 

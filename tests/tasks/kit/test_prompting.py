@@ -51,7 +51,7 @@ def test_values_are_not_templates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{{ secret }}", "may not see"), ("{% if %}", "no valid template"), ("{{ a", "line 1")],
+    [("{{ secret }}", "may not see"), ("{% if %}", "not a valid template"), ("{{ a", "line 1")],
 )
 def test_a_wrong_template(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -141,7 +141,11 @@ def test_lists_are_tuples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(None, "cannot be read"), ("a: [", "cannot be read"), ("- a\n", "are no tables")],
+    [
+        (None, "cannot be read"),
+        ("a: [", "cannot be read"),
+        ("- a\n", "is not a mapping of text tables"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, content: str | None, complaint: str

@@ -187,7 +187,7 @@ def test_the_built_in_file_is_whole() -> None:
         ("nowhere:Lights", ["No module named 'nowhere'"]),
         ("lights:Lihgts", ["Lihgts"]),
         ("lights", ["lights"]),
-        ("lights:Other", ["no class derived from Task"]),
+        ("lights:Other", ["not a class derived from Task"]),
         ("lights:Half", ["gold_completion, grade"]),
         ("broken:Lights", ["broken.py, line 1"]),
     ],
@@ -386,7 +386,7 @@ def test_eval_refuses_before_anything_starts(tasks_file: Path, lines, tmp_path: 
     assert "no class that plays lights; no rows of tomi" in error and "--playable" in fix
     rows = ("--data", "tomi=synth:2")
     error, _, fix = lines("eval", "api", "--suite", "mine", *where, *rows)
-    assert "Of the suite 'mine', the task 'lights'" in error
+    assert "Suite 'mine': the task 'lights'" in error
     assert "--playable" in fix and fix.endswith("--task tomi")
     error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", tasks_file, "--out", out,
                         "--model", tmp_path / "no_such_model")  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_task_that_loses_a_rollout_leaves_the_row_unscored() -> None:
     rewarded = with_group_rewards(live(Lossy), [record("a", 1.0), record("a", 0.0, 1)])
     assert [r.key for r in rewarded] == ["a/0", "a/1"]
     assert {(r.score.reward, r.score.reason) for r in rewarded} == {(None, "task_error")}
-    assert all("did not give back the records" in r.score.words for r in rewarded)
+    assert all("did not return the records" in r.score.words for r in rewarded)
 
 
 def test_by_default_a_reward_stands_alone() -> None:

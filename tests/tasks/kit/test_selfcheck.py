@@ -186,7 +186,7 @@ def test_rules_of_ones_own_that_say_one_thing_are_warned_of(
     (tmp_path / "prompts" / "user.md").write_text("{{ story }} {{ question }} {{ feedback }}")
     report = check(load_registry(path).task("flawed"), *(row(f"q{i}") for i in range(rows)))
     assert (report.feedback_texts, report.feedback_drafts) == (1, rows)
-    assert any("1 different texts on 11" in one for one in report.warnings) is warned
+    assert any("1 different texts for 11" in one for one in report.warnings) is warned
 
 
 def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:
@@ -284,7 +284,7 @@ def test_every_prompt_is_rendered(kind: str, prompt: str, lab: Any) -> None:
     assert f"The prompt '{prompt}.md' of task 'lab'" in finding["why"]
     assert "'weather' is undefined" in finding["why"] and "audience" in finding["why"]
     assert "6 rows" in finding["why"]
-    assert "audience, or take the value out of the template" in one.lines()
+    assert "audience, or remove the value from the template" in one.lines()
 
 
 @pytest.mark.parametrize(("kind", "prompt"), [(k, ps[0]) for k, ps in PROMPTS.items()])
@@ -296,7 +296,7 @@ def test_the_slot_is_rendered_with_feedback(kind: str, prompt: str, lab: Any) ->
 
 
 @pytest.mark.parametrize(("spoiled", "why"), [
-    ("{{ said | shout }}", "No filter named 'shout'"), ("{% if %}", "no valid template"),
+    ("{{ said | shout }}", "No filter named 'shout'"), ("{% if %}", "not a valid template"),
     ("{{ 1 / 0 }}", "ZeroDivisionError"), ("{% include 'gone.md' %}", "does not exist"),
 ])  # fmt: skip
 def test_other_mistakes_in_a_template(spoiled: str, why: str, lab: Any) -> None:

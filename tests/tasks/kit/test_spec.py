@@ -96,13 +96,13 @@ def test_a_suite_of_ones_own_may_be_a_list_or_say_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suite", "words"),
     [
-        ("{members: [tomi], axes: {A: [hitom]}}", "do not hold every member once"),
-        ("{members: [tomi], groups: {both: [hitom]}}", "are no members"),
-        ("{members: [both, tomi], groups: {both: [tomi, hitom]}}", "counted twice"),
+        ("{members: [tomi], axes: {A: [hitom]}}", "must contain every member exactly once"),
+        ("{members: [tomi], groups: {both: [hitom]}}", "are not members"),
+        ("{members: [both, tomi], groups: {both: [tomi, hitom]}}", "the suite counts"),
         ("{title: nothing}", "has no members"),
         ("{members: [tomi], averages: macro}", "average"),
         ("{members: [tommi]}", "tomi"),
-        ("{members: [hitom], groups: {hitom: [tomi, fantom]}}", "is itself a task"),
+        ("{members: [hitom], groups: {hitom: [tomi, fantom]}}", "has the name of a task"),
     ],
 )
 def test_a_suite_that_does_not_add_up_is_refused(tmp_path: Path, suite: str, words: str) -> None:
@@ -241,7 +241,8 @@ def test_options_of_a_hook_are_of_its_types() -> None:
 
 @pytest.mark.parametrize(("flag", "text", "says"), [
     ("--half", "cot", "Allowed: cotp, vp."), ("--rows", "three", "Allowed: int values."),
-    ("--share", "half", "Allowed: float values."), ("--haf", "vp", "It has --half cotp|vp (vp)"),
+    ("--share", "half", "Allowed: float values."),
+    ("--haf", "vp", "Its options are: --half cotp|vp (vp)"),
 ])  # fmt: skip
 def test_an_option_that_does_not_fit_a_hook(flag: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:

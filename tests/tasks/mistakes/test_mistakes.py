@@ -275,12 +275,12 @@ def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
         lambda: build_rows("mistakes", other),
         lambda: build_rows("mistakes", path, other),
     ):
-        with pytest.raises(DataError, match="not of the original format"):
+        with pytest.raises(DataError, match="not have the original format"):
             call()
     (tmp_path / "misconception_mapping.csv").unlink()
     with pytest.raises(DataError, match=r"no .misconception_mapping\.csv. beside"):
         build_rows("mistakes", path)
-    with pytest.raises(ConfigError, match="not built from several files"):
+    with pytest.raises(ConfigError, match="cannot build rows from several files"):
         build_rows("tomi", path)
 
 

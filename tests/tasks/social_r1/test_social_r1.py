@@ -80,7 +80,7 @@ def test_ways_to_write_the_gold_are_one_example(gold: dict[str, str]) -> None:
      {"answer_text": "A. She is embarrassed"}],
 )  # fmt: skip
 def test_a_gold_that_is_no_option_or_two_is_a_bad_row(gold: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="names none of the row's options"):
+    with pytest.raises(DataError, match="matches none of the row's options"):
         task_of("social_r1").example({"prompt_text": TEXT, **gold})
 
 

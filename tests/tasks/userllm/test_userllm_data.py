@@ -77,7 +77,7 @@ def test_records_that_are_no_rows_are_listed(tmp_path: Path) -> None:
     )
     imports = imported(tmp_path, HUB, *broken)
     assert len(imports.rows) == 1 and len(imports.bad) == len(broken)
-    with pytest.raises(DataError, match="not of the original format"):
+    with pytest.raises(DataError, match="not have the original format"):
         imported(tmp_path, {"a": 1})
 
 
