@@ -229,7 +229,7 @@ def test_a_problem_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "MATH").mkdir()
     lesson = {**LESSON, "question_location": "../elsewhere.json"}
     (bad,) = import_rows("sim_math", array(tmp_path, [lesson])).bad
-    assert "lies outside" in bad.why
+    assert "is outside of" in bad.why
 
 
 @pytest.mark.parametrize("place", ["x" * 5000, "test/\0.json"])
@@ -243,8 +243,8 @@ def test_a_name_that_no_file_can_have_is_a_bad_record(place: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"user_queries": ["how?", ["a.png"]]}, "message 2 of its user is no text"),
-        ({"ai_responses": ["think", None, "x"]}, "message 2 of its assistant is no text"),
+        ({"user_queries": ["how?", ["a.png"]]}, "message 2 of its user is not text"),
+        ({"ai_responses": ["think", None, "x"]}, "message 2 of its assistant is not text"),
         ({"user_queries": [" ", "3", "x"]}, "message 1 of its conversation (user) is blank"),
         ({"user_queries": []}, "no conversation"),
         ({"ai_responses": ["a"]}, "do not alternate"),
@@ -294,7 +294,7 @@ def test_a_document_takes_what_lies_beside_it(tmp_path: Path) -> None:
     assert row["user_profile_text"] == "- Message Length: Short."
     assert row["target_document_preferences"] == "- Tone: Warm."
     assert imported.notes == (
-        "Not found beside it, and so not part of the rows: writing_style.json.",)  # fmt: skip
+        "Files not found next to it, so their data is missing: writing_style.json.",)  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [5, "x", {"a": 1}, [[]], True])
@@ -313,7 +313,7 @@ def test_other_files_of_simulatorarena_are_refused(name: str, tmp_path: Path) ->
     array(tmp_path, [1], "interaction_style.json")
     with pytest.raises(DataError) as refused:
         import_rows(name, array(tmp_path, [DOCUMENT]))
-    assert "no JSON object" in refused.value.why
+    assert "not a JSON object" in refused.value.why
 
 
 @real

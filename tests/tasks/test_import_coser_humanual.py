@@ -89,10 +89,10 @@ def test_every_layout_of_a_scene_is_the_same_example() -> None:
     ("change", "why"),
     [
         ({"scenario": " "}, "no text under 'scenario'"),
-        ({"plot": "They quarrel."}, "no object"),
-        ({"major_characters": []}, "who speaks"),
-        ({"dialogues": [{"character": "Ilka"}]}, "messages with a character"),
-        ({"dialogues": [{"character": "Odd", "message": "Hm."}]}, "Odd speaks in it"),
+        ({"plot": "They quarrel."}, "not an object"),
+        ({"major_characters": []}, "list the speakers"),
+        ({"dialogues": [{"character": "Ilka"}]}, "messages, each with a character"),
+        ({"dialogues": [{"character": "Odd", "message": "Hm."}]}, "Odd speaks but"),
     ],
 )
 def test_a_scene_that_nobody_could_play_is_bad(

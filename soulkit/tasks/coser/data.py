@@ -1,9 +1,9 @@
-"""Rows of `coser`: scenes of invented books made here, or CoSER's test set.
+"""Rows of `coser`: generated scenes of invented books, or CoSER's test set.
 
-Made: a book has a cast of four, each with a temper of their own, and a thing they quarrel about;
-SCENES rows in a row belong to one book. The plot says who speaks for what and how it ends.
+Generated: a book has a cast of four with different tempers and a thing they quarrel about; SCENES
+consecutive rows belong to one book. The plot says who wants what and how it ends.
 
-Imported: one scene of a book a record, kept whole as JSON text under `circumstance`:
+Imported: each record is one scene of a book, kept as JSON text under `circumstance`:
 
     {"book": "...", "scenario": "...", "plot": {...}, "character_profiles": {"Ilka": "..."},
      "key_characters": [{"name": "Ilka", "thought": "..."}], "major_characters": ["Ilka"],
@@ -29,7 +29,7 @@ from soulkit.text import join_and
 
 TEXTS = Texts(__file__)
 SCENES = 4
-"""Scenes in a row that belong to the same book."""
+"""Number of consecutive rows (scenes) per book."""
 
 _FOR = ("open", "press", "tell", "offer", "warn", "doubt", "ask")
 _AGAINST = ("ask", "refuse", "doubt", "tell", "warn", "offer", "press")
@@ -41,19 +41,19 @@ class _Person:
     temper: str
     calling: str
     stands_for: bool
-    """Whether they are for doing it, or for leaving it."""
+    """Whether the character is in favour of the proposal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Book:
     title: str
     matter: Mapping[str, str]
-    """What it turns on: a thing, what one side would do with it and the other, and why."""
+    """The subject of the quarrel: a thing, what each side would do with it, and why."""
     cast: tuple[_Person, ...]
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(seed, i) for i in range(n)]
 
 
@@ -81,7 +81,7 @@ def _book(rng: random.Random, number: int) -> _Book:
 
 
 def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
-    # The first two of a cast are on different sides, so that every scene has a quarrel.
+    # The first two of a cast take different sides, so that every scene has a quarrel.
     present = list(book.cast[: rng.choice((2, 2, 3, 4))])
     lines = _lines(rng, book, present)
     if rng.random() < 0.5:
@@ -112,7 +112,7 @@ def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
 
 
 def _lines(rng: random.Random, book: _Book, present: Sequence[_Person]) -> list[dict[str, str]]:
-    """Six to thirteen messages; everybody speaks, and nobody twice running or with a move twice."""
+    """Six to thirteen messages; everyone speaks, never twice in a row or with the same move."""
     moves = {p.name: list(_FOR if p.stands_for else _AGAINST) for p in present}
     lines: list[dict[str, str]] = []
     last, silent = None, list(present)
@@ -123,7 +123,7 @@ def _lines(rng: random.Random, book: _Book, present: Sequence[_Person]) -> list[
         last = present[0] if last is None else rng.choice(able)
         silent = [p for p in silent if p is not last]
         move = moves[last.name].pop(0)
-        if move == "tell":  # there is one thing to tell, so only one of them can
+        if move == "tell":  # there is only one thing to tell, so only one character can tell it
             moves = {name: [m for m in left if m != "tell"] for name, left in moves.items()}
         lines.append(_line(rng, book, last, move, present))
     others = [p for p in present if p is not last]
@@ -153,7 +153,7 @@ def _line(
 
 
 def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """One message of the Environment at a place of its own, now and then at the very beginning."""
+    """Insert one Environment message at a random place, sometimes at the very beginning."""
     place = rng.choice((0, *range(2, len(lines))))
     message = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
     return [*lines[:place], message, *lines[place:]]
@@ -212,10 +212,10 @@ LICENCE = (
 
 
 def import_coser(path: Path) -> Imported:
-    """Rows of a file of scenes; DataError when none of its records is one."""
+    """Rows of a file of scenes; DataError if no record is a scene."""
     return import_records(
         path, _imported_row, fields=("book", "scenario", "dialogues"),
-        way_out="Give test_set.json, or JSON lines of its records.", licence=LICENCE, notes=_notes,
+        way_out="Give test_set.json, or its records as JSON lines.", licence=LICENCE, notes=_notes,
     )  # fmt: skip
 
 
@@ -227,19 +227,19 @@ def _imported_row(raw: RawRow, index: int) -> Row:
 
 
 def _check_scene(fields: Mapping[str, Any]) -> None:
-    """BadRecord for what nobody could play or compare with."""
+    """BadRecord for a scene that cannot be played or compared."""
     plot, profiles = fields.get("plot"), fields.get("character_profiles")
     if not isinstance(plot, Mapping) or not isinstance(profiles, Mapping):
-        raise BadRecord("its plot or its character_profiles are no object")
+        raise BadRecord("its plot or its character_profiles is not an object")
     speaking = _names(fields.get("speaking_characters_w_env"))
     if not speaking or not _names(fields.get("major_characters")):
-        raise BadRecord("it does not list who speaks and who is a major character")
+        raise BadRecord("it does not list the speakers and the major characters")
     lines = fields.get("dialogues")
     if not isinstance(lines, list) or not lines or not all(map(is_message, lines)):
-        raise BadRecord("its dialogues are no list of messages with a character each")
+        raise BadRecord("its dialogues are not a list of messages, each with a character")
     strangers = {line["character"] for line in lines} - set(speaking)
     if strangers:
-        raise BadRecord(f"{', '.join(sorted(strangers))} speaks in it and is not listed as speaker")
+        raise BadRecord(f"{', '.join(sorted(strangers))} speaks but is not listed as a speaker")
 
 
 def _names(value: Any) -> list[str]:
@@ -253,6 +253,6 @@ def _notes(rows: Sequence[Row], bad: Sequence[BadRow]) -> tuple[str, ...]:
     books = len({row["book"] for row in rows})
     return (
         f"{len(rows)} scenes of {books} books ({counted}).",
-        f"Licence: {LICENCE}. Use the rows for evaluation on this machine, and do not publish or "
-        "train on them without the rights.",
+        f"Licence: {LICENCE}. Use the rows only for evaluation on this machine. Do not publish "
+        "them or train on them without permission.",
     )

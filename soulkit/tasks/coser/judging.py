@@ -1,14 +1,14 @@
-"""CoSER: scores of a scene, notes for its players, and scripted scenes.
+"""CoSER: scene scores, notes for the characters, and scripted scenes.
 
-`paper` (CoSER, Wang et al. 2025): a critic lists flaws by dimension with a severity from 1 to 5
-(up to 10 for repetition). With n messages of characters
+`paper` (CoSER, Wang et al. 2025): a critic lists flaws per dimension, each with a severity from 1
+to 5 (up to 10 for repetition). With n messages of characters
 
-    score of a dimension = 100 − 5 · (Σ severity − 0.3 · n), kept within 0 and 100
+    score of a dimension = 100 − 5 · (Σ severity − 0.3 · n), clipped to [0, 100]
 
 and the value is the mean of the four / 100. `reference`: four marks from 1 to 10, value = mean of
-(mark − 1) / 9; BLEU and ROUGE-L as in its implementation without optional packages. One note goes
-to every character, so it holds nothing that only one of them knows, nothing of how the book goes
-on, and none of its lines.
+(mark − 1) / 9; BLEU and ROUGE-L as computed by its implementation without optional packages. All
+characters get the same note, so it must not contain private knowledge of one of them, later events
+of the book, or the book's lines.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Line, Record, Score
 
 TOLERANCE = 0.3
-"""Severity that every message of a character is allowed."""
+"""Severity per message of a character that costs nothing."""
 POINTS = 5.0
-"""What a point of severity costs, of 100."""
+"""Cost of one severity point, out of 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """One of the four dimensions: its published name, and the kinds of flaws that belong to it."""
+    """One of the four dimensions: its published name and its kinds of flaws."""
 
     title: str
     kinds: tuple[str, ...]
@@ -62,7 +62,7 @@ ASPECTS: dict[str, Aspect] = {
         "Storyline Quality", ("Flow & Progression", "Logical Consistency")
     ),
 }  # fmt: skip
-"""Slug (the purpose of its question, the name of its metric) → dimension, in published order."""
+"""Slug (the question's purpose and the metric's name) → dimension, in published order."""
 
 
 class _Flaw(VerdictShape):
@@ -84,7 +84,7 @@ class Flaws(VerdictShape):
 
     @property
     def severity(self) -> int:
-        """All severities together."""
+        """The sum of all severities."""
         return sum(flaw.severity for flaw in self.flaws)
 
 
@@ -99,22 +99,22 @@ class FlawsAndRepetitions(Flaws):
 
 
 def flaw_shape(slug: str) -> type[Flaws]:
-    """The verdict that is asked for on a dimension."""
+    """The schema of the verdict on a dimension."""
     return FlawsAndRepetitions if slug == "storyline_quality" else Flaws
 
 
 def flaw_score(severity: float, messages: int) -> float:
-    """Severities and messages of characters → 0 to 100."""
+    """Score from 0 to 100, from the sum of severities and the number of characters' messages."""
     return max(0.0, min(100.0, 100.0 - POINTS * (severity - TOLERANCE * messages)))
 
 
 def scene_value(scores: Mapping[str, float]) -> float:
-    """The mean of the four dimensions' scores (0 to 100), as a share."""
+    """The mean of the four dimension scores (0 to 100), divided by 100."""
     return mean_share([scores[slug] for slug in ASPECTS])
 
 
 def mean_share(scores: Iterable[float]) -> float:
-    """The mean of scores out of 100, as a share."""
+    """The mean of scores from 0 to 100, divided by 100."""
     values = list(scores)
     return sum(values) / len(values) / 100
 
@@ -135,7 +135,7 @@ Marks = dimension_shape(
 
 
 def anchored(mark: float) -> float:
-    """A mark from 1 to 10 as points from 0 to 100, to one decimal."""
+    """A mark from 1 to 10, converted to points from 0 to 100 with one decimal."""
     return round((max(LOWEST, min(HIGHEST, mark)) - 1) * 100 / 9, 1)
 
 
@@ -143,7 +143,7 @@ MOST_ORDERS = 4
 
 
 def plain_bleu(reference: str, hypothesis: str) -> float:
-    """Unsmoothed BLEU of one text against another, 0 to 1; 0 where either is empty."""
+    """Unsmoothed BLEU of a text against another, 0 to 1; 0 if either is empty."""
     gold, words = _words(reference), _words(hypothesis)
     if not gold or not words:
         return 0.0
@@ -156,7 +156,7 @@ def plain_bleu(reference: str, hypothesis: str) -> float:
 
 
 def plain_rouge_l(reference: str, hypothesis: str) -> float:
-    """F1 of the longest common subsequence of words, 0 to 1; 0 where either is empty."""
+    """F1 of the longest common subsequence of words, 0 to 1; 0 if either is empty."""
     gold, words = _words(reference), _words(hypothesis)
     common = common_length(gold, words)
     if not common:
@@ -177,10 +177,10 @@ def _precision(gold: Sequence[str], words: Sequence[str], order: int) -> float:
 
 
 RUBRIC = ("Storyline Consistency", "Character Fidelity", "Storyline Quality", "severity")
-"""Words of the critics that nobody in a scene would use."""
+"""Rubric terms that no character in a scene would use."""
 TEXTS = Texts(__file__)
 WEAK = 60.0
-"""Points below which a dimension is remarked on."""
+"""Dimensions below this score get a remark."""
 _ASSISTANT = re.compile(
     r"\b(?:as an ai|language model|how can i (?:help|assist)|happy to (?:help|assist)|"
     r"feel free to|let me know if)\b", re.IGNORECASE
@@ -188,7 +188,7 @@ _ASSISTANT = re.compile(
 
 
 def aspect_points(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """The dimensions with their points, as the coach's template shows them."""
+    """The dimensions with their points, for the coach's template."""
     return [
         {"title": aspect.title, "score": f"{points:.0f}"}
         for slug, aspect in ASPECTS.items() if (points := metrics.get(slug)) is not None
@@ -196,7 +196,7 @@ def aspect_points(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
 
 
 def aspect_reasons(score: Score) -> dict[str, str]:
-    """Dimension → what the first critic that could be read wrote about it."""
+    """Dimension → the first readable critic's text about it."""
     texts: dict[str, str] = {}
     for verdict in score.verdicts:
         if not verdict.said:
@@ -207,7 +207,7 @@ def aspect_reasons(score: Score) -> dict[str, str]:
 
 
 def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(dimension, its reasoning and flaws) of a verdict on one dimension or on all."""
+    """(dimension, its reasoning and flaws) in a verdict on one or all dimensions."""
     if purpose in ASPECTS:
         instances = [str(flaw["instance"]) for key in ("flaws", "repetitions")
                      for flaw in fields.get(key, ())]  # fmt: skip
@@ -219,13 +219,13 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def remarks_for_coach(score: Score, view: LeakView) -> str:
-    """The critics' reasoning for a coach, fenced, without sentences that give something away."""
+    """The critics' reasoning for a coach, fenced, without sentences that leak something."""
     reasons = ((ASPECTS[slug].title, text) for slug, text in aspect_reasons(score).items())
     return remarks_without_secrets(reasons, view)
 
 
 def scene_lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
-    """What rules say about a scene: what they saw, then what holds always."""
+    """Rule-based feedback on a scene: remarks on this draft, then general advice."""
     return " ".join([*_remarks(lines, score, turn_words), TEXTS["advice"]])
 
 
@@ -251,8 +251,8 @@ def _remarks(lines: Sequence[Line], score: Score, turn_words: int) -> Iterator[s
 
 
 def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """`in_distribution` and `out_of_distribution`: the mean over scenes by their tag, and `gap`,
-    the first less the second, over the scenes of both. Empty where no row has a tag."""
+    """`in_distribution` and `out_of_distribution` (means over scenes by their tag), and `gap`, the
+    first minus the second. Empty if no row has a tag."""
     means = {}
     for name, tag in (("in_distribution", "id"), ("out_of_distribution", "ood")):
         values = [r.score.value for r in drafts(records) if r.tags.get("tag") == tag]
@@ -276,12 +276,12 @@ def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
 
 
 def lines_in_turn(seats: Sequence[str], texts: Sequence[str]) -> list[Line]:
-    """The texts, said by one seat after the other."""
+    """The texts, with the seats taking turns."""
     return [Line(seats[i % len(seats)], text) for i, text in enumerate(texts)]
 
 
 def scripted_verdict(form: str, perfect: bool) -> str | None:
-    """The reply of a judge that is asked for `form`: nothing wrong, or as much as there can be."""
+    """A judge's scripted verdict of the schema `form`: no flaws, or the worst possible."""
     why = "as scripted"
     if form == "Marks":
         score = HIGHEST if perfect else LOWEST
@@ -295,9 +295,9 @@ def scripted_verdict(form: str, perfect: bool) -> str | None:
 
 
 def scripted_environment(messages: Sequence[Mapping[str, str]]) -> str:
-    """What a scripted environment and predictor of speakers says to a request.
+    """The reply of a scripted environment or next-speaker predictor.
 
-    Asked for a speaker, it names one of those who may follow, by a hash of the request.
+    For a next speaker, it picks one of the candidates by a hash of the request.
     """
     text = "\n".join(str(message["content"]) for message in messages)
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")

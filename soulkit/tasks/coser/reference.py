@@ -1,13 +1,13 @@
-"""CoSER under `--protocol reference`: the published play, marks and gate.
+"""CoSER under `--protocol reference`: the published play, marks and feedback condition.
 
-Ten rounds (a refined scene fifteen), and 8,192 tokens for each character's part after its opening,
-what it hears included; characters read the plot's summary; the next speaker is asked
-for in words, by a predictor that remembers its answers, and whatever is no usable name becomes a
-draw; silence of anybody ends the scene. One verdict holds four marks from 1 to 10. The coach reads
-the book's scene and the characters' thoughts, and its notes are checked all the same.
+A scene has ten rounds (fifteen if refined), and each character has 8,192 tokens after its opening,
+including what it hears. Characters read the plot's summary. The next speaker comes from a predictor
+that remembers its answers; an unusable name is replaced by a random one; a silent turn ends the
+scene. One verdict holds four marks from 1 to 10. The coach reads the book's scene and the
+characters' thoughts; its notes are still checked for leaks.
 
-What is not reproduced: a judge that fails is no worst score, and a character that thinks aloud is
-not paid half, since all that a scene's characters do has one reward.
+Not reproduced: a failed judge does not give the worst score, and a character that thinks aloud does
+not get half the reward, because all characters of a scene share one reward.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from soulkit.types import (
 
 PURPOSE = "score"
 UNBOUNDED = 1_000_000
-"""Words that no message has: the reference cuts none."""
+"""A word limit that no message reaches: the reference truncates nothing."""
 COACH_TURN, COACH_WORDS = 500, 2000
-"""Words of the book's scene that the coach reads, by message and in all."""
+"""Word limits of the book's scene for the coach: per message and in total."""
 
 
 class PublishedBook(SceneBook):
-    """A line bears its speaker's name, unless it says so itself."""
+    """Lines carry their speaker's name unless they already contain it."""
 
     def audible_text(self, seat: str, text: str) -> str:
         return without_bracketed(remove_think(text, remove_unclosed=True))
@@ -73,11 +73,11 @@ class PublishedBook(SceneBook):
 
 @dataclass
 class PublishedScene(PublishedBook, BookScene):
-    """The predictor has a table of its own; whoever says nothing ends the scene."""
+    """The predictor has its own conversation; a silent turn ends the scene."""
 
     predictor: Conversation | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
-    """So many lines stand at the predictor's table."""
+    """Number of lines that the predictor has received."""
 
     def actor(self, seat: str) -> Player | None:
         return within_episode(self.stage.tables[seat], self.cast.actor)
@@ -114,7 +114,7 @@ class PublishedScene(PublishedBook, BookScene):
         return self.settled(name, options, index)
 
     def settled(self, answer: str | None, options: Candidates, index: int) -> str:
-        """A wish for a draw is no usable name here, and is counted like any other."""
+        """Here an asked-for random draw counts as an unusable name."""
         return super().settled(None if answer == "random" else answer, options, index)
 
     def _predictor_table(self) -> Conversation:
@@ -145,7 +145,7 @@ class CoserReference(Coser):
         return (PURPOSE,)
 
     def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
-        """Only a prompt with feedback is cut."""
+        """Only a prompt with feedback is truncated."""
         words = UNBOUNDED if feedback is None else int(self.spec.options["refined_words"])
         return words, words
 
@@ -167,12 +167,12 @@ class CoserReference(Coser):
         return "\n".join(f"{title}: {mark.score} of 10. {mark.reasoning}" for title, mark in marks)
 
     def public_line(self, line: Line) -> Line:
-        """The environment's messages stay as they are."""
+        """A line without its bracketed thoughts; the environment's lines stay unchanged."""
         bare = line.text if line.seat == ENVIRONMENT else without_bracketed(line.text)
         return Line(line.seat, bare)
 
     def likeness(self, example: Example, episode: Episode) -> dict[str, float | None]:
-        """Names on the recorded side alone, and no package needed."""
+        """Computed without packages; only the recorded side includes speaker names."""
         count = int(episode.notes.get("replayed", 0))
         gold = "\n".join(f"{line.seat}: {line.text}" for line in self.recorded(example)[count:])
         text = "\n".join(line.text for line in episode.transcript[count:])
@@ -186,8 +186,7 @@ class CoserReference(Coser):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """With everybody's thoughts, the book's scene, and the two dimensions that came off
-        worst."""
+        """Includes all characters' thoughts, the book's scene and the two worst dimensions."""
         view = super().coach_view(example, episode, score)
         worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
         reasons = judging.aspect_reasons(score)
@@ -201,7 +200,7 @@ class CoserReference(Coser):
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
-        """Notes that must not tell everybody what one character thought in the draft, either."""
+        """Notes that also must not reveal a character's thoughts from the draft."""
         feedback = await super().critique(example, episode, score, cast, rollout)
         if feedback is None:
             return None
@@ -222,7 +221,7 @@ class CoserReference(Coser):
 
 
 def _thoughts(episode: Episode) -> dict[str, tuple[str, ...]]:
-    """Seat → what it thought in a draft, turn by turn."""
+    """Seat → its thoughts in a draft, turn by turn."""
     thoughts: dict[str, tuple[str, ...]] = {}
     for trace in episode.traces:
         texts = (bracketed(turn.completion.text) for turn in trace.turns)

@@ -1,14 +1,14 @@
-"""A scene of a book: what a row knows, what is heard, who speaks next, how it is played.
+"""A scene of a book: its row, what each character hears, who speaks next, and how it is played.
 
-Each character has a context of its own with its profile, its thoughts and its memory. A message
-holds thoughts in [brackets], actions in (parentheses) and bare speech; it reaches the others, the
-judges and the environment without its thoughts: "[He must not see it.] (closes the drawer) You are
-late." is heard as "(closes the drawer) You are late."
+Each character has its own context with its profile, thoughts and memory. A message contains
+thoughts in [brackets], actions in (parentheses) and speech; the other characters, the judges and
+the environment get it without thoughts: "[He must not see it.] (closes the drawer) You are late."
+becomes "(closes the drawer) You are late."
 
-The environment is asked afresh whenever its turn comes, and so is the predictor of the next speaker
-after every message. Without a usable name one is drawn, never the last speaker; every turn of every
-rollout draws from a stream of its own. A message is at most `heard_words` long to other ears, and
-judges read up to `line_words` of it. All readers take time in proportion to the text.
+The environment is called with a fresh context at each of its turns, as is the next-speaker
+predictor after every message. Without a usable name, a random speaker other than the last is drawn,
+with a separate random stream per turn and rollout. Other characters see at most `heard_words` of a
+message, judges at most `line_words`. All parsing is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ _ANY_CLOSINGS = {kind: re.compile(c.pattern, re.IGNORECASE) for kind, c in _CLOS
 
 
 def audible(text: str, name: str, protocol: Protocol) -> str:
-    """What everybody hears of a completion or message of `name`; empty where that is nothing."""
+    """The part of a message by `name` that others hear; empty if there is none."""
     if protocol == "reference":
         return without_bracketed(remove_think(text, remove_unclosed=True))
     return _without_labels(one_line(without_thoughts(without_marked(spoken(text, "paper")))), name)
 
 
 def words_out_loud(text: str, name: str) -> str:
-    """What somebody without thoughts of its own (an environment) says, without its name."""
+    """The spoken part of a message without thoughts (an environment's), without its name."""
     speech = one_line(spoken(text, "paper"))
     mark = _label(name).match(speech) if name else None
     return speech[mark.end() :] if mark else speech
 
 
 def without_thoughts(text: str) -> str:
-    """`text` without anything between brackets, however deep they are nested.
+    """`text` without anything in brackets, at any nesting depth.
 
-    One that never closes hides the rest: a thought that was cut off is still a thought.
+    An unclosed bracket hides the rest: a truncated thought is still a thought.
     """
     return "".join(piece for piece, depth in _by_depth(text) if not depth)
 
 
 def bracketed(text: str) -> str:
-    """What stands between brackets in `text`, a thought a line."""
+    """The bracketed parts of `text`, one thought per line."""
     thoughts = (piece.strip() for piece, depth in _by_depth(text) if depth)
     return "\n".join(thought for thought in thoughts if thought)
 
 
 def _by_depth(text: str) -> Iterator[tuple[str, int]]:
-    """(piece, how many brackets are open around it); a bracket that closes nothing is a piece."""
+    """(piece, bracket depth) for each piece of text; an unmatched closing bracket is a piece."""
     depth = 0
     for piece in re.split(r"([\[\]])", text):
         if piece == "[":
@@ -82,14 +82,14 @@ def _by_depth(text: str) -> Iterator[tuple[str, int]]:
 
 
 def without_bracketed(text: str) -> str:
-    """`text` as the reference has it for other ears: brackets that close on their line and marked
-    thinking removed, lines trimmed, empty ones left out."""
+    """`text` as others hear it in the reference: without marked thinking and without brackets that
+    close on their line; lines are trimmed, empty ones removed."""
     lines = (_unbracketed(line).strip() for line in without_closed(text).split("\n") if line)
     return "\n".join(line for line in lines if line)
 
 
 def _unbracketed(line: str) -> str:
-    """A line without what stands between a bracket and the next one that closes."""
+    """A line without everything between a bracket and the next closing one."""
     pieces, place = [], 0
     while (start := line.find("[", place)) >= 0 and (end := line.find("]", start)) >= 0:
         pieces.append(line[place:start])
@@ -98,20 +98,20 @@ def _unbracketed(line: str) -> str:
 
 
 def without_closed(text: str) -> str:
-    """`text` without thinking between marks, as far as it closes, in the published writing."""
+    """`text` without closed thinking marks, in the published spelling."""
     return "".join(_unmarked(text, _OPENING, _CLOSINGS, hide_rest=False))
 
 
 def without_marked(text: str) -> str:
-    """`text` without thinking between marks, in any case of letters; one that never closes hides
-    the rest, as a bracket does."""
+    """`text` without marked thinking, ignoring case; an unclosed mark hides the rest, as a bracket
+    does."""
     return "".join(_unmarked(text, _ANY_OPENING, _ANY_CLOSINGS, hide_rest=True))
 
 
 def _unmarked(
     text: str, opening: re.Pattern[str], closings: Mapping[str, re.Pattern[str]], hide_rest: bool
 ) -> Iterator[str]:
-    """The pieces of `text` outside marks; a kind that closes nowhere is looked for once."""
+    """The pieces of `text` outside marks; each unclosed kind is searched for only once."""
     place, endless = 0, set[str]()
     for mark in opening.finditer(text):
         kind = mark[1].lower()
@@ -127,7 +127,7 @@ def _unmarked(
 
 
 def with_label(text: str, name: str) -> str:
-    """`text` behind its speaker's name, unless a line of it has it; nothing stays nothing."""
+    """`text` after its speaker's name, unless a line already has it; empty text stays empty."""
     marks = (f"{name}:", f"{name}\uff1a")
     if not text or any(line.strip().startswith(marks) for line in text.split("\n")):
         return text
@@ -135,7 +135,7 @@ def with_label(text: str, name: str) -> str:
 
 
 def _without_labels(speech: str, name: str) -> str:
-    """What follows the speaker's own name and a colon, however often they stand there."""
+    """The speech after any number of repetitions of the speaker's own name and a colon."""
     place, label = 0, _label(name)
     while name and (mark := label.match(speech, place)):
         place = mark.end()
@@ -148,7 +148,7 @@ def _label(name: str) -> re.Pattern[str]:
 
 UNCLEAR, END = "random", "<END CHAT>"
 ENDS_FROM = 5
-"""The first round, counted from 0, after which a scene may end: it has six messages then."""
+"""First round (counted from 0) after which a scene may end: it then has six messages."""
 
 _LABEL = re.compile(r"next\s*speaker[ \t]*[*#]*[ \t]*(?:[:\-]|is)?[ \t]*([^*\n]+)", re.IGNORECASE)
 _TAIL = " \t.,;!?\"'*"
@@ -163,7 +163,7 @@ class SpeakerChoice(VerdictShape):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Who may speak after a message, and from whom one is drawn where nobody was named."""
+    """The possible next speakers after a message, and the ones for a random draw."""
 
     names: tuple[str, ...]
     drawn_from: tuple[str, ...]
@@ -171,11 +171,11 @@ class Candidates:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Everything that the predictor may answer."""
+        """All valid answers of the predictor."""
         return (*self.names, UNCLEAR, *((END,) if self.may_end else ()))
 
     def form(self) -> Form:
-        """The answer's JSON Schema, its names those of this scene."""
+        """The answer's JSON Schema, with the names of this scene."""
         fields = {
             "reason": {"type": "string"},
             "next_speaker": {"type": "string", "enum": list(self.answers)},
@@ -187,9 +187,9 @@ class Candidates:
         return Form("SpeakerChoice", json.dumps(schema, sort_keys=True, separators=(",", ":")))
 
     def read(self, reply: str, prompt: str) -> str | None:
-        """The answer in a reply, an object or a bare name; None where there is none.
+        """The answer in a reply, given as an object or a bare name; None if there is none.
 
-        An object that already stands in the prompt is somebody's line and no answer.
+        An object that already occurs in the prompt is a character's line, not an answer.
         """
         try:
             answer = read_shape(reply, SpeakerChoice, JudgeMaterial(prompt)).next_speaker
@@ -198,16 +198,16 @@ class Candidates:
         return answer.strip() if answer.strip() in self.answers else None
 
     def draw(self, rng: random.Random) -> str:
-        """One of those who may be drawn."""
+        """A random candidate."""
         return rng.choice(self.drawn_from)
 
 
 def candidates(
     speakers: Sequence[str], preferred: Sequence[str], current: str, round_index: int
 ) -> Candidates:
-    """Who may follow `current` in a round; `preferred` are drawn from before anybody else.
+    """The candidates after `current` in a round; random draws prefer those of `preferred`.
 
-    Names stand in their order in the row, so that nothing depends on how a set is walked.
+    Names keep the order of the row, so that results do not depend on the iteration order of sets.
     """
     others = tuple(name for name in speakers if name != current)
     first = tuple(name for name in others if name in preferred)
@@ -215,27 +215,27 @@ def candidates(
 
 
 def label_in(text: str) -> str | None:
-    """The name behind the last "Next Speaker" of a text, as the published pattern takes it."""
+    """The name after the last "Next Speaker" in a text, by the published pattern."""
     names = _LABEL.findall(text)
     return names[-1].rstrip(_TAIL).strip() or None if names else None
 
 
 def speaker_in(text: str) -> str:
-    """The reference's reading of a predictor's reply: the labelled name, else what stands before
-    the first colon, else all of it."""
+    """The predictor's answer as the reference parses it: the labelled name, else the text before
+    the first colon, else the whole text."""
     return label_in(text) or (text.split(":")[0].strip() if ":" in text else text)
 
 
 ENVIRONMENT = "Environment"
-"""The one speaker who is nobody: its name in rows, and its seat."""
+"""The speaker that is not a character: its name in rows, and its seat."""
 READERS = ("judge", "coach", "gold")
-"""Words that say who may read a field: no seat can be called so."""
+"""Audience names that a seat must not have."""
 THOUGHT_OF, OUTCOME_OF = "thought of ", "outcome of "
-"""What the names of a character's private fields begin with; the character's name follows."""
+"""Prefixes of the names of a character's private fields; the character's name follows."""
 
 
 def names_in(value: Any) -> list[str]:
-    """The names of a list, each once; anything else in it is left out."""
+    """The distinct names in a list; other items are left out."""
     values = literal_list(value) if isinstance(value, str) else value
     if not isinstance(values, Sequence) or isinstance(values, str):
         return []
@@ -243,17 +243,17 @@ def names_in(value: Any) -> list[str]:
 
 
 def characters(fields: Mapping[str, Any]) -> list[str]:
-    """Everybody who may speak but the environment, in the row's order."""
+    """Every possible speaker except the environment, in row order."""
     return [n for n in names_in(fields["speaking_characters_w_env"]) if n != ENVIRONMENT]
 
 
 def first_speaker(fields: Mapping[str, Any]) -> str:
-    """Who speaks first: the first of the row's list."""
+    """The first speaker in the row's list."""
     return names_in(fields["speaking_characters_w_env"])[0]
 
 
 def speakers(fields: Mapping[str, Any]) -> list[str]:
-    """The row's list, with the environment at its end where the row does not list it."""
+    """The row's list, with the environment appended if it is missing."""
     listed = names_in(fields["speaking_characters_w_env"])
     return listed if ENVIRONMENT in listed else [*listed, ENVIRONMENT]
 
@@ -272,7 +272,7 @@ def dialogue(fields: Mapping[str, Any]) -> list[Line]:
 
 
 def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Character → what is generally known of it; nothing is no entry."""
+    """Character → its public profile; characters without one are left out."""
     listed = _mapping(fields.get("character_profiles"))
     described = _by_name(_mapping(fields.get("plot")).get("key_characters"), "description")
     texts = {name: (described.get(name, ""), listed.get(name)) for name in characters(fields)}
@@ -281,7 +281,7 @@ def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def private_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that belong to one character each: its thoughts, and what becomes of it."""
+    """The private fields of each character: its thoughts, and what becomes of it."""
     plot = _mapping(fields.get("plot"))
     thoughts = _by_name(fields.get("key_characters"), "motivation", "thought")
     outcomes = _by_name(plot.get("key_characters"), "summary", "experience")
@@ -293,41 +293,43 @@ def private_fields(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def plot_summary(fields: Mapping[str, Any]) -> str:
-    """What happens in the part of the book that the scene is from."""
+    """Summary of the part of the book that contains the scene."""
     return _text(_mapping(fields.get("plot")).get("summary"))
 
 
 def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A row that can be played; DataError for any other."""
+    """The fields of a playable row; DataError for any other."""
     names = characters(fields)
     if not names:
         why = "speaking_characters_w_env names no character."
-        raise RowError("Nobody speaks in the row.", why)
+        raise RowError("The row has no speakers.", why)
     if reserved := [name for name in names if name in READERS]:
-        what = f"A character of the row is called '{reserved[0]}'."
-        raise RowError(what, "The word says who may read a field, and is no name of a seat.")
+        what = f"A character of the row is named '{reserved[0]}'."
+        raise RowError(what, "That word is reserved for an audience and cannot name a seat.")
     if taken := [name for name in names if name in (UNCLEAR, END)]:
-        what = f"A character of the row is called '{taken[0]}'."
-        raise RowError(what, "The model that names the next speaker says something else with it.")
+        what = f"A character of the row is named '{taken[0]}'."
+        raise RowError(what, "That word has another meaning in answers about the next speaker.")
     if not names_in(fields["major_characters"]):
-        raise RowError("The row has no major_characters.", "Their fidelity is what is judged.")
+        raise RowError("The row has no major_characters.", "The judge rates their fidelity.")
     lines = fields["dialogues"]
     if not lines or not all(map(is_message, lines)):
         why = "Each message needs a 'character' and a 'message', both text."
-        raise RowError("The row's dialogues are no list of messages.", why)
+        raise RowError("The row's dialogues are not a list of messages.", why)
     if not _filled_object(fields.get("plot")):
-        what = "The row's plot is no object, or an empty one."
-        raise RowError(what, "Its summary is what judges compare with.")
+        what = "The row's plot is empty or not an object."
+        raise RowError(what, "Judges need its summary for comparison.")
     if not _filled_object(fields.get("character_profiles")):
-        what = "The row's character_profiles are no object, or an empty one."
-        raise RowError(what, "A character that nobody describes cannot be played.")
+        what = "The row's character_profiles are empty or not an object."
+        raise RowError(what, "A character without a profile cannot be played.")
     replayed = fields.get("continue_from") or 0
     if not 0 <= replayed < len(lines):
         what = f"The row continues from message {replayed}."
-        raise RowError(what, f"It has {len(lines)} messages, and one must be left to say.")
+        raise RowError(
+            what, f"It has {len(lines)} messages, and at least one must be left to play."
+        )
     following = lines[replayed]["character"].strip()
     if replayed and following not in speakers(fields):
-        what = f"The row continues from message {replayed}, and {following} would be next."
+        what = f"The row continues from message {replayed}, and the next speaker is {following}."
         raise RowError(what, "speaking_characters_w_env does not list that name.")
     return fields
 
@@ -338,7 +340,7 @@ def _filled_object(value: Any) -> bool:
 
 
 def is_message(value: Any) -> bool:
-    """Whether `value` is a message of a character: both a name and words."""
+    """Whether `value` is a message with a character and a text."""
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) and value[key].strip() for key in ("character", "message")
     )
@@ -350,7 +352,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _by_name(value: Any, *keys: str) -> dict[str, str]:
-    """Name → the first non-empty text under `keys`, of a list of objects with a `name`."""
+    """Name → the first non-empty text under `keys`, from a list of objects with a `name`."""
     entries = literal_list(value) if isinstance(value, str) else value
     people: Iterable[Any] = entries if isinstance(entries, Sequence) else ()
     texts: dict[str, str] = {}
@@ -367,13 +369,13 @@ def _text(value: Any) -> str:
 
 
 PROFILES, SUMMARY = "profiles", "plot_summary"
-"""Fields that are made of others: what is generally known of each character, and the plot."""
+"""Derived fields: the public profile of each character, and the plot."""
 
 
 def fitted_view(
     fields: Mapping[str, Any], seat: str, own_words: int, others_words: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(what a character's prompt is made of, words cut by part), of the fields that it may see."""
+    """(the values of a character's prompt, words cut by part), from the fields that it may see."""
     public, cuts = fields[PROFILES], {}
     parts = {"profile": public.get(seat, ""), "thought": fields.get(f"{THOUGHT_OF}{seat}", "")}
     texts: dict[str, str] = {}
@@ -393,19 +395,19 @@ def fitted_view(
 
 START = "(The scene begins.)"
 PREDICTIONS = 2
-"""So often the predictor is asked for a usable name."""
+"""How often the predictor is asked for a usable name."""
 WORD_LENGTH = 12
-"""Characters that a word of a budget may take on average, blanks included."""
+"""Average characters per word that a budget allows, including spaces."""
 
 
 def within_words(text: str, count: int) -> str:
-    """The beginning of `text` within a budget of words, whose length is bounded, too."""
+    """The beginning of `text` within a word budget; its number of characters is limited, too."""
     fitted, most = first_words(text, count), count * WORD_LENGTH
     return fitted if len(fitted) <= most else f"{fitted[:most]} {MARK}"
 
 
 class SceneTask(Interface):
-    """What a scene asks of its task."""
+    """The interface between a scene and its task."""
 
     protocol: Protocol
     heard_words: int
@@ -422,15 +424,15 @@ class SceneTask(Interface):
 
 @dataclass
 class SceneBook:
-    """What was said in a scene so far, and how it reaches whom."""
+    """The messages of a scene so far, and how each character hears them."""
 
     task: SceneTask
     example: Example
     stage: Stage
 
     def replay(self) -> tuple[int, str]:
-        """(the first round that is played, who speaks in it), once the recorded messages that the
-        row continues from stand at every table."""
+        """Add the recorded messages that the row continues from to every table. Returns (the first
+        round to play, its speaker)."""
         fields = self.example.fields
         lines, count = dialogue(fields), int(fields.get("continue_from") or 0)
         for line in lines[:count]:
@@ -441,13 +443,13 @@ class SceneBook:
         return count, lines[count].seat
 
     def audible_text(self, seat: str, text: str) -> str:
-        """What everybody hears of a message of `seat`."""
+        """The part of a message by `seat` that others hear."""
         if seat == ENVIRONMENT:
             return words_out_loud(text, seat)
         return audible(text, seat, self.task.protocol)
 
     def public_text(self, line: Line) -> str:
-        """A line as the others' tables have it; empty where nothing was to be heard."""
+        """A line as the other tables see it; empty if they hear nothing."""
         return f"{line.seat}: {self._short(line.text)}" if line.text else ""
 
     def record(self, seat: str, text: str, memory: str | None = None) -> None:
@@ -463,15 +465,15 @@ class SceneBook:
 
 @dataclass
 class BookScene(SceneBook):
-    """A scene under way."""
+    """A scene in progress."""
 
     cast: Cast
     rollout: Rollout
     silence: str = field(default="empty", init=False)
-    """Why the scene ends where a turn was none."""
+    """The stop reason after a silent turn."""
 
     async def play(self) -> str:
-        """Round by round to the end, whose reason is returned."""
+        """Play all rounds and return the stop reason."""
         first, speaker = self.replay()
         rounds = self.task.rounds(self.rollout.kind)
         for index in range(first, rounds):
@@ -492,7 +494,7 @@ class BookScene(SceneBook):
     # -- turns ------------------------------------------------------------------------------------
 
     async def character(self, seat: str, index: int) -> bool:
-        """The actor's turn as one of the characters; one without a word ends the scene."""
+        """The actor's turn as one of the characters; False if a silent turn ends the scene."""
         call = self.rollout.call("actor", self.example, index, seat=seat)
         actor = self.actor(seat)
         if actor is None:
@@ -505,19 +507,19 @@ class BookScene(SceneBook):
         return True
 
     def actor(self, seat: str) -> Player | None:
-        """Who speaks for a character in this turn; None: no tokens are left."""
+        """The player for a character's turn; None if no tokens are left."""
         return self.cast.actor
 
     def words_left(self, reply: Completion) -> str:
-        """What a reply says once thinking is taken out, thoughts of the character included."""
+        """A reply without thinking; the character's own thoughts stay."""
         return spoken(reply.text, "paper")
 
     def _memory(self, reply: Completion) -> str:
-        """What the author sees of its reply later: ids as they are, text without end cut."""
+        """A reply as its author sees it later: text with token ids unchanged, other text cut."""
         return reply.text if reply.token_ids else within_words(reply.text, self.task.line_words)
 
     async def surroundings(self, index: int) -> bool:
-        """What happens around the characters; PartnerError when nothing comes twice."""
+        """The environment's turn; PartnerError if two attempts give nothing."""
         call = self.rollout.call("environment", self.example, index, purpose="environment")
         text, usage = await partner_reply(
             self.cast.player("environment"), self.surroundings_context(), call,
@@ -528,7 +530,7 @@ class BookScene(SceneBook):
         return True
 
     def surroundings_context(self) -> tuple[Segment, ...]:
-        """The scene from the side of the environment."""
+        """The scene as the environment sees it."""
         prompt = self.task.surroundings_prompt(self.example)
         lines = [
             line if line.seat == ENVIRONMENT else Line(line.seat, self.public_text(line))
@@ -536,7 +538,7 @@ class BookScene(SceneBook):
         ]  # fmt: skip
         return others_view(ENVIRONMENT, [Segment("system", prompt), Segment("user", START)], lines)
 
-    # -- who is next ------------------------------------------------------------------------------
+    # -- the next speaker -------------------------------------------------------------------------
 
     def candidates(self, current: str, index: int) -> Candidates:
         fields = self.example.fields
@@ -544,13 +546,13 @@ class BookScene(SceneBook):
         return candidates(speakers(fields), preferred, current, index)
 
     async def following(self, current: str, index: int) -> str | None:
-        """Who speaks next, END where nobody does; None where silence ends the scene."""
+        """The next speaker, or END; None if a silent turn ends the scene."""
         options = self.candidates(current, index)
         answer = await self._predicted(options, index)
         return self.settled(answer, options, index)
 
     def settled(self, answer: str | None, options: Candidates, index: int) -> str:
-        """The predictor's answer, or a draw in its place, which is counted unless it was wished."""
+        """The predictor's answer, else a random name, which counts as unusable if not requested."""
         counts = self.stage.notes.setdefault("next_speaker", {"asked": 0, "fallback": 0})
         counts["asked"] += 1
         if answer in (*options.names, *((END,) if options.may_end else ())):
@@ -575,6 +577,6 @@ class BookScene(SceneBook):
         return None
 
     def heard_so_far(self) -> str:
-        """The fenced transcript of the scene, each message as the others heard it."""
+        """The fenced transcript so far, each message as others heard it."""
         lines = [Line(line.seat, self._short(line.text)) for line in self.stage.lines if line.text]
         return transcript(lines)

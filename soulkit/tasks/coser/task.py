@@ -1,12 +1,12 @@
-"""CoSER: the characters of a scene from a book play it, and the actor is every one of them.
+"""CoSER: the characters of a scene from a book; the actor plays all of them.
 
-`scene.py` plays. Each character that may speak is a seat with a context of its own, and a trace
-where it spoke. A model says who speaks next, and what happens around them.
+`scene.py` plays the scene. Each character that may speak is a seat with its own context, and has a
+trace if it spoke. The environment model also decides who speaks next.
 
-`paper`: 20 rounds; four critics, one question each, list flaws with severities (judging.py). A
-dimension without a readable judge leaves the scene unscored. A scene in which no character could be
-heard scores the minimum without a critic. The reward of every character that spoke is the scene's
-value. `reference.py` holds what differs under `reference`.
+`paper`: 20 rounds; four critics, one question each, list flaws with severities (judging.py). If a
+dimension has no readable verdict, the scene is unscored. A scene in which no character could be
+heard gets the minimum without a critic. Every character that spoke gets the scene's value as its
+reward. `reference.py` holds the differences of `reference`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _check_options(spec: TaskSpec) -> None:
         if (rounds or name.endswith("_words")) and not 1 <= value <= (most if rounds else value):
             raise ConfigError(
                 f"The option {name} cannot be {value}.",
-                f"A scene has 1 to {most} messages." if rounds else "It would leave no word.",
-                f"Write a number from 1 to {most}." if rounds else "Write a number from 1 on.",
+                f"A scene has 1 to {most} messages." if rounds else "No word would be left.",
+                f"Use a number from 1 to {most}." if rounds else "Use a number of at least 1.",
             )
 
 
@@ -85,9 +85,9 @@ class Coser(Task):
     book, scene = SceneBook, BookScene
     templates = ("character", "environment", "next_speaker", "critic")
     plot_is_known = False
-    """Whether characters read what happens in their part of the book."""
+    """Whether characters read the summary of their part of the book."""
     judges_silence = False
-    """Whether a scene in which no character could be heard is judged like any other."""
+    """Whether judges also rate a scene in which no character could be heard."""
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
         _check_options(self.spec)
@@ -95,7 +95,7 @@ class Coser(Task):
         self.heard_words, self.line_words = int(options["heard_words"]), int(options["line_words"])
 
     def rounds(self, kind: Kind) -> int:
-        """Messages of a scene at most, those that it continues from included."""
+        """The maximum number of messages in a scene, including those that it continues from."""
         return self.max_rounds
 
     # -- rows -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Coser(Task):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         checked = checked_fields(fields)
         if int(fields.get("continue_from") or 0) >= self.max_rounds:
-            why = f"A scene ends after {self.max_rounds} messages: nothing would be played."
+            why = f"A scene ends after {self.max_rounds} messages, so nothing would be played."
             raise RowError(f"The row continues from message {fields['continue_from']}.", why)
         return checked
 
@@ -118,7 +118,7 @@ class Coser(Task):
         }
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
-        """The row with its private texts bound to one seat each."""
+        """The row, with each private text visible only to its character."""
         example = super().example(row, source=source, split=split)
         fields = example.fields
         cast, private = tuple(characters(fields)), private_fields(fields)
@@ -135,7 +135,7 @@ class Coser(Task):
 
     def calls(self, example: Example) -> dict[Role, int]:
         """Every message and every prediction after one; the environment never speaks twice in a
-        row. Each critic is asked once."""
+        row. One question per critic."""
         rounds = self._played_rounds(example)
         return {
             "actor": rounds, "environment": rounds - 1 + (rounds + 1) // 2,
@@ -146,18 +146,18 @@ class Coser(Task):
         return (self._played_rounds(example) + 1) // 2
 
     def _played_rounds(self, example: Example) -> int:
-        """Messages of a draft at most, without those that it continues from."""
+        """The maximum number of messages in a draft, without those that it continues from."""
         return self.max_rounds - int(example.fields.get("continue_from") or 0)
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
-        """The environment speaks as often as in the book; its turns are rounds, too."""
+        """The environment speaks as often as in the book; its turns count as rounds."""
         lines = self.usual_lines(example)
         predictions = self._played_rounds(example) - 1
         calls = {**lines, "environment": predictions + lines["environment"]}
         return {**self.calls(example), **calls}
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Predictions of who speaks next are heard by nobody."""
+        """No player hears the predictions of the next speaker."""
         speakers = [line["character"] for line in example.fields["dialogues"]]
         share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
         rounds = self._played_rounds(example)
@@ -165,7 +165,7 @@ class Coser(Task):
         return {"actor": rounds - happenings, "environment": happenings}
 
     def purposes(self) -> tuple[str, ...]:
-        """The questions to a judge."""
+        """The purposes of the judge's questions."""
         return tuple(ASPECTS)
 
     # -- prompts ----------------------------------------------------------------------------------
@@ -173,13 +173,13 @@ class Coser(Task):
     def character_view(
         self, example: Example, seat: str, feedback: Feedback | None
     ) -> tuple[dict[str, Any], dict[str, int]]:
-        """(what a character's prompt is made of, words cut by part)."""
+        """(the values of a character's prompt, words cut by part)."""
         fields, cuts = self.within_budget(example.visible(seat))
         view, cut_parts = fitted_view(fields, seat, *self.profile_words(feedback))
         return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **cut_parts}
 
     def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
-        """The budgets of a character's own texts and of all others' profiles together."""
+        """Word budgets: for the character's own texts, and for all other profiles together."""
         options = self.spec.options
         return int(options["profile_words"]), int(options["others_words"])
 
@@ -198,7 +198,7 @@ class Coser(Task):
         return {seat: self.opening(example, seat, None) for seat in self.acted_seats(example)}
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
-        """The longest of the characters' openings."""
+        """The longest opening of a character."""
         return max(self.previews(example).values(), key=lambda opening: len(opening[0].text))
 
     def surroundings_prompt(self, example: Example) -> str:
@@ -209,7 +209,7 @@ class Coser(Task):
     def predictor_prompt(
         self, example: Example, so_far: str, names: Sequence[str], answers: Sequence[str] = ()
     ) -> str:
-        """What the predictor of the next speaker reads: no more than the environment may see."""
+        """The prompt of the next-speaker predictor, with only what the environment may see."""
         fields, _ = self.within_budget(example.visible(ENVIRONMENT))
         return self.prompts.render(
             "next_speaker", names=", ".join(names), scenario=fields["scenario"],
@@ -217,10 +217,10 @@ class Coser(Task):
             answers=", ".join(f'"{answer}"' for answer in answers),
         )  # fmt: skip
 
-    # -- the road ---------------------------------------------------------------------------------
+    # -- playing ----------------------------------------------------------------------------------
 
     def stage(self, example: Example, feedback: Feedback | None) -> Stage:
-        """The tables of all characters before anybody spoke."""
+        """The conversations of all characters at the start."""
         tables: dict[str, Conversation] = {}
         words: dict[str, int] = {}
         for seat in self.acted_seats(example):
@@ -236,10 +236,10 @@ class Coser(Task):
         return await play_out(scene.stage, example, rollout, scene.play)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """The critics' opinions as one Score.
+        """The critics' verdicts as one Score.
 
-        Raises UnreadableVerdict (the episode is then unscored) when a judge gave nothing readable
-        on one of the dimensions.
+        Raises UnreadableVerdict (the episode is then unscored) if a dimension has no readable
+        verdict.
         """
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
@@ -254,13 +254,13 @@ class Coser(Task):
         return self.judged_score(scene_value(points), metrics, verdicts, words=self.words(replies))
 
     def messages(self, example: Example, episode: Episode, played: bool = False) -> int:
-        """How many messages of characters could be heard; `played` leaves out those that the scene
-        continues from, which nobody acted."""
+        """The number of audible messages of characters; `played` excludes those that the scene
+        continues from."""
         seats, first = self.acted_seats(example), int(episode.notes.get("replayed", 0)) * played
         return sum(line.seat in seats and bool(line.text) for line in episode.transcript[first:])
 
     def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
-        """One question for each dimension."""
+        """One question per dimension."""
         view = self.judge_view(example, episode)
         return [
             question(slug, self._critic(slug, view), flaw_shape(slug)) for slug in self.purposes()
@@ -281,7 +281,7 @@ class Coser(Task):
         )  # fmt: skip
 
     def judge_view(self, example: Example, episode: Episode) -> dict[str, Any]:
-        """What a critic reads: the scene as it was and as it was played, nobody's thoughts."""
+        """The critic's view: the scene in the book and as played, without thoughts."""
         fields, _ = self.within_budget(example.visible("judge"))
         people = [{"name": name, "profile": text} for name, text in fields[PROFILES].items()]
         return {
@@ -292,24 +292,24 @@ class Coser(Task):
         }  # fmt: skip
 
     def recorded(self, example: Example) -> list[Line]:
-        """The book's dialogue as everybody in it heard it."""
+        """The book's dialogue as the other characters heard it."""
         lines = [self.public_line(line) for line in dialogue(example.fields)]
         return [line for line in lines if line.text]
 
     def public_line(self, line: Line) -> Line:
-        """A message without its thoughts."""
+        """A message without thoughts."""
         if line.seat == ENVIRONMENT:
             return Line(line.seat, words_out_loud(line.text, line.seat))
         return Line(line.seat, audible(line.text, line.seat, self.protocol))
 
     def played(self, episode: Episode) -> str:
-        """The fenced transcript of what was played."""
+        """The fenced transcript of the played scene."""
         return transcript(line for line in episode.transcript if line.text)
 
     def rated(
         self, replies: Opinions, messages: int, cast: Cast
     ) -> tuple[dict[str, float], dict[str, float | None]]:
-        """(dimension → 0 to 100, metrics beside)."""
+        """(dimension → 0 to 100, additional metrics)."""
         how = cast.panel.combine
 
         def scored(flaws: Flaws) -> float:
@@ -324,7 +324,7 @@ class Coser(Task):
         return points, {**flaws, **agreed}
 
     def facts(self, example: Example, episode: Episode) -> dict[str, float | None]:
-        """What can be counted without a judge."""
+        """Metrics that need no judge."""
         seats, notes = self.acted_seats(example), episode.notes
         counts = [
             n for seat in seats
@@ -341,7 +341,7 @@ class Coser(Task):
         }  # fmt: skip
 
     def likeness(self, example: Example, episode: Episode) -> dict[str, float | None]:
-        """BLEU and ROUGE-L with the book's scene, after the messages that both begin with; None
+        """BLEU and ROUGE-L against the book's scene, after the messages that both start with; None
         without the packages that compute them."""
         count = int(episode.notes.get("replayed", 0))
         gold = "\n".join(line.text for line in self.recorded(example)[count:])
@@ -349,7 +349,7 @@ class Coser(Task):
         return {"bleu": bleu(gold, text), "rouge_l": rouge_l(gold, text)}
 
     def words(self, replies: Opinions) -> str:
-        """The critics' words, a line for each dimension and opinion."""
+        """The critics' texts, one line per dimension and opinion."""
         lines = []
         for slug, opinions in replies.items():
             for flaws in panel.readable(opinions):
@@ -358,14 +358,14 @@ class Coser(Task):
         return "\n".join(lines)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Scenes of books that models may have been trained on, of others, and the gap."""
+        """Means for books that models may have been trained on and for others, and the gap."""
         return judging.distributions(records)
 
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The scene as everybody heard it, the ratings, and what critics said of them that gives
-        nothing away: everybody reads the same notes."""
+        """The audible scene, the ratings, and the critics' remarks that leak nothing, because all
+        characters read the same notes."""
         fields, _ = self.within_budget(example.visible("coach"))
         return {
             "book": fields["book"], "scenario": fields["scenario"],
@@ -382,8 +382,7 @@ class Coser(Task):
         return judging.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
-        """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
-        own lines."""
+        """Notes for all characters must not reveal thoughts, the outcome or the book's lines."""
         fields = example.fields
         outcomes = [text for name, text in fields.items() if name.startswith(OUTCOME_OF)]
         hidden = () if self.plot_is_known else (fields[SUMMARY], *outcomes)
@@ -425,7 +424,7 @@ class Coser(Task):
         self, example: Example, lines: Sequence[Line], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which these messages are played, the actor's and the environment's."""
+        """The episode with these messages of the actor and the environment."""
         stage, rollout = self.stage(example, feedback), Rollout(kind=kind)
         scene = self.book(self, example, stage)
         first, _ = scene.replay()

@@ -337,8 +337,8 @@ class InstalledTask:
         return ConfigError(
             f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
             " ".join(why.split()),
-            f"Correct or reinstall the distribution '{self.distribution}'; docs/reference/task-keys.md "
-            "describes such packages.",
+            f"Correct or reinstall the distribution '{self.distribution}'. "
+            "docs/reference/task-keys.md describes such packages.",
         )
 
 

@@ -1,7 +1,7 @@
 """The schema of `tasks.yaml`: tasks with their columns, metrics and default players, and suites.
 
-It is strict: an unknown key is an error, as is an undeclared seat, column or task. docs/reference/task-keys.md
-explains every key.
+It is strict: an unknown key is an error, as is an undeclared seat, column or task.
+docs/reference/task-keys.md explains every key.
 
 Default players are models per role; users can replace them:
 

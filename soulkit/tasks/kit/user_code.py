@@ -2,7 +2,7 @@
 
 A declaration names code as `module:attribute` (`importer: importer:read`). The module is searched
 in the task's folder first: next to the user's tasks file, in `soulkit/tasks/<folder>/`, or in the
-folder of an installed package. docs/reference/task-keys.md lists the functions and their arguments.
+folder of an installed package. docs/reference/task-keys.md lists the functions.
 
 Keyword-only parameters of such a function become options: `*, half: Literal["cotp", "vp"]` is
 `--half cotp` on the command line. A parameter `task` receives the name of the task.

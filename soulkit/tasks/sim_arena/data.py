@@ -1,13 +1,13 @@
-"""Rows of `sim_math` and `sim_doc`: made here, or imported from SimulatorArena's annotations.
+"""Rows of `sim_math` and `sim_doc`: generated, or imported from SimulatorArena's annotations.
 
-Made rows hold JSON text under `raw`, as released files do: {"raw": "{...}", "index": 4}.
-Annotations are `.json` lists; what else a row needs is looked for in files beside them:
+Generated rows hold JSON text under `raw`, as released files do: {"raw": "{...}", "index": 4}.
+Annotations are `.json` lists; other data is read from files next to them:
 
-    MATH/train, MATH/test                                problem and answer of redacted lessons
+    MATH/train, MATH/test                                problem and answer of removed lessons
     knowledge_state.json                                 how well the student knows each concept
     writing_style.json, interaction_style.json           target features; the profile
     document_creation_user_simulator_background.json     notes, and facts said later
-    preferences.json                                     what the writer wants of the document
+    preferences.json                                     the writer's wishes for the document
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TEXTS = Texts(__file__)
 _FEATURE_KEYS = ("Feature Name", "Feature Question", "Feature Question Answer")
 
 
-# -- made lessons --------------------------------------------------------------------------------
+# -- generated lessons ---------------------------------------------------------------------------
 
 _Numbers = tuple[dict[str, Any], tuple[int, ...]]
 """(the values in a problem's text, the right answer of each step)."""
@@ -77,7 +77,7 @@ _PROBLEMS: tuple[tuple[str, Callable[[random.Random], _Numbers]], ...] = (
 
 
 def lesson_rows(n: int, seed: int) -> list[Row]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_lesson_row(i, seed) for i in range(n)]
 
 
@@ -128,7 +128,7 @@ def _lesson_talk(
 
 
 def _lesson_features(i: int, slips: bool, stuck: str) -> Row:
-    """Target features: none, answered, or asked only with one entry that says nothing."""
+    """Target features: none, answered ones, or questions with one entry that says nothing."""
     entries = (
         ("Message Length", "How long are the messages?", "One or two short sentences."),
         ("Error Handling", "What happens after a mistake?",
@@ -144,11 +144,11 @@ def _lesson_features(i: int, slips: bool, stuck: str) -> Row:
     return {"target_interaction_style_features": [*listed, *empty]}
 
 
-# -- made documents ------------------------------------------------------------------------------
+# -- generated documents -------------------------------------------------------------------------
 
 
 def document_rows(n: int, seed: int) -> list[Row]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_document_row(i, seed) for i in range(n)]
 
 
@@ -159,7 +159,7 @@ def _document_row(i: int, seed: int) -> Row:
     voice, tone = rng.choice(VOICES), rng.choice(TEXTS["tones"])
     intent = plan["intent"].format(x=rng.choice(TEXTS["where"][plan["kind"]]))
     writer = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
-    # By the round, not by the row: else a kind of row would always be the same kind of document.
+    # By round, not by row: otherwise each kind of row would always have the same document type.
     full = (i // len(plans) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan["notes"]]
     messages = [voice.write(text) for text in _writer_messages(intent, notes, tone)]
@@ -219,10 +219,10 @@ def _document_features(voice: Voice, tone: str) -> Row:
 # -- imported ------------------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
-"""Key of a record → what a file beside the annotations says of it; empty without the file."""
+"""Key of a record → its entry in a file next to the annotations; empty without the file."""
 
 LICENCE = "MIT (SimulatorArena)"
-MATH_LICENCE = "MIT (SimulatorArena); the problem is MATH's, whose terms are its own"
+MATH_LICENCE = "MIT (SimulatorArena); the problem is from MATH, which has its own terms"
 MATH_FOLDER = "MATH"
 _FILES = {
     "knowledge": ("knowledge_state.json", "knowledge_state_sample.json"),
@@ -237,7 +237,7 @@ _TALK = ("user_queries", "ai_responses")
 
 
 def import_lessons(path: Path) -> Imported:
-    """Rows of the file of mathematics lessons."""
+    """Rows of the file of math lessons."""
     names = ("knowledge", "writing", "interaction")
     tables = {name: _table(path, "math_tutoring", name) for name in names}
     make = partial(_lesson, tables=tables, math=path.parent / MATH_FOLDER)
@@ -245,7 +245,7 @@ def import_lessons(path: Path) -> Imported:
 
 
 def import_documents(path: Path) -> Imported:
-    """Rows of the file of document creation."""
+    """Rows of the file of documents."""
     names = ("background", "preferences", "writing", "interaction")
     tables = {name: _table(path, "document_creation", name) for name in names}
     return _imported(path, ("document_type", "intent", *_TALK), partial(_document, tables=tables),
@@ -256,16 +256,16 @@ def _imported(
     path: Path, columns: Sequence[str], make: Callable[[RawRow], Row], tables: Mapping[str, Table]
 ) -> Imported:
     absent = [_FILES[name][0] for name, table in tables.items() if not table]
-    notes = [f"Not found beside it, and so not part of the rows: {', '.join(absent)}."]
+    notes = [f"Files not found next to it, so their data is missing: {', '.join(absent)}."]
     return import_records(
         path, lambda record, index: make(record), fields=columns,
-        way_out="Give a file of annotations of SimulatorArena.", licence=LICENCE,
+        way_out="Give a SimulatorArena annotation file.", licence=LICENCE,
         notes=lambda rows, bad: notes if absent else (),
     )  # fmt: skip
 
 
 def _table(path: Path, kind: str, name: str) -> Table:
-    """The object in the first file of that name, empty when there is none; DataError if broken."""
+    """The object in the first file of that name; empty without a file. DataError if unreadable."""
     folders = (path.parent / _PROFILES / kind, path.parent)
     places = (folder / file for folder in folders for file in _FILES[name])
     file_path = next((place for place in places if place.is_file()), None)
@@ -273,7 +273,7 @@ def _table(path: Path, kind: str, name: str) -> Table:
         return {}
     value = read_json(file_path)
     if not isinstance(value, Mapping):
-        raise unreadable_file(file_path, "it is no JSON object")
+        raise unreadable_file(file_path, "it is not a JSON object")
     return value
 
 
@@ -281,17 +281,17 @@ def _table(path: Path, kind: str, name: str) -> Table:
 
 
 def _recorded_talk(record: RawRow, turns: int | None = None) -> tuple[list[str], list[ChatMessage]]:
-    """(what the user said, the conversation), its first `turns` rounds."""
+    """(the user's messages, the conversation), limited to its first `turns` rounds."""
     queries, replies = (record.fields.get(name) for name in _TALK)
     if not isinstance(queries, list) or not isinstance(replies, list) or not queries:
-        raise BadRecord("it holds no conversation")
+        raise BadRecord("it has no conversation")
     if len(replies) not in (len(queries), len(queries) - 1):
         raise BadRecord(f"its {len(queries)} messages and {len(replies)} replies do not alternate")
     queries, replies = queries[:turns], replies[:turns]
     for role, texts in (("user", queries), ("assistant", replies)):
         odd = next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if odd is not None:
-            raise BadRecord(f"message {odd} of its {role} is no text (an upload, or a lost reply)")
+            raise BadRecord(f"message {odd} of its {role} is not text (an upload, or a lost reply)")
     return list(queries), without_blanks(alternate(queries, replies))
 
 
@@ -322,36 +322,36 @@ def _lesson(record: RawRow, tables: Mapping[str, Table], math: Path) -> Row:
 
 
 def _lesson_key(fields: Row, knowledge: Table) -> str:
-    """The key of a lesson in the files of profiles: worker or user, whichever they go by."""
+    """The key of a lesson in the profile files, by worker or by user id."""
     names = [fields.get("workerId"), fields.get("user_id")]
     keys = [str((fields.get("problem_id"), name, fields.get("model"))) for name in names]
     return next((key for key in keys if key in knowledge), keys[0])
 
 
 def _problem(record: RawRow, math: Path) -> tuple[str, str | None]:
-    """(problem, answer) from a restored record, else from MATH; BadRecord without either."""
+    """(problem, answer) from the record itself or from MATH; BadRecord if neither has them."""
     fields = record.fields
     if str(fields.get("question") or "").strip():
         answer = str(fields.get("problem_1_gold_final_answer") or "").strip()
         return str(fields["question"]).strip(), answer or boxed(fields.get("solution"))
     place = str(fields.get("question_location") or "")
     file = math / place
-    if not place or not os.path.isfile(file):  # False for a name that is too long, too
+    if not place or not os.path.isfile(file):  # also False for a name that is too long
         raise BadRecord(
             "its problem was removed by the publisher; put the MATH data set into a folder "
-            f"'{MATH_FOLDER}' beside the file, so that it holds '{place or 'the problem':.200}'"
+            f"'{MATH_FOLDER}' next to the file, so that it holds '{place or 'the problem':.200}'"
         )
     if not file.resolve().is_relative_to(math.resolve()):
-        raise BadRecord(f"its problem '{place}' lies outside of {MATH_FOLDER}")
+        raise BadRecord(f"its problem '{place}' is outside of {MATH_FOLDER}")
     held = read_json(file)
     problem = str(held.get("problem") or "").strip() if isinstance(held, Mapping) else ""
     if not problem:
-        raise BadRecord(f"'{place}' of {MATH_FOLDER} holds no problem")
+        raise BadRecord(f"'{place}' in {MATH_FOLDER} contains no problem")
     return problem, boxed(held.get("solution"))
 
 
 def boxed(solution: Any) -> str | None:
-    r"""What stands in the last `\boxed{...}` of a solution, None without one."""
+    r"""The content of the last `\boxed{...}` in a solution; None if there is none."""
     _, mark, tail = str(solution or "").rpartition("\\boxed{")
     depth = 1
     for end, sign in enumerate(tail if mark else ""):
@@ -405,7 +405,7 @@ def _document(record: RawRow, tables: Mapping[str, Table]) -> Row:
 
 
 def _notes_of(fields: Row, background: Any) -> str | None:
-    """Questions and answers from the background file, else those in the record itself."""
+    """Questions and answers from the background file, or from the record itself."""
     questions, answers = (_listed(fields.get(f"bullet_points{end}")) for end in ("", "_responses"))
     pairs = [
         (item.get("question"), item.get("answer"))
@@ -429,7 +429,7 @@ def _joined(answer: Any) -> str:
 
 
 def _styles(tables: Mapping[str, Table], key: str) -> dict[str, list[Row]]:
-    """`writing` and `interaction` → the features of one record, where a file tells them."""
+    """`writing` and `interaction` → features of one record, for the files that have them."""
     listed = {name: _listed(tables[name].get(key)) for name in ("writing", "interaction")}
     return {name: features for name, features in listed.items() if features}
 
@@ -450,7 +450,7 @@ def _answered(items: Any, name: str, answer: str) -> list[str]:
     ]
 
 
-# -- as read ---------------------------------------------------------------------------------------
+# -- reading rows ----------------------------------------------------------------------------------
 
 NAME, ANSWER, QUESTION = "Feature Name", "Feature Question Answer", "Feature Question"
 WRITING, INTERACTION = "target_writing_style_features", "target_interaction_style_features"
@@ -459,20 +459,20 @@ FEATURES = (WRITING, INTERACTION)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A feature that a simulation should show."""
+    """A feature that the simulated person should show."""
 
     label: str
-    """Its name; with a number where another feature of the row has the same."""
+    """Its name; numbered if another feature of the row has the same name."""
     text: str
-    """What is known of it, else what is asked about it."""
+    """Its answer, or else its question."""
     column: str
     """WRITING or INTERACTION."""
 
 
 def read_arena_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The opened fields of a row in one spelling. DataError for what nothing can be compared with.
+    """The parsed fields of a row, normalised. DataError if there is nothing to compare with.
 
-    `features` says whether the row has target features at all.
+    `features` says whether the row has target features.
     """
     lists = {name: features(fields[name], name) for name in FEATURES if name in fields}
     return {
@@ -485,7 +485,7 @@ def read_arena_row(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def features(value: Any, column: str) -> list[dict[str, str]] | None:
-    """The features that say something, in their order; None for none. DataError for no list."""
+    """The non-empty features, in order; None if there are none. DataError unless it is a list."""
     if value is None or value == "":
         return None
     items = structure(value)
@@ -504,7 +504,7 @@ def _feature(item: Any) -> dict[str, str]:
 
 
 def targets(fields: Mapping[str, Any]) -> tuple[Target, ...]:
-    """The target features of a row, those of writing first, each under a label of its own."""
+    """The target features of a row, writing features first, each with a unique label."""
     listed: list[Target] = []
     for column in FEATURES:
         for feature in fields.get(column) or ():
@@ -514,7 +514,7 @@ def targets(fields: Mapping[str, Any]) -> tuple[Target, ...]:
 
 
 def _free_label(name: str, taken: Iterable[str]) -> str:
-    """`name` on one line, with the first number that makes it unlike the labels in use."""
+    """`name` on one line, numbered if the label is already in use."""
     label, number, used = " ".join(name.split()), 1, {other.casefold() for other in taken}
     free = label
     while free.casefold() in used:
@@ -524,7 +524,7 @@ def _free_label(name: str, taken: Iterable[str]) -> str:
 
 
 def human_lines(fields: Mapping[str, Any], actor: str, partner: str) -> list[Line]:
-    """The recorded conversation as lines of the two seats; empty where it is one text."""
+    """The recorded conversation as lines of the two seats; empty if it is a single text."""
     recorded = fields["human_public_conversation"]
     if isinstance(recorded, str):
         return []
@@ -533,7 +533,7 @@ def human_lines(fields: Mapping[str, Any], actor: str, partner: str) -> list[Lin
 
 
 def human_messages(fields: Mapping[str, Any]) -> list[str]:
-    """What the person wrote, message by message, blank ones left out."""
+    """The person's non-blank messages."""
     return [text for text in fields["human_user_queries"] if text.strip()]
 
 
@@ -542,16 +542,16 @@ def _queries(value: Any) -> list[str]:
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, str) for message in messages
     ):
-        what = "row: 'human_user_queries' should hold what the person said."
+        what = "row: 'human_user_queries' should hold the person's messages."
         raise RowError(what, f"It holds {type(value).__name__} {value!r:.60}.")
     if not any(message.strip() for message in messages):
-        what = "row: 'human_user_queries' holds no words."
-        raise RowError(what, "There is nothing to compare a simulated person with.")
+        what = "row: 'human_user_queries' has no text."
+        raise RowError(what, "There is no human text to compare the simulated person with.")
     return list(messages)
 
 
 def _talk(value: Any) -> Any:
-    """The conversation as messages; a text that lists its lines stays as it is."""
+    """The conversation as messages; a transcript in one text stays unchanged."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     return conversation(value, "human_public_conversation")

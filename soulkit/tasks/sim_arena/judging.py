@@ -1,13 +1,13 @@
-"""SimulatorArena: questions to judges about a simulated person, the scores, and feedback.
+"""SimulatorArena: judge questions about a simulated person, scores, and feedback.
 
-    question            asked about                                      answer        share
-    writing_style       the messages of both                             1 to 5        x / 5
-    interaction_style   the conversations of both                        1 to 5        x / 5
-    features            the simulation, and what the person is like      Match or not  matches / all
-    document            what the assistant made in the end               1 to 10       x / 10
+    question            compared or rated                              answer        share
+    writing_style       the messages of both                           1 to 5        x / 5
+    interaction_style   the conversations of both                      1 to 5        x / 5
+    features            the simulation against the person's traits     Match or not  matches / all
+    document            the assistant's final document                 1 to 10       x / 10
 
-A verdict on features names each once, in any order. Judges saw the person's own words: a coach
-gets the sentences that do not repeat them, and rules speak of the person's manner alone.
+A verdict on features names each one once, in any order. Judges see the person's own words, so a
+coach gets only the sentences that do not repeat them, and rules comment only on the manner.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from soulkit.types import Form, Score
 
 
 def mean_words(texts: Sequence[str]) -> float:
-    """Words of a text on average; 0 without any."""
+    """The average number of words per text; 0 without texts."""
     return sum(len(text.split()) for text in texts) / len(texts) if texts else 0.0
 
 
 STYLES = ("writing_style", "interaction_style")
 FULFILMENT, DOCUMENT = "features", "document"
 LIKERT, RATING = (1.0, 5.0), (1.0, 10.0)
-"""The ends of the two scales."""
+"""The lowest and highest values of the two scales."""
 MATCH, NO_MATCH = "Match", "No Match"
 Replies = Mapping[str, Sequence[Opinion[Any]]]
-"""Purpose → the opinions on it."""
+"""Purpose → the judges' opinions."""
 
 
 class Likert(VerdictShape):
@@ -88,7 +88,7 @@ class _EachOnce(VerdictShape):
 
 @lru_cache(maxsize=512)
 def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
-    """The shape of a verdict that names each of `labels` once."""
+    """The schema of a verdict that names each of `labels` once."""
     allowed: Any = Literal.__getitem__(labels)
     name: Any = Annotated[allowed, BeforeValidator(partial(_as_called, labels))]
     verdict = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
@@ -101,8 +101,8 @@ def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
 
 @lru_cache(maxsize=512)
 def loose_fulfilment(labels: tuple[str, ...]) -> type[VerdictShape]:
-    """Verdicts in a row, as many as the judge gives and under whatever names (`reference`); the
-    form alone tells it what the features are called."""
+    """The schema for a list of verdicts of any length and with any names (`reference`); only the
+    form names the features."""
     hint = Field(json_schema_extra={"enum": list(labels)} if labels else None)
     verdict = create_model(
         "FeatureVerdict", __base__=FeatureVerdict, feature_name=(Annotated[str, hint], ...)
@@ -122,7 +122,7 @@ def _as_called(labels: tuple[str, ...], name: Any) -> Any:
 
 
 def raw_numbers(replies: Replies, combine: Combine) -> dict[str, float]:
-    """Question on a scale → its number, of those that somebody answered."""
+    """Question on a scale → its number, if at least one judge answered."""
     readers: dict[str, Callable[[Any], float]] = {
         **dict.fromkeys(STYLES, lambda answer: float(answer.similarity_score)),
         DOCUMENT: lambda answer: float(answer.rating),
@@ -150,13 +150,13 @@ def _shows(label: str, answer: Any) -> float:
 
 
 def from_zero(likert: float) -> float:
-    """A Likert number as a share of its scale, in [0, 1]: 1 is 0, and so is what lies below."""
+    """A Likert number rescaled to [0, 1]: 1 and anything below becomes 0."""
     low, high = LIKERT
     return min(1.0, max(0.0, (likert - low) / (high - low)))
 
 
 def style_agreement(replies: Replies) -> dict[str, float]:
-    """How far several opinions on the styles agree."""
+    """Agreement between several opinions on the styles."""
     return mean_agreement(
         (replies.get(name, ()), lambda answer: answer.similarity_score, *LIKERT) for name in STYLES
     )
@@ -170,7 +170,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def judge_words(replies: Replies) -> str:
-    """What the judges said, a line for each question and opinion."""
+    """The judges' texts, one line per question and opinion."""
     lines = [
         f"{purpose}: {_line(opinion.fields)}"
         for purpose, opinions in replies.items()
@@ -191,24 +191,24 @@ def _line(said_fields: Mapping[str, Any]) -> str:
 
 TEXTS = Texts(__file__)
 FAR = 2.0
-"""So many times as long is another manner."""
+"""Messages this many times longer, or shorter, differ in manner."""
 COPIED = 8
-"""So many words in a row of the text before the person are no question of theirs."""
+"""This many consecutive words from the person's materials count as copied."""
 RUBRIC = (
     "similarity score", "key differences", "No Match", "feature list", "fulfillment rate",
     "document rating",
 )  # fmt: skip
-"""Words of the rubric that nobody in a chat would use."""
+"""Rubric terms that no one in a chat would use."""
 _CAPITAL, _WORD_SIGN = re.compile(r"\W*[A-Z]"), re.compile(r"\w")
 
 
 def style_notes(score: Score, view: LeakView) -> str:
-    """What the judges saw, fenced, without the sentences that repeat something of the person's."""
+    """The judges' remarks, fenced, without sentences that repeat the person's texts."""
     return remarks_without_secrets(_judges_remarks(score), replace(view, private=()), ends=".!?;")
 
 
 def _judges_remarks(score: Score) -> Iterator[tuple[str, str]]:
-    """(what it is about, what a judge wrote about it)."""
+    """(topic, a judge's remark on it)."""
     titles = {"writing_style": "manner of writing", "interaction_style": "manner of dealing"}
     for verdict in score.verdicts:
         for difference in verdict.said.get("key_differences") or ():
@@ -224,7 +224,7 @@ def _judges_remarks(score: Score) -> Iterator[tuple[str, str]]:
 def draft_remarks(
     turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
 ) -> list[str]:
-    """What rules can tell from a draft; `shown` is what the person has before them."""
+    """Rule-based remarks on a draft; `shown` is the material that the person has."""
     texts: Mapping[str, str] = TEXTS["remarks"]
     return [texts[name] for name in _remarks(turns, human, shown, most_turns)]
 
@@ -264,8 +264,8 @@ def _begins_large(text: str) -> bool:
 
 
 def _ends_marked(text: str) -> bool:
-    """Whether a mark stands behind the last word; looked for from the end, since a search for one
-    with no word behind it costs the square of a message of marks."""
+    """Whether punctuation follows the last word. Searched from the end: a regex search would be
+    quadratic in a message of many marks."""
     behind = _WORD_SIGN.split(text)[-1]
     return any(mark in behind for mark in ".!?")
 
@@ -275,7 +275,7 @@ def _share(has: Callable[[str], bool], texts: Sequence[str]) -> float:
 
 
 def mark_lines(metrics: Mapping[str, float | None]) -> list[str]:
-    """The numbers of a draft in words, as the coach's template shows them."""
+    """The numbers of a draft in words, for the coach's template."""
     numbers = {name: metrics.get(name) for name in TEXTS["marks"]}
     return [TEXTS["marks"][name].format(n) for name, n in numbers.items() if n is not None]
 
@@ -284,9 +284,9 @@ def mark_lines(metrics: Mapping[str, float | None]) -> list[str]:
 
 
 def scripted_answer(form: Form | None, perfect: bool) -> str | None:
-    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom.
+    """The judge's scripted reply for `form`: the top or bottom of every scale.
 
-    Features are named in the form itself; a form that leaves their names open gets none.
+    Features are taken from the form; a form with open names gets none.
     """
     end = int(perfect)
     match form.name if form is not None else "":

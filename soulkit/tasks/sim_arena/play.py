@@ -1,14 +1,14 @@
-"""How a person of SimulatorArena is played: reading turns, the conversation, and scripts of it.
+"""Playing a person of SimulatorArena: parsing turns, the conversation, and scripted episodes.
 
-The actor is the person and speaks first, eight times at most; the assistant is the partner. A turn
-is asked for as `Query: …`, `Response: …` or `Message: …`, or as the phrase `terminate conversation`
-on a line of its own. The assistant hears it without its tag, and never the phrase.
+The actor is the person and opens, with at most eight messages; the assistant is the partner. A turn
+must be `Query: …`, `Response: …` or `Message: …`, or the phrase `terminate conversation` on a line
+of its own. The assistant gets it without the tag and never sees the phrase.
 
     "Thought: lost\\nMessage: how do i start"         → how do i start
-    "Response: thanks!\\nterminate conversation"      → thanks!, and the conversation is over
-    "please do not terminate conversation yet"       → said as it stands
+    "Response: thanks!\\nterminate conversation"      → thanks!, and the conversation ends
+    "please do not terminate conversation yet"       → unchanged
 
-A person that says nothing ends the conversation; an assistant silent twice breaks it.
+If the person says nothing, the conversation ends; if the assistant is silent twice, it fails.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _END = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A turn as it was read."""
+    """A parsed turn."""
 
     text: str
-    """What everybody hears; empty for nothing."""
+    """What others hear; may be empty."""
     ended: bool = False
-    """Whether the conversation ends with it."""
+    """Whether the conversation ends with this turn."""
     status: str = "ok"
-    """`ok`, `salvaged` (readable, and not in the form asked for), `empty`."""
+    """`ok`, `salvaged` (readable but not in the required form), or `empty`."""
 
 
 def read_utterance(reply: str, tags: Sequence[str]) -> Utterance:
-    """What a reply says and whether it ends the conversation; `tags` are those asked for."""
+    """The text of a reply, and whether it ends the conversation; `tags` are the required tags."""
     words = spoken(reply, "paper")
     message, tagged = _after_tag(words, tuple(tags))
     end = _END.search(message)
@@ -68,7 +68,7 @@ def read_utterance(reply: str, tags: Sequence[str]) -> Utterance:
 
 
 def _after_tag(words: str, tags: tuple[str, ...]) -> tuple[str, bool]:
-    """(what comes after the first tag, whether nothing stood before it); all without a tag."""
+    """(text after the first tag, whether the reply starts with it); the whole text without one."""
     at_line, anywhere = _patterns(tags)
     tag = at_line.search(words) or anywhere.search(words)
     if tag is None:
@@ -78,7 +78,7 @@ def _after_tag(words: str, tags: tuple[str, ...]) -> tuple[str, bool]:
 
 @cache
 def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """A tag where a line begins, in any case and in bold type; and one anywhere, as asked for."""
+    """Patterns for a tag at the start of a line (any case, or bold), and for an exact tag."""
     either = "|".join(map(re.escape, tags))
     at_line = rf"^[^\w\n]{{0,8}}(?:{either})[*_]{{0,3}}[ \t]?:[*_]{{0,3}}"
     return (
@@ -98,13 +98,13 @@ class PlayedPerson(DialogueTask):
     """A task in which the actor plays a person who talks to an assistant."""
 
     tags_asked: tuple[str, ...]
-    """The tags of a message; the first is that of the first message."""
+    """The tags of messages; the first one is for the first message."""
     default_turns = 8
 
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        """Parse JSON text in columns of type `any`, so that both spellings are the same row."""
         kinds = self.spec.columns
         opened = {k: structure(v) if kinds[k].type == "any" else v for k, v in fields.items()}
         return read_arena_row(opened)
@@ -112,7 +112,7 @@ class PlayedPerson(DialogueTask):
     # -- prompts ------------------------------------------------------------------------------
 
     def view(self, example: Example, reader: str) -> dict[str, Any]:
-        """What a reader may see, within its word budgets."""
+        """The fields that a reader may see, within its word budgets."""
         view, _ = self.within_budget(example.visible(reader))
         return view
 
@@ -120,7 +120,7 @@ class PlayedPerson(DialogueTask):
         return tuple(self.conversation(example, None).context)
 
     def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """The actor's side before the first turn."""
+        """The actor's conversation before its first turn."""
         seat = self.acted_seat(example)
         _, cuts = self.within_budget(example.visible(seat))
         talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
@@ -136,7 +136,7 @@ class PlayedPerson(DialogueTask):
         actor = self.acted_seat(example)
         return others_view(seat, [brief], [Line(actor, first), *lines[1:]])
 
-    # -- the road -----------------------------------------------------------------------------
+    # -- playing ------------------------------------------------------------------------------
 
     def read(self, reply: str) -> Utterance:
         return read_utterance(reply, self.tags_asked)
@@ -169,12 +169,12 @@ class PlayedPerson(DialogueTask):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        """The actor's turn; why it ends the conversation, empty where it does not."""
+        """The actor's turn; returns the stop reason, or an empty text to continue."""
         reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
         return self.take_turn(talk, reply.text)
 
     def take_turn(self, talk: Conversation, reply: str) -> str:
-        """The actor's reply as a line; why it ends the conversation, empty where it does not."""
+        """Add the actor's reply as a line; returns the stop reason, or an empty text."""
         turn = self.read(reply)
         if turn.text:
             talk.record(Line(talk.seat, turn.text), memory=self.memory(reply))
@@ -183,14 +183,14 @@ class PlayedPerson(DialogueTask):
         return "" if turn.text else "empty"
 
     def memory(self, reply: str) -> str:
-        """What the actor sees of its own reply later."""
+        """The actor's own reply as it sees it later."""
         return partner_words(reply) or reply
 
     async def ask_partner(
         self, cast: Cast, context: Sequence[Segment], call: Call, talk: Conversation
     ) -> str | None:
-        """What the assistant says; PartnerError when that is nothing, twice. None: it is silent,
-        and that ends the conversation."""
+        """The assistant's reply; PartnerError if two attempts give nothing. None means that the
+        assistant is silent, which ends the conversation."""
         player = cast.player("partner")
         text, usage = await partner_reply(player, context, call, partner_words, "the assistant")
         talk.usage += usage
@@ -199,10 +199,10 @@ class PlayedPerson(DialogueTask):
     async def close(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> None:
-        """What is asked for when the conversation is over."""
+        """Request what follows after the end of the conversation."""
 
     def turns(self, episode: Episode) -> list[Utterance]:
-        """The actor's turns, read again from what it emitted."""
+        """The actor's turns, parsed again from its completions."""
         turns = episode.traces[0].turns if episode.traces else ()
         return [self.read(turn.completion.text) for turn in turns]
 
@@ -224,15 +224,15 @@ class PlayedPerson(DialogueTask):
         return self.scripted_talk(example, [self.tagged(text, i) for i in range(CANARY_TURNS)])
 
     def tagged(self, text: str, index: int) -> str:
-        """A message in the form that is asked for."""
+        """A message in the required form."""
         return f"{self.tags_asked[min(index, len(self.tags_asked) - 1)]}: {text}"
 
     def scripted_talk(
         self, example: Example, replies: Sequence[str], answers: Sequence[str] = (),
         feedback: Feedback | None = None, kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which the actor says `replies` and the assistant `answers`, then nothing
-        in particular."""
+        """The episode in which the actor says `replies` and the assistant `answers`, then neutral
+        texts."""
         talk, stop = self.conversation(example, feedback), "max_turns"
         neutral = TEXTS["neutral"]
         partner_lines = chain(answers, neutral, repeat(neutral[-1]))
@@ -246,7 +246,7 @@ class PlayedPerson(DialogueTask):
         return talk.episode(example, Rollout(kind=kind), stop)
 
     def script_close(self, talk: Conversation) -> None:
-        """What is there at the end of a scripted conversation."""
+        """Add what follows after the end of a scripted conversation."""
 
     def gold_text(self, example: Example) -> str:
         return "\n".join(human_messages(example.fields))

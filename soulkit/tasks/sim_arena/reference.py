@@ -1,11 +1,11 @@
-"""SimulatorArena under `--protocol reference`: the published reading, stops and arithmetic.
+"""SimulatorArena under `--protocol reference`: the published parsing, stops and arithmetic.
 
-A turn is what stands after the first `Response:`, else `Query:` (`Message:` for documents), with
-its thinking; the phrase ends it wherever it stands, and so does a tag with nothing after it.
-Whoever is silent ends the conversation, which is judged all the same, and a document is asked for
-even where nothing was said. The mean has its full denominator: a part that no judge gave, or that
-the row lacks, counts 0. Numbers off a scale are moved to its end; verdicts on features belong to
-them by their place. There is no feedback.
+A turn is the text after the first `Response:`, else `Query:` (`Message:` for documents), including
+thinking; the phrase ends the conversation anywhere in it, as does a tag with nothing after it. A
+silent turn of either side ends the conversation, which is still judged, and a document is requested
+even if nothing was said. The mean always has its full denominator: a part without a judge's answer,
+or without data in the row, counts 0. Numbers off a scale are clipped; verdicts on features are
+matched by position. There is no feedback.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from soulkit.types import (
 
 NO_ROOM = "length"
 ANSWERED = "parts/answered"
-"""Metric: the share of what judges were asked that one of them answered."""
+"""Metric: the share of the judge questions that got an answer."""
 
 
 class PublishedPerson(SimArena):
-    """What differs in both tasks."""
+    """The differences for both tasks."""
 
     tags_read: tuple[str, ...]
-    """The tags in the order in which they are looked for."""
+    """The tags, in the order in which they are searched."""
     shapes = (judging.LooseLikert, judging.LooseRating)
     judges_silence = True
     needs_all = False
 
-    # -- the road -----------------------------------------------------------------------------
+    # -- playing ------------------------------------------------------------------------------
 
     def read(self, reply: str) -> Utterance:
         return read_published(reply, self.tags_read)
@@ -76,7 +76,7 @@ class PublishedPerson(SimArena):
     async def ask_partner(
         self, cast: Cast, context: Sequence[Segment], call: Call, talk: Conversation
     ) -> str | None:
-        """One attempt, its thinking part of it."""
+        """A single attempt; thinking counts as part of the reply."""
         try:
             reply = await cast.player("partner").complete(context, call)
         except CallError as error:
@@ -101,7 +101,7 @@ class PublishedPerson(SimArena):
     def feature_shares(
         self, example: Example, replies: Replies, panel: Panel
     ) -> Mapping[str, float]:
-        """Column → share, by the first opinion that could be read."""
+        """Column → share, by the first readable opinion."""
         opinions = readable(replies.get(FULFILMENT, ()))
         verdicts = [r.classification for r in opinions[0].results] if opinions else None
         return self.published_shares(targets(example.fields), verdicts)
@@ -109,12 +109,12 @@ class PublishedPerson(SimArena):
     def published_shares(
         self, listed: Sequence[Target], verdicts: Sequence[str] | None
     ) -> dict[str, float]:
-        """Column → share of its features, paired with the verdicts by their place."""
+        """Column → share of its features, matched to the verdicts by position."""
         return by_position([target.column for target in listed], verdicts, self.feature_metrics)
 
     def coverage(self, replies: Replies) -> dict[str, float | None]:
-        """The share of the questions that were answered: a failed judge is a 0 here, and nothing
-        else would tell it from a bad conversation."""
+        """The share of answered questions: a failed judge counts 0 here and could otherwise not be
+        told from a bad conversation."""
         answered = [bool(readable(opinions)) for opinions in replies.values()]
         return {ANSWERED: sum(answered) / len(answered)}
 
@@ -122,11 +122,11 @@ class PublishedPerson(SimArena):
         return "ok"
 
     def told(self, lines: Iterable[Line], mark: str) -> str:
-        """Lines as the published prompts show them."""
+        """Lines in the format of the published prompts."""
         return fence(published_lines(lines, self.labels), mark)
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
-        """None for a row that lacks a part: not even its own person could have the maximum."""
+        """None for a row that lacks a part, because the maximum is then out of reach."""
         complete = self.tags(example.fields)["parts"] == "all"
         return super().gold(example, feedback) if complete else None
 
@@ -138,7 +138,7 @@ class PublishedPerson(SimArena):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """How much of the mean over the rows is of judges' making."""
+        """The mean share of judge questions that got an answer."""
         answered = mean_of([record.score.metrics.get(ANSWERED) for record in drafts(records)])
         return {ANSWERED: answered} if answered.n_scored else {}
 
@@ -149,7 +149,7 @@ class SimMathReference(PublishedPerson, SimMath):
     def published_shares(
         self, listed: Sequence[Target], verdicts: Sequence[str] | None
     ) -> dict[str, float]:
-        """Over however many verdicts came back."""
+        """Over all verdicts that came back, whatever their number."""
         if not verdicts:
             return {}
         return dict.fromkeys(self.feature_metrics, share_of_matches(verdicts))
@@ -159,7 +159,7 @@ class SimDocReference(PublishedPerson, SimDoc):
     tags_read = ("Message",)
 
     def asked(self, example: Example) -> tuple[str, ...]:
-        """Features are asked about even where there are none."""
+        """Features are asked about even if there are none."""
         return (*super().asked(example)[:3], FULFILMENT)
 
 
@@ -167,7 +167,7 @@ class SimDocReference(PublishedPerson, SimDoc):
 
 
 def read_published(reply: str, tags: Sequence[str]) -> Utterance:
-    """What the published code takes for a turn."""
+    """The turn as the published code parses it."""
     message, tagged = reply, False
     for tag in tags:
         _, mark, rest = reply.partition(f"{tag}:")
@@ -182,7 +182,7 @@ def read_published(reply: str, tags: Sequence[str]) -> Utterance:
 
 
 def published_lines(lines: Iterable[Line], labels: Mapping[str, str]) -> str:
-    """One utterance after the other, as `- Student: ...`."""
+    """One utterance per line, as `- Student: ...`."""
     return "\n".join(f"- {labels.get(line.seat, line.seat)}: {line.text}" for line in lines)
 
 
@@ -190,27 +190,27 @@ def published_lines(lines: Iterable[Line], labels: Mapping[str, str]) -> str:
 
 
 def published_norm(raw: float | None, top: float) -> float | None:
-    """`raw` / `top` between 0 and 1, whatever is no number as 1; None for nothing."""
+    """`raw` / `top` clipped to [0, 1], NaN as 1; None for None."""
     if raw is None:
         return None
     return 1.0 if math.isnan(raw) else min(1.0, max(0.0, raw / top))
 
 
 def published_mean(values: Sequence[float | None]) -> float:
-    """The mean, in which what is missing counts 0; 0 for no values."""
+    """The mean, with missing values as 0; 0 for no values."""
     return sum(value or 0.0 for value in values) / len(values) if values else 0.0
 
 
 def share_of_matches(verdicts: Sequence[str]) -> float:
-    """The share of `Match`; 0 for no verdicts."""
+    """The share of `Match`; 0 without verdicts."""
     return sum(verdict == MATCH for verdict in verdicts) / len(verdicts) if verdicts else 0.0
 
 
 def by_position(
     columns: Sequence[str], verdicts: Sequence[str] | None, known: Iterable[str] = FEATURES
 ) -> dict[str, float]:
-    """Column → share of `Match` among the verdicts that fall to its features, the first verdict to
-    the first feature; 0 where none does."""
+    """Column → share of `Match` among the verdicts of its features, matched by position; 0 without
+    verdicts."""
     pairs = list(zip(columns, verdicts or (), strict=False))
     return {
         column: share_of_matches([verdict for other, verdict in pairs if other == column])

@@ -1,14 +1,14 @@
-"""SimulatorArena: a student with a problem, or a writer with a document in mind, talks to an AI.
+"""SimulatorArena: a student with a problem, or a writer who needs a document, talks to an AI.
 
-The actor plays the person, eight messages at most; the assistant is the partner. Judges compare
-what came of it with what the real person wrote:
+The actor plays the person, with at most eight messages; the assistant is the partner. Judges
+compare the conversation with what the real person wrote:
 
     sim_math   (writing / 5 + interaction / 5 + features) / 3
     sim_doc    (document / 10 + writing / 5 + interaction / 5 + writing features
                 + interaction features) / 5
 
-`paper`: a row without recorded features has the mean of its other parts. The headline is the mean
-of all parts, each over the rows that have it. A part that a judge owes leaves the episode unscored.
+`paper`: a row without recorded features gets the mean of its other parts. The headline is the mean
+of all parts, each over the rows that have it. A missing judge answer leaves the episode unscored.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ from soulkit.types import (
 )
 
 FINAL_DOCUMENT = "final_document"
-"""The note of an episode that holds the document, and the purpose of the call for it."""
+"""The episode note with the document, and the purpose of the call for it."""
 _METRICS = {"writing_style": "style/writing", "interaction_style": "style/interaction",
             DOCUMENT: "document/rating"}  # fmt: skip
 TOPS = {**dict.fromkeys(STYLES, LIKERT[1]), DOCUMENT: RATING[1]}
 _TELLING = 2
-"""An answer of so many signs can be told from an ordinary figure in an advice."""
+"""Shorter answers cannot be told from ordinary numbers in feedback."""
 
 
 class SimArena(PlayedPerson):
-    """What both tasks share; a subclass says who talks to whom, and about what."""
+    """The shared code of both tasks; a subclass defines the person and the topic."""
 
     person: str
     partner_name: str
     labels: ClassVar[Mapping[str, str]]
-    """Seat → how a transcript names it."""
+    """Seat → its name in transcripts."""
     looks_as: str
-    """The table of texts that lists what questions on style look at."""
+    """The text table with the aspects of questions on style."""
     parts: tuple[str, ...]
-    """The parts of the score of a row that has them all."""
+    """The parts of a complete row's score."""
     feature_metrics: ClassVar[Mapping[str, str]]
     """Column of features → metric of their share."""
     known_as: ClassVar[Mapping[str, str]]
-    """Column → what a coach is told that it is."""
+    """Column → its name for the coach."""
     shapes: tuple[type[VerdictShape], ...] = (judging.Likert, judging.DocumentRating)
-    """What the scales are read with."""
+    """The schemas of verdicts on scales."""
     judges_silence = False
-    """Whether an actor that never said anything is judged like any other."""
+    """Whether judges also rate an actor that never said anything."""
     needs_all = True
-    """Whether a question that nobody answered leaves the episode unscored."""
+    """Whether an unanswered question leaves the episode unscored."""
 
     @property
     def looks_at(self) -> Mapping[str, Sequence[str]]:
-        """Question on a style → the features that it looks at."""
+        """Question on a style → the aspects that it lists."""
         looks_at: Mapping[str, Sequence[str]] = TEXTS["looks_at"][self.looks_as]
         return looks_at
 
@@ -99,13 +99,13 @@ class SimArena(PlayedPerson):
         return {"actor": self.most_turns, "partner": self.most_turns, "judge": questions}
 
     def asked(self, example: Example) -> tuple[str, ...]:
-        """The questions about an episode of this row."""
+        """The judge questions about an episode of this row."""
         return (*STYLES, FULFILMENT) if targets(example.fields) else STYLES
 
     # -- scoring ------------------------------------------------------------------------------
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """Raises UnreadableVerdict (the episode is then unscored) when a part is missing."""
+        """Raises UnreadableVerdict (the episode is then unscored) if a part is missing."""
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         turns = self.turns(episode)
@@ -128,21 +128,21 @@ class SimArena(PlayedPerson):
         )  # fmt: skip
 
     def status_of(self, turns: Sequence[Utterance]) -> str:
-        """Whether every turn was in the form that is asked for."""
+        """Whether every turn was in the required form."""
         return "salvaged" if any(turn.status == "salvaged" for turn in turns) else "ok"
 
     def scaled(self, raw: Mapping[str, float]) -> dict[str, float]:
-        """Question on a scale → its number as a share of the best."""
+        """Question on a scale → its number as a share of the maximum."""
         return {name: raw[name] / TOPS[name] for name in raw}
 
     def value(self, shares: Mapping[str, float]) -> float:
-        """One number of the parts that there are."""
+        """The mean of the available parts."""
         return sum(shares.values()) / len(shares)
 
     def feature_shares(
         self, example: Example, replies: Replies, panel: Panel
     ) -> Mapping[str, float]:
-        """Column → share of its features that showed, of the columns that the row has."""
+        """Column → share of its features that were shown, for the columns that the row has."""
         if FULFILMENT not in replies:
             return {}
         listed = targets(example.fields)
@@ -151,7 +151,7 @@ class SimArena(PlayedPerson):
     def metrics(
         self, raw: Mapping[str, float], shares: Mapping[str, float]
     ) -> dict[str, float | None]:
-        """The parts by their names, raw; a part that is not there has no entry."""
+        """The raw parts by name; missing parts have no entry."""
         metrics: dict[str, float | None] = {_METRICS[name]: raw[name] for name in raw}
         for name in STYLES:
             if name in raw:
@@ -160,8 +160,7 @@ class SimArena(PlayedPerson):
         return {**metrics, "parts/share": (len(raw) + len(shares)) / len(self.parts)}
 
     def coverage(self, replies: Replies) -> dict[str, float | None]:
-        """What says of a scored episode that a judge owes something; nothing, where it is unscored
-        then."""
+        """Metrics of missing judge answers; none here, because such episodes are unscored."""
         return {}
 
     def _turn_metrics(
@@ -180,7 +179,7 @@ class SimArena(PlayedPerson):
         return self.silent_score(episode, words, metrics, templates=self.templates_of(example))
 
     def templates_of(self, example: Example) -> tuple[str, ...]:
-        """The prompts that the score of a row depends on."""
+        """The prompts that affect the score of a row."""
         actor, partner = self.acted_seat(example), self.partner_seat(example)
         seats = (actor, f"{actor}_opening", partner, f"{partner}_opening")
         return (*seats, *(_TEMPLATES[name] for name in self.asked(example)))
@@ -197,7 +196,7 @@ class SimArena(PlayedPerson):
         return made
 
     def shape(self, name: str, example: Example) -> type[VerdictShape]:
-        """What a question is answered with."""
+        """The schema of a question's answer."""
         likert, rating = self.shapes
         if name == FULFILMENT:
             return judging.fulfilment_shape(tuple(t.label for t in targets(example.fields)))
@@ -235,11 +234,11 @@ class SimArena(PlayedPerson):
         )  # fmt: skip
 
     def feature_line(self, target: Target) -> str:
-        """A feature as the judge reads it."""
+        """A feature as the judge sees it."""
         return f"- {target.label}: {utterance(target.text)}"
 
     def told(self, lines: Iterable[Line], mark: str) -> str:
-        """Lines as a judge reads them."""
+        """Lines as a judge sees them."""
         return transcript(lines, self.labels, mark)
 
     # -- feedback -----------------------------------------------------------------------------
@@ -255,7 +254,7 @@ class SimArena(PlayedPerson):
         }  # fmt: skip
 
     def brief(self, example: Example) -> list[tuple[str, str]]:
-        """(name, text) of what actor and coach know of the row."""
+        """(name, text) of the row's fields that both actor and coach know."""
         view = self.view(example, "coach")
         return [(name, view[column]) for column, name in self.known_as.items() if view.get(column)]
 
@@ -288,7 +287,7 @@ class SimArena(PlayedPerson):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Each part over the rows that have it, and the mean score of rows with all parts."""
+        """Each part over the rows that have it, and the mean score of complete rows."""
         main = drafts(records)
         names = {**{p: _METRICS[p] for p in self.parts if p in _METRICS}, **self.feature_metrics}
         metrics = {
@@ -307,7 +306,7 @@ class SimArena(PlayedPerson):
 
 
 def _has_part(record: Record, metric: str) -> bool:
-    """Whether a row has the part; one without a score has what its tags leave open."""
+    """Whether a row has the part; for an unscored row, whether its tags allow it."""
     if metric in _METRICS.values() or record.tags.get("parts") == "all":
         return True
     if record.score.scored:
@@ -316,7 +315,7 @@ def _has_part(record: Record, metric: str) -> bool:
 
 
 def _share(record: Record, metric: str, top: float) -> float | None:
-    """A part as a share of the best. A person that never spoke has 0 in every part."""
+    """A part as a share of the maximum; 0 for a person that never spoke."""
     raw = record.score.metrics.get(metric)
     return (raw or 0.0) / top if record.score.scored else None
 
@@ -338,7 +337,7 @@ class SimMath(SimArena):
 
 
 class SimDoc(SimArena):
-    """A writer and an assistant that writes; at the end it is asked for the document."""
+    """A writer and a writing assistant, which is finally asked for the document."""
 
     tags_asked = ("Message",)
     person, partner_name = "person", "an AI writing assistant"
@@ -356,7 +355,7 @@ class SimDoc(SimArena):
         return {**super().calls(example), "partner": self.most_turns + 1}
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Nobody at the table hears the final document."""
+        """No player hears the final document."""
         return dict.fromkeys(("actor", "partner"), self.most_turns)
 
     def asked(self, example: Example) -> tuple[str, ...]:
@@ -365,7 +364,7 @@ class SimDoc(SimArena):
     async def close(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> None:
-        """The document as the assistant has it in the end; where nothing was said there is none."""
+        """Ask the assistant for the final document, unless nothing was said."""
         if not talk.lines and not self.judges_silence:
             return
         seat = self.acted_seat(example)
@@ -375,7 +374,7 @@ class SimDoc(SimArena):
         talk.notes[FINAL_DOCUMENT] = await self.ask_partner(cast, context, call, talk) or ""
 
     def document_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        """What the assistant is asked for the document with: the conversation and the request."""
+        """The context for requesting the document: the conversation and the request."""
         return self.partner_context(example, lines)
 
     def script_close(self, talk: Conversation) -> None:

@@ -392,18 +392,18 @@ def test_without_thoughts_nobody_is_told_to_write_them() -> None:
 @pytest.mark.parametrize(
     ("words", "changes"),
     [
-        ("Nobody speaks", {"speaking_characters_w_env": ["Environment"]}),
-        ("called 'coach'", {"speaking_characters_w_env": ["Lene", "coach"]}),
-        ("called 'random'", {"speaking_characters_w_env": ["Lene", "random"]}),
-        ("called '<END CHAT>'", {"speaking_characters_w_env": ["<END CHAT>", "Jost"]}),
-        ("no list of messages", {"dialogues": [{"character": "Lene"}]}),
-        ("no list of messages", {"dialogues": []}),
-        ("plot is no object", {"plot": "what happens"}),
-        ("profiles are no object", {"character_profiles": {}}),
+        ("has no speakers", {"speaking_characters_w_env": ["Environment"]}),
+        ("named 'coach'", {"speaking_characters_w_env": ["Lene", "coach"]}),
+        ("named 'random'", {"speaking_characters_w_env": ["Lene", "random"]}),
+        ("named '<END CHAT>'", {"speaking_characters_w_env": ["<END CHAT>", "Jost"]}),
+        ("not a list of messages", {"dialogues": [{"character": "Lene"}]}),
+        ("not a list of messages", {"dialogues": []}),
+        ("plot is empty or not an object", {"plot": "what happens"}),
+        ("profiles are empty or not an object", {"character_profiles": {}}),
         ("no major_characters", {"major_characters": []}),
         ("continues from message 4", {"continue_from": 4}),
         ("continues from message -1", {"continue_from": -1}),
-        ("A pilot would be next", {
+        ("the next speaker is A pilot", {
             "continue_from": 3,
             "dialogues": [*SCENE["dialogues"][:3], {"character": "A pilot", "message": "Hm."}],
         }),

@@ -203,8 +203,8 @@ def a_module(site: Site) -> None:
 
 BREAKS: dict[Any, str] = {
     lost_declaration: "There is no tasks.yaml", other_task: "declares chess",
-    bad_declaration: "'tasks.game.title'", lost_package: "no package",
-    broken_above: "no licence found", a_module: "no package",
+    bad_declaration: "'tasks.game.title'", lost_package: "not a package",
+    broken_above: "no licence found", a_module: "not a package",
 }  # fmt: skip
 
 
