@@ -120,8 +120,8 @@ BRINGS = {
     "wandb": "--track wandb",
 }
 """Extra → what it is needed for."""
-ELSEWHERE = ("dev", "track", "vllm")
-"""Extras without a line: for developers, a group of other extras, and vLLM (see `vllm_line`)."""
+ELSEWHERE = ("dev", "docs", "track", "vllm")
+"""Extras without a line: two for developers, a group of other extras, and vLLM (`vllm_line`)."""
 
 
 def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[CheckLine]:
@@ -166,7 +166,9 @@ def _core(packages: list[str]) -> Iterator[CheckLine]:
     if wrong:
         yield _package("core", "problem", "; ".join(wrong), "reinstall soulkit")
     elif packages:
-        yield _package("core", "ok", f"{len(packages)} packages in their supported ranges")
+        yield _package(
+            "core", "ok", f"{len(packages)} required packages, all in supported versions"
+        )
 
 
 def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
@@ -343,7 +345,7 @@ def disk_line(name: str, folder: Path) -> CheckLine:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return _machine(name, "problem", f"{folder}: {error.strerror}", "use another folder")
-    words = f"{free / GB:.1f} GB free at {folder}"
+    words = f"{free / GB:.1f} GB free in '{folder}'"
     if not os.access(place, os.W_OK):
         return _machine(name, "problem", f"{folder} is not writable",
                      f"change the permissions of {place}, or use another folder")  # fmt: skip
@@ -401,7 +403,7 @@ def key_lines(wanted_keys: Collection[str] = ()) -> Iterator[CheckLine]:
             here += [name] if read_key(name, optional=True) else []
         except ModelLoadError as error:
             broken.append(CheckLine.of_error(OUTSIDE, name, error))
-    words = ", ".join(here) or "none in the environment (remote servers need one)"
+    words = ", ".join(here) or "no API keys in the environment (remote servers need one)"
     yield _outside("keys", "ok" if here else "note", words)
     yield from broken
     yield from _default_address()
@@ -482,7 +484,8 @@ def rows_lines(registry: Registry) -> Iterator[CheckLine]:
                 (here if released_files(name, files) else lacking).append(name)
             except DataError as error:
                 broken.append(CheckLine.of_error("rows", name, error))
-        words = f"{len(here)} of {len(here) + len(lacking) + len(broken)} tasks in {folder_note()}"
+        count = len(here) + len(lacking) + len(broken)
+        words = f"{len(here)} of {count} tasks have rows in {folder_note()}"
         words += f": {_some(here)}" if here else ""
         way = f"soul data pull --task TASK --split {kind}" if lacking else ""
         yield line("rows", f"{kind} rows", "ok" if here else "note", words, "" if here else way)

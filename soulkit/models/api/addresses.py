@@ -237,7 +237,9 @@ def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
         if names.count(name.lower()) > 1:
             raise ValueError(f"the header '{name}' is set twice (case does not matter)")
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
-            raise ValueError(f"'{name}' cannot be set as a header; use NAME=ENV, as X-Team=MY_TEAM")
+            raise ValueError(
+                f"'{name}' cannot be set as a header; use NAME=ENV, such as X-Team=MY_TEAM"
+            )
         if not _VARIABLE.fullmatch(variable):
             raise ValueError(
                 f"the header '{name}' needs the name of an environment variable that holds its "
@@ -265,6 +267,6 @@ def _versionless(url: str) -> ModelLoadError:
     return ModelLoadError(
         f"The address of the deployment at '{urlsplit(url).hostname}' has no api-version.",
         "Azure requires the API version for this kind of address.",
-        "Append it to the address, as ...?api-version=2024-10-21, or use --api-version; an address "
+        "Append it to the address (...?api-version=2024-10-21), or use --api-version; an address "
         "that ends in /openai/v1 needs none.",
     )

@@ -292,8 +292,8 @@ async def prove_adapter(
 ) -> None:
     """Raise AdapterNotServed unless the servers use an adapter.
 
-    Unless it is zero, it must change the log-probs of a prompt by more than two requests to the
-    base model differ. A pushed adapter that fails is unloaded.
+    An adapter that is not zero must change the log-probs of a prompt by more than they vary
+    between two requests to the base model. A pushed adapter that fails is unloaded.
     """
     try:
         await _check_moves(fleet, base, name, folder, prompt_ids)

@@ -162,7 +162,7 @@ def _unlisted(url: str, refusal: ServerRefused) -> IncompatibleServer:
     return IncompatibleServer(
         f"The server at {url} has no list of models: {refusal}",
         "It is not a vLLM server, or the address is wrong.",
-        "Use its address without a path, as vllm@http://host:8000.",
+        "Use its address without a path, such as vllm@http://host:8000.",
     )
 
 

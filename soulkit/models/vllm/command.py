@@ -1,6 +1,6 @@
 """Builds the arguments and environment of a vLLM server, as pure functions.
 
-soulkit fixes everything that decides the probability of a token: the model and its name, log-probs
+soulkit sets everything that decides the probability of a token: the model and its name, log-probs
 after temperature and cuts, no sampling defaults from the model's generation config, adapters loaded
 at run time. Flags that decide speed (parallelism, memory, quantization, kernels) are passed
 through.

@@ -1,4 +1,4 @@
-"""Runs between soulkit and a server that it started, so that none of them outlives the other.
+"""Runs between soulkit and a server that it started, so that neither outlives the other.
 
     soulkit ──stdin──▶ supervisor ──▶ server ──▶ its workers       one session, one process group
 

@@ -120,7 +120,7 @@ def test_a_server_that_hangs_is_dropped_and_its_requests_go_to_the_others() -> N
         replies = ask_all(servers, bodies)
     assert [tokens(reply) for reply in replies] == expected(bodies)
     assert len(lines) == 1 and one.url in lines[0]
-    assert "silent" in lines[0] and "2 requests put again" in lines[0]
+    assert "did not answer" in lines[0] and "2 requests to repeat" in lines[0]
 
 
 def test_with_nobody_left_all_who_wait_hear_it() -> None:
