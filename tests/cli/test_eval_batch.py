@@ -235,7 +235,7 @@ def test_an_interrupted_run_leaves_its_batch_and_says_so(
         _, err = process.communicate()
         assert process.returncode == code
         assert (
-            "batch batch_0 of m (11 requests) goes on at" in err
+            "batch batch_0 of m (11 requests) continues at" in err
             and f"--out {tmp_path / 'run'}" in err
         )
         server.states = waiting[:1]

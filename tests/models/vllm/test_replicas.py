@@ -312,7 +312,7 @@ def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path
         assert alive(first.group) and not alive(second.group)
         assert len(asyncio.run(said_by(servers, one)).token_ids) == 4
     assert not alive(first.group)
-    assert [remark.partition(",")[0] for remark in remarks] == [
+    assert [remark.partition(" after ")[0] for remark in remarks] == [
         f"vllm 0.32.0 serves {path}" for path in models
     ]
     assert sorted(file.name for file in (tmp_path / "run" / "vllm").iterdir()) == [
