@@ -222,7 +222,7 @@ Table = Mapping[str, Any]
 """Key of a record → its entry in a file next to the annotations; empty without the file."""
 
 LICENCE = "MIT (SimulatorArena)"
-MATH_LICENCE = "MIT (SimulatorArena); the problem is from MATH, which has its own terms"
+MATH_LICENCE = "MIT (SimulatorArena); the problem is MATH's, whose terms are its own"
 MATH_FOLDER = "MATH"
 _FILES = {
     "knowledge": ("knowledge_state.json", "knowledge_state_sample.json"),

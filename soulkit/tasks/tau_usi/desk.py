@@ -1,13 +1,13 @@
 """Rows of `tau_usi`, and the made service: the desk of a library that lends tools.
 
-A row is little more than a number, because the service of its domain has the rest. The made domain
-`tool_library` is served in this process and speaks the language of the service runtime; the other
-domains need a runtime, which knows their tasks by domain and index. Of a file of recorded
-conversations only the ids are read: {"retail_12": {...}} → {"env_name": "retail", "task_index": 12}
+A row is little more than a number; its domain's service has everything else. The made domain
+`tool_library` runs in this process with the interface of a service runtime; other domains need a
+runtime, which knows their tasks by domain and index. From a file of recorded conversations only the
+ids are read: {"retail_12": {...}} → {"env_name": "retail", "task_index": 12}
 
-A customer has two or three loans and wants one or two things. Every fourth customer wants what
-the rules forbid: there the right thing is to change nothing. The reward is 1 where the loans end
-as they should, else 0.
+A customer has two or three loans and one or two wishes. Every fourth customer wants something that
+the rules forbid; then the right action is to change nothing. The reward is 1 if the loans end as
+they should, else 0.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TEXTS = Texts(__file__)
 
 @dataclass
 class Loan:
-    """A tool that somebody has at home."""
+    """A borrowed tool."""
 
     number: str
     item: str
     reserved: bool = False
-    """Whether somebody else waits for it."""
+    """Whether another member waits for it."""
     extended: bool = False
     returned: bool = False
 
@@ -59,7 +59,7 @@ class DeskWish:
 
 @dataclass
 class Desk:
-    """One desk under way."""
+    """The state of one desk."""
 
     name: str
     member: str
@@ -69,11 +69,11 @@ class Desk:
     calls: list[str] = field(default_factory=list)
 
     def meta(self) -> dict[str, Any]:
-        """What a runtime says of a fresh environment."""
+        """The metadata of a fresh environment, as a runtime reports it."""
         return {"instruction": self.instruction, "wiki": TEXTS["rules"], "tools_info": desk_tools()}
 
     def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool answers; mistakes are answered in words, as a service does."""
+        """The answer of a tool; mistakes are answered in words, as by a real service."""
         self.calls.append(name)
         if name == "find_member":
             named = (str(arguments.get("name")).lower(), str(arguments.get("member")))
@@ -88,7 +88,7 @@ class Desk:
         return "no such loan" if loan is None else _changed(name, loan)
 
     def reward(self) -> float:
-        """1 where every loan is as it should be at the end, else 0."""
+        """1 if every loan is as it should be, else 0."""
         due = {wish.loan: wish.tool for wish in self.wishes if wish.allowed}
         return float(all(
             (loan.extended, loan.returned)
@@ -98,7 +98,7 @@ class Desk:
 
 
 def _changed(name: str, loan: Loan) -> str:
-    """Change a loan. What the rules forbid is possible: keeping to them is the agent's part."""
+    """Change a loan. Forbidden changes are possible: the agent must follow the rules."""
     if name == "extend_loan":
         loan.extended = True
         return f"{loan.number} is due seven days later"
@@ -107,7 +107,7 @@ def _changed(name: str, loan: Loan) -> str:
 
 
 def desk(number: int) -> Desk:
-    """The desk of this number before anybody has come."""
+    """The desk of this number in its initial state."""
     rng = random.Random(f"{DOMAIN}/{number}")
     name = f"{rng.choice(TEXTS['first_names'])} {rng.choice(TEXTS['last_names'])}"
     member = f"M{rng.randrange(10_000, 100_000)}"
@@ -148,7 +148,7 @@ def _instruction(
 
 @cache
 def desk_tools() -> tuple[dict[str, Any], ...]:
-    """What the agent may call, declared as a runtime declares it."""
+    """The agent's tools, declared as a runtime declares them."""
     return tuple(_declared(name, *about) for name, about in TEXTS["calls"].items())
 
 
@@ -160,14 +160,14 @@ def _declared(name: str, description: str, parameters: Mapping[str, str]) -> dic
 
 
 SIZES: Mapping[str, int] = {"retail": 115, "airline": 50}
-"""Tasks of the published domains."""
+"""Number of tasks in the published domains."""
 _PER_SEED = 10_000
 
 
 def rows(
     n: int = 100, seed: int = 0, *, domain: Literal["tool_library", "retail", "airline"] = DOMAIN
 ) -> list[dict[str, Any]]:
-    """`n` rows of a domain; of a published one its first `n`, which the seed does not change."""
+    """`n` rows of a domain; for a published one its first `n`, whatever the seed."""
     if domain in SIZES:
         return [_row(domain, i) for i in range(min(n, SIZES[domain]))]
     return [_row(domain, seed * _PER_SEED + i) for i in range(n)]
@@ -181,15 +181,15 @@ _TASK_KEYS = ({"instruction", "actions"}, {"user_scenario", "evaluation_criteria
 
 _DOMAIN, _SIZE = next(iter(SIZES.items()))
 _MAKE_ROWS = (
-    f"Make the rows of a domain: soul data synth tau_usi --domain {_DOMAIN} -n {_SIZE} "
+    f"Make rows of a domain instead: soul data synth tau_usi --domain {_DOMAIN} -n {_SIZE} "
     f"({'; '.join(f'{name}: -n {size}' for name, size in list(SIZES.items())[1:])})."
 )
 _ID = re.compile(r"([a-z_]*[a-z])_(\d+)(?:_ann[23])?")
 
 
 def import_tau(path: Path) -> Imported:
-    """One row a task, in the order of the file; DataError for a file of another shape."""
-    if path.suffix == ".py":  # as tau-bench itself writes them
+    """One row per task, in file order; DataError for a file of another format."""
+    if path.suffix == ".py":  # the format of tau-bench itself
         raise _tasks_of_tau_bench(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -200,23 +200,23 @@ def import_tau(path: Path) -> Imported:
     if _are_tasks(entries):
         raise _tasks_of_tau_bench(path)
     if not isinstance(entries, dict) or not any(_ID.fullmatch(key) for key in entries):
-        raise _of_other_shape(path, "It holds no object with ids such as retail_12.")
+        raise _of_other_shape(path, "It has no objects with ids such as retail_12.")
     made: dict[str, dict[str, Any]] = {}
     bad: list[BadRow] = []
     for key in entries:
         match = _ID.fullmatch(key)
         if match is None:
-            bad.append(BadRow(f"{path.name}: {key[:60]}", "its id names no domain and number"))
+            bad.append(BadRow(f"{path.name}: {key[:60]}", "its id has no domain and number"))
             continue
         name = f"{match[1]}_{match[2]}"
         row = {"env_name": match[1], "task_index": int(match[2]), "instance_id": name}
         made.setdefault(name, {**row, EVALUATION_ONLY: True})
-    notes = ("the rows are marked evaluation-only, as the terms of the file have it",)
+    notes = ("the rows are marked evaluation-only, as the file's terms require",)
     return Imported(rows=tuple(made.values()), bad=tuple(bad), notes=notes)
 
 
 def _are_tasks(entries: Any) -> bool:
-    """Whether these are tasks of tau-bench or its successor: what a customer wants, and what the
+    """Whether these are tasks of tau-bench or its successor: a customer's wish, and what the
     service should do."""
     listed = entries.get("data", entries.get("tasks")) if isinstance(entries, dict) else entries
     return isinstance(listed, list) and any(
@@ -227,8 +227,8 @@ def _are_tasks(entries: Any) -> bool:
 
 def _tasks_of_tau_bench(path: Path) -> DataError:
     return DataError(
-        f"'{path}' holds tasks of tau-bench, and rows are not made of them.",
-        "A row is the domain and the number of a task; the runtime that serves the domain has the "
+        f"'{path}' holds tau-bench tasks, which cannot be converted to rows.",
+        "A row is the domain and number of a task. The runtime that serves the domain has the "
         "task itself, with its customers, tools and database.",
         _MAKE_ROWS,
     )
@@ -236,8 +236,8 @@ def _tasks_of_tau_bench(path: Path) -> DataError:
 
 def _of_other_shape(path: Path, why: str) -> WrongShape:
     return WrongShape(
-        f"'{path}' is no file of recorded conversations.",
+        f"'{path}' is not a file of recorded conversations.",
         why,
-        "Name a JSON file with an object for each conversation, under ids such as retail_12. Or "
-        f"without a file: {_MAKE_ROWS[0].lower()}{_MAKE_ROWS[1:]}",
+        "Give a JSON file with one object per conversation, under ids such as retail_12. "
+        f"{_MAKE_ROWS}",
     )

@@ -1,14 +1,14 @@
-"""The user simulation index (USI): how like people simulated customers are, over all conversations.
+"""The user simulation index (USI): how closely simulated customers resemble people.
 
-    row      mean of each feature over the tasks that both sides have (shares in percent)
+    row      mean of each feature over the tasks of both sides (shares in percent)
     D1..D4   conversation, information, clarification, reaction: 100 · mean over a dimension's
              features of 2·min(m, h) / (m + h), 1 where both are 0
     ECE      Σ share of the tasks in a bin · |success of simulated − success of people|, five bins
     Eval     100 · (1 − mean |difference|) over the answers to the survey, each in [0, 1]
     USI      mean(D1, D2, D3, D4, [Eval,] 100·(1 − ECE)), averaged over the batches of people
 
-Only what the customer says counts, without markup of tools and thinking. Features that need a word
-list are None without the user's copy (`people.py`). A missing answer is drawn (seed 42).
+Only the customer's words count, without tool markup and thinking. Features that need a word list
+are None without the user's copy of it (`people.py`). A missing answer is drawn (seed 42).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soulkit.judge.verdict import spoken
 
 Features = Mapping[str, float | None]
 Lexicons = Mapping[str, re.Pattern[str]]
-"""Feature → what is looked for in a turn in lower case."""
+"""Feature → pattern that is searched for in a lower-cased turn."""
 
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "D1_conv": ("politeness_rate", "short_msg_rate", "formality_rate", "ack_only_rate",
@@ -37,7 +37,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "D4_react": ("emotion_rate", "accusation_rate", "pivot_rate"),
 }  # fmt: skip
 QUESTIONS = ("pushback_q_rate", "clarify_q_rate", "info_q_rate")
-"""A turn is of the first kind that it shows."""
+"""Kinds of questions; a turn counts as the first kind that matches."""
 RATES = ("politeness_rate", "uncertainty_rate", "certainty_rate", "emotion_rate",
          "accusation_rate", "pivot_rate")  # fmt: skip
 LISTED = (*RATES, "ack_only_rate", "id_confuse_rate", "id_density", *QUESTIONS)
@@ -58,7 +58,7 @@ _TAGS = ("<|canvas|>", "<|highlight|>", "<|survey|>")
 
 
 def talk_features(turns: Sequence[str], lexicons: Lexicons) -> dict[str, float | None]:
-    """Every feature of what one customer said, turn by turn; empty for no turns."""
+    """Every feature of one customer's turns; empty if there are none."""
     if not turns:
         return {}
     plain = [without_markup(turn) for turn in turns]
@@ -67,7 +67,7 @@ def talk_features(turns: Sequence[str], lexicons: Lexicons) -> dict[str, float |
 
 
 def _shape(plain: Sequence[str]) -> dict[str, float]:
-    """What needs no list. Spread is the population's, over the mean."""
+    """The features that need no word list. Spread is the population's, divided by the mean."""
     words = [len(turn.split()) for turn in plain]
     mean = fmean(words)
     return {
@@ -82,7 +82,7 @@ def _shape(plain: Sequence[str]) -> dict[str, float]:
 
 
 def _repeats(plain: Sequence[str]) -> bool:
-    """Whether any three words in a row stand there more than ten times."""
+    """Whether any three consecutive words occur more than ten times."""
     counts: Counter[tuple[str, ...]] = Counter()
     for turn in plain:
         words = turn.lower().split()
@@ -109,7 +109,7 @@ def _listed(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, float | Non
 
 
 def _question_rates(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, float | None]:
-    """Shares of the kinds; each turn counts once, so that all of the lists are needed."""
+    """Shares of the kinds of questions; each turn counts once, so all lists are needed."""
     if any(name not in lexicons for name in QUESTIONS):
         return dict.fromkeys(QUESTIONS)
     kinds = Counter(
@@ -122,14 +122,14 @@ def _question_rates(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, flo
 
 
 def without_markup(text: str) -> str:
-    """The text without thinking and tool calls; a call without an end reaches to the end."""
+    """The text without thinking and tool calls; an unclosed call extends to the end."""
     for start, end in _MARKUP:
         text = "".join(_outside(text, start, end))
     return text
 
 
 def _outside(text: str, start: str, end: str) -> Iterator[str]:
-    """What stands outside of all that goes from `start` to `end`."""
+    """The text outside of everything between `start` and `end`."""
     place = 0
     while (opened := text.find(start, place)) >= 0:
         closed = text.find(end, opened + len(start))
@@ -141,14 +141,14 @@ def _outside(text: str, start: str, end: str) -> Iterator[str]:
 
 
 def is_persons_message(message: str) -> bool:
-    """Whether a message of a recorded person belongs to the talk: no command of the study's."""
+    """Whether a recorded person's message is part of the talk, not a command of the study."""
     if message.startswith(_COMMANDS) or message.strip() == "/stop":
         return False
     return not any(tag in message for tag in _TAGS)
 
 
 def is_customer_message(message: str) -> bool:
-    """Whether a message of a simulated customer belongs to the talk: no bare stop mark."""
+    """Whether a simulated customer's message is part of the talk, not just a stop mark."""
     return message.strip() != STOP
 
 
@@ -175,11 +175,11 @@ SURVEY: Mapping[str, Mapping[str, int]] = {
     },
     "reuse": {"Absolutely no": 1, "No": 2, "Maybe": 3, "Yes": 4, "Absolutely yes": 5},
 }  # fmt: skip
-"""Question → option → its place, in the order of the form."""
+"""Question → option → its position, in the order of the form."""
 
 
 def ordinal(question: str, answer: Any) -> float | None:
-    """The place of an answer on the scale of its question, in [0, 1]; None for no option of it."""
+    """The position of an answer on its question's scale, in [0, 1]; None for an unknown option."""
     places = SURVEY[question]
     if not isinstance(answer, str) or answer not in places:
         return None
@@ -188,8 +188,8 @@ def ordinal(question: str, answer: Any) -> float | None:
 
 
 def read_answers(text: str) -> dict[str, str]:
-    """Question → the option that was chosen; the last object that answers anything decides, empty
-    where none does."""
+    """Question → the chosen option, from the last object with any answer; empty if there is
+    none."""
     for span in reversed(scan(spoken(text, "paper"), LENIENT).spans):
         answers = {q: span.value[q] for q in SURVEY if ordinal(q, span.value.get(q)) is not None}
         if answers:
@@ -199,18 +199,18 @@ def read_answers(text: str) -> dict[str, str]:
 
 BINS = (0.2, 0.4, 0.6, 0.8)
 MANY = 170
-"""A model with more conversations than this has several runs, told apart by the ends of the ids."""
+"""A model with more conversations than this has several runs, told apart by suffixes of the ids."""
 _TASK = re.compile(r"([a-z_]*[a-z])_(\d+)")
 _RUN = re.compile(r"(.+)_([123])")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTalk:
-    """One conversation: its features, whether the service succeeded, what the customer answered."""
+    """One conversation: its features, the service's success, and the customer's answers."""
 
     features: Features
     success: bool | None
-    """None where a file does not say."""
+    """None if the file does not say."""
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -220,7 +220,7 @@ Talks = Mapping[str, MeasuredTalk]
 
 @dataclass(frozen=True, slots=True)
 class SimulationIndex:
-    """The index against all batches: means, and the population's spread of the index over them."""
+    """The index over all batches: its mean, and the population's standard deviation over them."""
 
     usi: float
     spread: float
@@ -232,7 +232,7 @@ class SimulationIndex:
 
 
 def task_of(instance: str) -> str:
-    """`retail_12` of `retail_12_3`; an id of another form is its own task."""
+    """`retail_12` from `retail_12_3`; any other id is its own task."""
     match = _TASK.match(instance)
     return f"{match[1]}_{match[2]}" if match else instance
 
@@ -253,7 +253,7 @@ def split_runs(talks: Talks) -> list[Talks]:
 
 
 def feature_row(talks: Sequence[MeasuredTalk]) -> dict[str, float]:
-    """The mean of each feature over conversations that all have it."""
+    """The mean of each feature over the conversations; only features that all of them have."""
     row = {}
     for names in DIMENSIONS.values():
         for name in names:
@@ -264,13 +264,13 @@ def feature_row(talks: Sequence[MeasuredTalk]) -> dict[str, float]:
 
 
 def similarity(one: float, other: float) -> float:
-    """In [0, 1]; two that are both 0 are alike."""
+    """Similarity in [0, 1]; two zeros are equal."""
     total = abs(one) + abs(other)
     return 2 * min(abs(one), abs(other)) / total if total else 1.0
 
 
 def dimension_scores(model: Features, people: Features) -> dict[str, float]:
-    """Dimension → 0 to 100, of those whose features are all there on both sides."""
+    """Dimension → 0 to 100, for dimensions whose features all exist on both sides."""
     scores = {}
     for name, keys in DIMENSIONS.items():
         pairs = [(model.get(key), people.get(key)) for key in keys]
@@ -281,7 +281,7 @@ def dimension_scores(model: Features, people: Features) -> dict[str, float]:
 
 
 def _against(runs: Sequence[Talks], people: Talks) -> tuple[dict[str, float], set[str]]:
-    """(scores of the dimensions, ids on both sides): rows of runs are averaged."""
+    """(dimension scores, ids on both sides); feature rows of several runs are averaged."""
     rows, shared = [], set()
     for run in runs:
         ids = sorted(run.keys() & people.keys())
@@ -299,14 +299,14 @@ def _against(runs: Sequence[Talks], people: Talks) -> tuple[dict[str, float], se
 
 
 def bin_of(difficulty: float) -> int:
-    """Which of the five bins; a cut-off belongs to the bin above it."""
+    """The index of the bin, of five; a cut-off belongs to the upper bin."""
     return sum(difficulty >= cut for cut in BINS)
 
 
 def calibration_error(
     model: Mapping[str, bool], people: Mapping[str, bool], difficulty: Mapping[str, float]
 ) -> float | None:
-    """ECE over tasks that all three know; None where there is no such task."""
+    """ECE over the tasks that occur in all three; None if there are none."""
     tasks = [task for task in model if task in people and task in difficulty]
     gaps = []
     for number in range(len(BINS) + 1):
@@ -334,7 +334,7 @@ def _ece(runs: Sequence[Talks], people: Talks, difficulty: Mapping[str, float]) 
 def answer_agreement(
     people: Mapping[str, str], model: Mapping[str, str], rng: random.Random
 ) -> float | None:
-    """0 to 100 over the questions that the person answered; None where that is none."""
+    """Agreement from 0 to 100 over the questions that the person answered; None if none."""
     gaps = []
     for question, places in SURVEY.items():
         human = ordinal(question, people.get(question))
@@ -351,7 +351,7 @@ def answer_agreement(
 def survey_agreement(
     batches: Sequence[Talks], answers: Sequence[Mapping[str, Mapping[str, str]]]
 ) -> float | None:
-    """Eval: per batch the mean over conversations, then the mean over batches."""
+    """Eval: the mean over conversations per batch, then the mean over batches."""
     rng, means = random.Random(42), []
     for people, model in zip(batches, answers, strict=False):
         ids = sorted(people.keys() & model.keys())
@@ -369,8 +369,8 @@ def simulation_index(
     runs: Sequence[Talks], batches: Sequence[Talks], difficulty: Mapping[str, float],
     survey: float | None = None,
 ) -> SimulationIndex | None:  # fmt: skip
-    """The index of a model's runs; None unless every dimension and the ECE can be computed against
-    at least one batch."""
+    """The index of a model's runs; None unless every dimension and the ECE can be computed for at
+    least one batch."""
     parts: list[tuple[dict[str, float], float]] = []
     shared: set[str] = set()
     for people in batches:

@@ -1,13 +1,13 @@
-"""The user's own copies of what the index is measured with: people, word lists, difficulties.
+"""The user's own copies of the index's data: human conversations, word lists, difficulties.
 
-None of it is shipped. The options of the task name four JSON files (word lists may be YAML):
+soulkit ships none of it. Four options of the task name JSON files (word lists may be YAML):
 
     human_file   {"retail_12": {"conversation": [{"role": "user", "content": "..."}, ...],
                   "reward": 1, "keep": true, "survey": {"efficiency": {"answer": "..."}}},
                   "retail_12_ann2": {...}}         up to three batches, by the ends of the ids
     lexicons     {"politeness_rate": "REGEX", "emotion_rate": ["word", "two words"], ...}
     difficulty   {"retail_12": 0.62}, or {"retail_12": {"success": 0.62, "samples": 93}}
-    survey_file  what the model answers about the conversations of the people; without it no Eval
+    survey_file  the model's answers about the people's conversations; without it there is no Eval
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ BATCHES = ("", "_ann2", "_ann3")
 LEAST_SAMPLES = 10
 HUB = "https://huggingface.co/datasets/cmu-lti/tau-usi"
 NEEDED = ("human_file", "lexicons", "difficulty")
-"""The options without which no number is called the index."""
+"""The options without which there is no index."""
 FILES = (*NEEDED, "survey_file")
 
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """What simulated customers are compared with."""
+    """The data that simulated customers are compared with."""
 
     batches: tuple[Talks, ...]
     difficulty: Mapping[str, float]
@@ -55,13 +55,13 @@ class People:
 
 
 def missing_files(options: Mapping[str, Any]) -> list[str]:
-    """The options that the index needs and that name no file."""
+    """The options that the index needs but that are not set."""
     return [name for name in NEEDED if not options.get(name)]
 
 
 def file_hashes(options: Mapping[str, Any]) -> dict[str, str]:
-    """Option → what its file says, in short: numbers that were made with other lists or other
-    people are no more to be compared than those of other prompts."""
+    """Option → short hash of its file: numbers based on other lists or other people are not
+    comparable, just like those of other prompts."""
     return {name: _file_hash(str(options[name])) for name in FILES if options.get(name)}
 
 
@@ -74,8 +74,8 @@ def _file_hash(path: str) -> str:
 
 
 def check_files(options: Mapping[str, Any]) -> None:
-    """DataError for a file that an option names and that cannot be read as what it should be, also
-    where others are missing and nothing is measured with it."""
+    """DataError for a file that cannot be read as what its option requires, even if others are
+    missing and the index is not computed."""
     if lexicons := options.get("lexicons"):
         read_lexicons(str(lexicons))
     if difficulty := options.get("difficulty"):
@@ -86,28 +86,28 @@ def check_files(options: Mapping[str, Any]) -> None:
 
 
 def require_shared_tasks(people: People, runs: Sequence[Talks], task: str) -> None:
-    """DataError where no conversation of the runs is about a task that people have talked about and
-    whose difficulty is known: there would be no index, and nobody would know why."""
+    """DataError if no row is about a task that people have talked about and whose difficulty is
+    known: the index would then be missing without a reason."""
     instances = {i for run in runs for i in run}
     shared = instances & set().union(*people.batches)
     if not shared:
-        what = "human_file: people have talked about none of them"
+        what = "human_file: it has no conversation about any of them"
     elif not {task_of(i) for i in shared} & people.difficulty.keys():
-        what = "difficulty: none of their difficulties is known"
+        what = "difficulty: it has none of their difficulties"
     else:
         return
     raise DataError(
         f"The {len(instances)} rows of '{task}' have no task in common with the option {what}.",
-        "The index compares tasks that customers and people both have; there would be none. The "
-        f"rows name tasks such as {min(instances, default='')}.",
-        "Make rows of the people's tasks: soul data import tau_usi FILE; or leave the options out.",
+        "The index compares customers and people on common tasks, and there are none. The rows "
+        f"name tasks such as {min(instances, default='')}.",
+        "Make rows of the people's tasks: soul data import tau_usi FILE; or omit the options.",
     )
 
 
 def read_human_data(options: Mapping[str, Any]) -> People | None:
-    """Everything that the options name; None where something that the index needs is missing.
+    """The data that the options name; None if the index lacks any of it.
 
-    DataError for a file that cannot be read as what it should be.
+    DataError for a file that cannot be read as what its option requires.
     """
     if missing_files(options):
         return None
@@ -122,7 +122,7 @@ def _people(human_file: str, lexicons: str, difficulty: str, survey_file: str) -
         for batch in in_batches(entries) if batch
     )  # fmt: skip
     if not any(talk.features for batch in batches for talk in batch.values()):
-        raise _of_other_shape(human_file, "human_file", "what people said, under conversation")
+        raise _of_other_shape(human_file, "human_file", "the people's messages, under conversation")
     if not any(talk.success is not None for batch in batches for talk in batch.values()):
         raise _of_other_shape(human_file, "human_file", "a number under reward")
     survey = None
@@ -134,7 +134,7 @@ def _people(human_file: str, lexicons: str, difficulty: str, survey_file: str) -
 
 
 def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries by who gave them, under ids without that ending."""
+    """One mapping of entries per batch of people, under ids without the batch suffix."""
     batches: list[dict[str, Any]] = [{} for _ in BATCHES]
     for instance, entry in entries.items():
         number = next((n for n, end in enumerate(BATCHES) if end and instance.endswith(end)), 0)
@@ -156,12 +156,12 @@ def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
 
 
 def _success(reward: Any) -> bool | None:
-    """None where there is no reward: nobody knows then, which is no failure."""
+    """None without a reward: an unknown outcome is not a failure."""
     return reward > 0 if isinstance(reward, int | float) and math.isfinite(reward) else None
 
 
 def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Question → answer of an entry; what is no text is no answer."""
+    """Question → answer of an entry; anything but text is no answer."""
     survey = entry.get("survey")
     fields = survey if isinstance(survey, Mapping) else {}
     chosen = {q: f.get("answer") for q in SURVEY if isinstance(f := fields.get(q), Mapping)}
@@ -173,12 +173,12 @@ def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def read_lexicons(path: str) -> Lexicons:
-    """The word lists of a file, compiled; DataError unless all of them are there."""
-    lists = _object(path, "lexicons", "a pattern, or a list of words, under each feature")
+    """The compiled word lists of a file; DataError unless all of them are there."""
+    lists = _object(path, "lexicons", "a pattern or a list of words for each feature")
     missing = [name for name in LISTED if name not in lists]
     if missing:
         raise DataError(
-            f"The word lists of '{path}' lack {', '.join(missing)}.",
+            f"The word lists in '{path}' lack {', '.join(missing)}.",
             f"Twelve features need one each; the file has {', '.join(lists) or 'none'}.",
             f"Add them. {did_you_mean(missing[0], lists) if lists else ''}".strip(),
         )
@@ -192,7 +192,7 @@ def _pattern(name: str, value: Any, path: str) -> re.Pattern[str]:
         return re.compile(text)
     except (re.error, TypeError) as error:
         raise DataError(
-            f"The word list '{name}' of '{path}' cannot be used.",
+            f"The word list '{name}' in '{path}' cannot be used.",
             f"It holds {type(value).__name__} {value!r:.60}: {error}.",
             "Write a regular expression, or a list of words and phrases.",
         ) from error
@@ -201,7 +201,7 @@ def _pattern(name: str, value: Any, path: str) -> re.Pattern[str]:
 @cache
 def read_difficulty(path: str) -> Mapping[str, float]:
     """Task → the share of published simulators with which the service succeeded."""
-    values = _object(path, "difficulty", "a share in [0, 1] under each task")
+    values = _object(path, "difficulty", "a share in [0, 1] for each task")
     shares: dict[str, float] = {}
     for task, value in values.items():
         share, samples = value, LEAST_SAMPLES
@@ -209,8 +209,8 @@ def read_difficulty(path: str) -> Mapping[str, float]:
             share, samples = value.get("success"), value.get("samples", LEAST_SAMPLES)
         if not _is_number(share) or not _is_number(samples) or not 0 <= share <= 1:
             raise DataError(
-                f"The difficulty of '{task}' in '{path}' is no share.",
-                f"It holds {value!r:.60}.",
+                f"The difficulty of '{task}' in '{path}' is not a share.",
+                f"Its value is {value!r:.60}.",
                 'Write a number in [0, 1], or {"success": 0.6, "samples": 90}.',
             )
         if samples >= LEAST_SAMPLES:
@@ -235,9 +235,9 @@ def _object(path: str, option: str, expected: str) -> dict[str, Any]:
         value = yaml.safe_load(text) if path.endswith((".yaml", ".yml")) else json.loads(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(
-            f"'{path}', which the option {option} names, cannot be read.",
+            f"'{path}', the file of the option {option}, cannot be read.",
             " ".join(str(error).split())[:200],
-            f"Name a file with {expected}. The people's stands behind terms: {HUB}",
+            f"Name a file with {expected}. The people's data is available under terms: {HUB}",
         ) from error
     if not isinstance(value, dict):
         raise _of_other_shape(path, option, expected)
@@ -246,7 +246,7 @@ def _object(path: str, option: str, expected: str) -> dict[str, Any]:
 
 def _of_other_shape(path: str, option: str, expected: str) -> DataError:
     return DataError(
-        f"'{path}', which the option {option} names, is of another shape.",
+        f"'{path}', the file of the option {option}, has the wrong format.",
         f"It should hold {expected}.",
         "Check that the option names the right file. "
         "See docs/reference/benchmarks-as-played.md for the shapes.",

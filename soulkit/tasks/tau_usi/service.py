@@ -1,14 +1,14 @@
 """The service that a customer calls: its agent, the agent's tool calls, the runtime.
 
-A message of the agent holds one call or none; what looks like a call and is none is a format error.
+A message of the agent holds at most one call; text that resembles a call is a format error.
 
     <function=find_member><parameter=name>Ada Amsel</parameter></function>
 
-A runtime (POST /create, /step, /reward, /ping) holds the state of an episode, so a call without an
-answer may have been carried out or not. It is never sent again to the same environment: a new one
-is created, the earlier calls are replayed in it, and each must answer as it did before. A server
-that cannot be reached is tried for `wait_s` seconds, counted once for all episodes. A failure is a
-PartnerError: the episode is unscored. Answers are kept in the ledger under what led to them.
+A runtime (POST /create, /step, /reward, /ping) keeps the state of an episode, so a call without an
+answer may or may not have been executed. It is never repeated in the same environment: a new one is
+created and the earlier calls are replayed in it, with equal answers required. An unreachable server
+is retried for `wait_s` seconds, counted once for all episodes. A failure is a PartnerError and
+leaves the episode unscored. The ledger stores each answer under the calls that led to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[\w.-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that can be made."""
+    """A valid tool call."""
 
     name: str
     arguments: dict[str, Any]
@@ -50,7 +50,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class FormatError:
-    """Why a message is neither a call nor words for the customer."""
+    """Why a message is neither a call nor speech."""
 
     why: str
 
@@ -58,7 +58,7 @@ class FormatError:
 def read_agent_message(
     text: str, tools: Sequence[Mapping[str, Any]]
 ) -> ToolCall | FormatError | str:
-    """What an agent's message is: a call, a mistake in one, or words for the customer."""
+    """The parsed message of an agent: a call, a malformed call, or speech to the customer."""
     if OPEN not in text and CLOSE not in text:
         return text.strip()
     try:
@@ -70,7 +70,7 @@ def read_agent_message(
 
 
 def _call_parts(text: str) -> tuple[str, str]:
-    """(name, what stands between head and end) of the only call."""
+    """(name, text between head and end) of the only call."""
     if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
         raise ValueError(f"a message holds one call, from {OPEN}NAME> to {CLOSE}")
     _, _, rest = text.partition(OPEN)
@@ -84,7 +84,7 @@ def _call_parts(text: str) -> tuple[str, str]:
 
 
 def _schema(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Parameter → its JSON Schema; ValueError for a tool that nobody has declared."""
+    """Parameter → its JSON Schema; ValueError for an undeclared tool."""
     declared = {str(d.get("name")): d for d in map(declaration, tools)}
     if name not in declared:
         raise ValueError(f"there is no tool '{name}'; there are {', '.join(declared) or 'none'}")
@@ -94,7 +94,7 @@ def _schema(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name, description and parameters of a tool, in either of the shapes that services use."""
+    """Name, description and parameters of a tool, in either of the common formats."""
     inner = tool.get("function")
     return inner if isinstance(inner, Mapping) else tool
 
@@ -134,38 +134,38 @@ def _value(text: str, schema: Any) -> Any:
 
 
 STEP_S, PING_S = 600.0, 5.0
-"""Seconds for one answer: environments are made in minutes, a sign of life in no time."""
+"""Timeouts in seconds: creating an environment takes minutes, a ping is immediate."""
 MAX_BYTES = 10_000_000
 RECOVERIES = 3
-"""So often may one episode's environment be lost."""
+"""How often the environment of one episode may be lost."""
 _AWAY = (502, 503, 504)
 _SAMPLING = Sampling(temperature=0.0)
-"""Nothing is sampled; the ledger's key wants some."""
+"""Nothing is sampled, but the ledger's key needs a value."""
 
 
 class Unreached(Exception):
-    """No answer came: nobody knows whether the call was carried out."""
+    """No answer came, so the call may or may not have been executed."""
 
 
 class Refused(Exception):
-    """The server answered, and not with what was asked for."""
+    """The server answered, but not with what was requested."""
 
 
 @dataclass
 class RuntimeServer:
-    """A runtime behind HTTP. `wait_s`: seconds for which a server that is away is waited for."""
+    """A runtime behind HTTP. `wait_s`: seconds to wait for an unreachable server."""
 
     url: str
     wait_s: float = 30.0
     pause_s: float = 0.5
-    """Between two attempts to reach it."""
+    """Pause between two attempts to reach it."""
     _down_since: float | None = None
     _reached: bool = False
 
     async def ask(
         self, path: str, body: Mapping[str, Any], timeout_s: float = STEP_S
     ) -> dict[str, Any]:
-        """The object that the server answers with; Unreached, Refused."""
+        """The JSON object of the server's answer. Raises Unreached or Refused."""
         import httpx2 as errors
 
         url = checked_url(self.url)
@@ -177,8 +177,8 @@ class RuntimeServer:
                 received = await transport.post(client, f"{url}{path}", {}, body, MAX_BYTES)
         except (TimeoutError, errors.HTTPError) as error:
             if isinstance(error, errors.ConnectError) and not self._reached:
-                # Nothing listens and nothing ever did: there is nobody to wait for.
-                raise PartnerError(f"nobody answers as the service at {self.url}") from error
+                # The connection was refused at once and never worked: waiting would not help.
+                raise PartnerError(f"no service answers at {self.url}") from error
             raise Unreached(clean_detail(f"{type(error).__name__} at {path}")) from error
         except transport.TooLong as error:
             raise Refused(f"the answer to {path} is longer than {MAX_BYTES} bytes") from error
@@ -190,7 +190,7 @@ class RuntimeServer:
         return _object(received.text, path)
 
     async def wait(self, error: Unreached) -> None:
-        """Pause before the next attempt; PartnerError once the server has been away too long."""
+        """Pause before the next attempt; PartnerError if the server was away too long."""
         now = time.monotonic()
         self._down_since = now if self._down_since is None else self._down_since
         if now - self._down_since >= self.wait_s:
@@ -198,13 +198,13 @@ class RuntimeServer:
         await asyncio.sleep(self.pause_s)
 
     async def present(self) -> bool:
-        """Whether a runtime answers there."""
+        """Whether a runtime answers at this address."""
         try:
             await self.ask("/ping", {"runtime_id": ""}, PING_S)
         except (Unreached, PartnerError):
             return False
         except Refused:
-            return True  # it answers, and knows no such environment
+            return True  # it answers, but does not know this environment
         return True
 
 
@@ -214,13 +214,13 @@ def _object(text: str, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refused(f"the answer to {path} is no JSON object")
+        raise Refused(f"the answer to {path} is not a JSON object")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a service says of a fresh environment."""
+    """The metadata of a fresh environment."""
 
     instruction: str
     wiki: str
@@ -264,9 +264,9 @@ class RuntimeService:
     ledger: Ledger | None = None
     runtime_id: str = ""
     _steps: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """Every call so far and what was answered."""
+    """Every call so far, with its answer."""
     _past: Any = field(default_factory=hashlib.sha256)
-    """The same, hashed as it grows: thousands of steps are one pass."""
+    """A running hash of the same, so that thousands of steps stay linear."""
     _asked: int = 0
 
     async def open(self) -> Meta:
@@ -286,13 +286,13 @@ class RuntimeService:
         except (ValueError, TypeError, RecursionError):
             number = math.nan
         if not math.isfinite(number):
-            raise PartnerError(f"the service gives no reward: {text[:100]}")
+            raise PartnerError(f"the service returned no reward: {text[:100]}")
         return number
 
     # -- the ledger --
 
     async def _kept(self, path: str, call: Mapping[str, Any], ask: Any) -> str:
-        """The text that `path` answers with, from the ledger where it stands there."""
+        """The text of the answer to `path`, from the ledger if it is recorded there."""
         self._asked += 1
         content = {
             "path": path,
@@ -329,7 +329,7 @@ class RuntimeService:
                 raise PartnerError(f"the service refused: {error}") from error
             self.runtime_id = str(reply.get("runtime_id") or "")
             if not self.runtime_id:
-                raise PartnerError("the service made an environment without a runtime_id")
+                raise PartnerError("the service created an environment without a runtime_id")
             return _text(reply.get("meta_info"))
 
     async def _live(self, path: str, call: Mapping[str, Any] | None = None) -> str:
@@ -339,7 +339,7 @@ class RuntimeService:
                     await self._restore()
                 return await self._send(path, call)
             except Unreached as error:
-                self.runtime_id = ""  # nobody knows whether the call was carried out
+                self.runtime_id = ""  # the call may or may not have been executed
                 await self.server.wait(error)
             except Refused as error:
                 if await self._exists():
@@ -354,15 +354,15 @@ class RuntimeService:
         reply = await self.server.ask(path, body)
         field_name = path.removeprefix("/") if call is None else "result"
         if reply.get(field_name) is None:
-            raise PartnerError(f"the answer of the service to {path} has no '{field_name}'")
+            raise PartnerError(f"the service's answer to {path} has no '{field_name}'")
         return _text(reply[field_name])
 
     async def _restore(self) -> None:
-        """A fresh environment in the state of the lost one; PartnerError when it is another."""
+        """Recreate the lost environment by replay; PartnerError if an answer differs."""
         await self._create()
         for call, answer in self._steps:
             if await self._send("/step", call) != answer:
-                raise PartnerError(f"'{call['name']}' answered otherwise when it was replayed")
+                raise PartnerError(f"'{call['name']}' gave another answer when it was replayed")
 
     async def _exists(self) -> bool:
         try:
@@ -373,7 +373,7 @@ class RuntimeService:
 
 
 def _entry(name: str, call: Call, text: str, seconds: float) -> LedgerEntry:
-    """In the shape of a chat completion, so that whatever reads ledgers can read it."""
+    """In the format of a chat completion, readable by everything that reads ledgers."""
     message = {"role": "assistant", "content": text}
     reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
     return LedgerEntry(
@@ -392,12 +392,12 @@ def _decoded(text: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise PartnerError("the service says nothing readable of a fresh environment")
+        raise PartnerError("the service's description of a fresh environment is unreadable")
     return value
 
 
 def meta_of(info: Mapping[str, Any]) -> Meta:
-    """What a service said, as far as it is there."""
+    """The metadata that a service sent; missing parts are empty."""
     tools = info.get("tools_info") or ()
     parts = [tool for tool in tools if isinstance(tool, Mapping)] if tools else []
     return Meta(str(info.get("instruction") or ""), str(info.get("wiki") or ""), tuple(parts))
@@ -406,20 +406,20 @@ def meta_of(info: Mapping[str, Any]) -> Meta:
 def service_of(
     env_name: str, task_index: int, server: RuntimeServer, call: Call, ledger: Ledger | None
 ) -> Service:
-    """The service of a row: made here for the made domain, else in the runtime."""
+    """The service of a row: in this process for the made domain, else in the runtime."""
     if env_name == DOMAIN:
         return MadeService(desk(task_index))
     return RuntimeService(server, {"env_name": env_name, "task_index": task_index}, call, ledger)
 
 
 def require_runtime(server: RuntimeServer, task: str) -> None:
-    """ModelLoadError where no runtime answers."""
+    """ModelLoadError if no runtime answers."""
     if not asyncio.run(server.present()):
         raise ModelLoadError(
-            f"Nobody answers as the service of '{task}' at {server.url}.",
-            "Its agent looks customers up and changes their orders there, so that no row can be "
-            "played without it.",
-            "Start a runtime and name it: --option runtime_url=URL. Rows of the domain "
+            f"No service of '{task}' answers at {server.url}.",
+            "The agent looks up customers and changes their orders there, so no row can be played "
+            "without it.",
+            "Start a runtime and name it with --option runtime_url=URL. Rows of the domain "
             f"{DOMAIN} need none: --data {task}=synth:20",
         )
 
@@ -429,16 +429,16 @@ GREETING = "Hello, you have reached the service desk. What can I do for you toda
 
 @dataclass
 class ServiceAgent:
-    """An agent under way. Its context is its own: the customer sees only what it says."""
+    """A running agent. Its context is private: the customer sees only what it says."""
 
     player: Player
     service: Service
     meta: Meta
     context: list[Segment]
     call_of: Callable[[int], Call]
-    """The call of its so-many-th message."""
+    """The call of its n-th message."""
     complaint: Callable[[str], str]
-    """What it is told about a message in the wrong form."""
+    """Its prompt after a message in the wrong format."""
     most_rounds: int
     usage: Usage = field(default_factory=Usage)
     messages: int = 0
@@ -446,9 +446,9 @@ class ServiceAgent:
     format_errors: int = 0
 
     async def answer(self, words: str) -> str:
-        """What the agent says to the customer's words, once it has done with its tools.
+        """The agent's reply to the customer, after its tool calls.
 
-        PartnerError where it says nothing, or nothing but calls.
+        PartnerError if it says nothing or only calls tools.
         """
         self.context.append(Segment("user", words))
         for _ in range(self.most_rounds + 1):
@@ -458,7 +458,7 @@ class ServiceAgent:
             if isinstance(act, str):
                 return act
             self.context.append(await self._told(act))
-        raise PartnerError(f"the agent called tools {self.most_rounds} times without a word")
+        raise PartnerError(f"the agent called tools {self.most_rounds} times without a reply")
 
     async def _message(self) -> str:
         call = self.call_of(self.messages)
@@ -479,7 +479,7 @@ class ServiceAgent:
 
 
 def tool_lines(meta: Meta) -> list[str]:
-    """A tool a line, as the agent reads it."""
+    """The tools as the agent sees them, one per line."""
     shown = ("name", "description", "parameters")
     return [
         json.dumps({key: tool[key] for key in shown if key in tool}, ensure_ascii=False)

@@ -1,13 +1,13 @@
-"""Tau-USI: the actor is a customer who wants something from a service, and a model is its agent.
+"""Tau-USI: the actor is a customer who wants something from a service; a model is its agent.
 
 A runtime serves the domain; rows of the made domain need none. The agent opens with a fixed
-greeting and may call tools before it speaks; a customer has 80 turns and ends the conversation with
-###STOP###. Then the customer fills in a survey as JSON, with one more try.
+greeting and may call tools before it speaks; the customer has 80 turns and ends the conversation
+with ###STOP###. Then the customer fills in a survey as JSON, with one retry.
 
-A row's value is whether the service succeeded with this customer: an outcome, and no measure of
-likeness. How like people the customers are is a number over the batch (`index.py`) and the
-headline; without the user's copies (`people.py`) there is no index. Both protocols play and score
-alike. The data of people is for evaluation only.
+A row's value is whether the service succeeded with this customer: an outcome, not a measure of
+realism. How closely the customers resemble people is a batch metric (`index.py`) and the headline;
+without the user's copies (`people.py`) there is no index. Both protocols play and score alike. The
+data of people is for evaluation only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from soulkit.types import (
 
 
 def play_desk(talk: Conversation, desk: Desk, right: bool, form: str) -> None:
-    """The conversation about every wish, the changes made at the desk, and the survey."""
+    """Play the conversation about every wish, with the changes at the desk, and the survey."""
     talk.hear(Line("agent", GREETING))
     _say(talk, f"Hi, {desk.name} here, member number {desk.member}.")
     for wish in desk.wishes:
@@ -105,7 +105,7 @@ def _request(desk: Desk, wish: DeskWish) -> str:
 
 
 def desk_outcome(desk: Desk) -> str:
-    """What should have changed at the desk in the end."""
+    """The changes that should have happened at the desk."""
     changes = [f"{wish.tool} {wish.loan}" for wish in desk.wishes if wish.allowed]
     return "; ".join(changes) or "no change"
 
@@ -133,14 +133,14 @@ class TauUSI(Task):
         domain, number = fields["env_name"], fields["task_index"]
         if number < 0:
             what = f"The row's task_index is {number}."
-            raise RowError(what, "It is the number of a task in its domain, the first is 0.")
+            raise RowError(what, "It must be the number of a task in its domain, starting at 0.")
         made = {"instruction": desk(number).instruction} if domain == DOMAIN else {}
         name = fields.get(INSTANCE) or f"{domain}_{number}"
         return {**fields, **made, INSTANCE: name}
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """At most: a turn each and the survey, twice; before each answer as many tools as there
-        may be."""
+        """The maximum: all turns and two survey attempts; before each answer the maximum number of
+        tool calls."""
         return {"actor": self.max_turns + 2, "partner": self.max_turns * (self.tool_rounds + 1)}
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
@@ -149,8 +149,8 @@ class TauUSI(Task):
         return {"actor": turns + 1, "partner": turns * rounds}
 
     def check_ready(self, examples: Sequence[Example]) -> None:
-        """The files that the options name can be read and are about tasks of these rows, and a
-        runtime answers if one is needed."""
+        """Check the files of the options against these rows, and that a runtime answers if one is
+        needed."""
         check_files(self.spec.options)
         if (people := read_human_data(self.spec.options)) is not None:
             named = {str(example.fields[INSTANCE]): MeasuredTalk({}, None) for example in examples}
@@ -164,14 +164,14 @@ class TauUSI(Task):
             return ()
         options = ", ".join(f"--option {name}=FILE" for name in missing)
         return (
-            f"{self.name}: there will be features and no USI, for which it lacks {options}; the "
-            f"people's conversations stand behind terms at {HUB}",
+            f"{self.name}: there will be features but no USI, because {options} is missing; the "
+            f"people's conversations are available under terms at {HUB}",
         )
 
     # -- prompts ----------------------------------------------------------------------------------
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
-        """Where a runtime has the instruction, the prompt without it."""
+        """The prompt; without the instruction if only a runtime has it."""
         return (self.slot(example, CUSTOMER, None), Segment("user", GREETING))
 
     def other_prompts(
@@ -205,7 +205,7 @@ class TauUSI(Task):
         ]
         return self.prompts.render("survey", questions=questions, again=again)
 
-    # -- the road ---------------------------------------------------------------------------------
+    # -- playing ----------------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("partner")
@@ -265,7 +265,7 @@ class TauUSI(Task):
     async def _survey(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> dict[str, str]:
-        """The customer's answers; empty where neither of two replies could be read."""
+        """The customer's answers; empty if neither of two replies is readable."""
         for attempt in (0, 1):
             talk.notify(self._form(again=bool(attempt)))
             call = rollout.call("actor", example, self.max_turns + attempt, purpose="survey")
@@ -322,7 +322,7 @@ class TauUSI(Task):
         self, example: Example, feedback: Feedback | None, *, right: bool
     ) -> Episode | None:
         if example.fields["env_name"] != DOMAIN:
-            return None  # what is right there only a runtime knows
+            return None  # only the runtime knows the right outcome
         opening = self.slot(example, CUSTOMER, feedback)
         notes = {INSTANCE: example.fields[INSTANCE]}
         talk = Conversation(CUSTOMER, [opening], notes=notes)
@@ -333,17 +333,17 @@ class TauUSI(Task):
 
 
 def refuse_below(option: str, value: float, least: int) -> None:
-    """ConfigError for an option under which nobody could play."""
+    """ConfigError for an option value that makes playing impossible."""
     if value < least:
         raise ConfigError(
             f"The option {option} cannot be {value:g}.",
-            f"It is at least {least}: a conversation could not be played else.",
-            f"Write --option {option}={max(least, 1)} or more, or leave it out.",
+            f"It must be at least {least}, or no conversation can be played.",
+            f"Use --option {option}={max(least, 1)} or more, or omit it.",
         )
 
 
 def customer_turns(episode: Episode) -> list[str]:
-    """What the customer said, without bare stop marks and silent turns."""
+    """The customer's turns, without bare stop marks and silent turns."""
     lines = [line.text for line in episode.transcript if line.seat == CUSTOMER]
     return [text for text in lines if text.strip() and is_customer_message(text)]
 
@@ -355,7 +355,7 @@ def _answered(episode: Episode) -> dict[str, float | None]:
 
 
 def _runs(records: Sequence[Record]) -> list[Talks]:
-    """The scored conversations by rollout; a rollout of very many is several runs."""
+    """The scored conversations by rollout; a very large rollout is several runs."""
     by_rollout: dict[int, dict[str, MeasuredTalk]] = {}
     for record in drafts(records):
         instance = record.episode.notes.get(INSTANCE)

@@ -1,13 +1,13 @@
-"""Rows of `userllm`: made here, imported (NQ-open, CommonsenseQA, PRISM), or drafted from chats.
+"""Rows of `userllm`: generated, imported (NQ-open, CommonsenseQA, PRISM), or drafted from chats.
 
     {"question": "who wrote the song", "answer": ["Ann Lee"]}
     → {"source": "natural_questions", "intent": "who wrote the song", "question": "who wrote the
        song", "assistant_suggestion_turn": "Have you ever thought about the planets? ...", ...}
 
-What NQ-open and CommonsenseQA lack (the assistant's turn) comes from a template; provenance says
-so. PRISM records with an `intent` become rows, up to three a conversation: `first`, `second`, and
-`end` (the person wrote nothing more). Drafted, then filtered: the intent of a recorded chat in
-other words than the person's, of CommonsenseQA without its choices, of NQ-open with the turn.
+NQ-open and CommonsenseQA lack the assistant's turn, which comes from a template; provenance says
+so. PRISM records with an `intent` become up to three rows per conversation: `first`, `second`, and
+`end` (the person wrote nothing more). Models draft and filter: the intent of a recorded chat in
+other words than the person's, of CommonsenseQA without the choices, of NQ-open with the turn.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TEXTS = Texts(__file__)
 
 
 def quiz_history(question: str, choices: Sequence[str]) -> str:
-    """Two tagged lines: the question with its choices, and an assistant that is unsure."""
+    """Two tagged lines: the question with its choices, and an unsure assistant."""
     listed = " ".join(
         f"{chr(ord('A') + i)}) {_on_one_line(text)}" for i, text in enumerate(choices)
     )
@@ -58,17 +58,17 @@ def quiz_history(question: str, choices: Sequence[str]) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """On one line: a line that began with a mark would be another speaker's."""
+    """The text on one line: a line starting with a mark would become another speaker's."""
     return " ".join(text.split())
 
 
-# -- made ----------------------------------------------------------------------------------------
+# -- generated -----------------------------------------------------------------------------------
 
 PREAMBLE = "You are a user chatting with an assistant language model to: "
 
 
 def rows(n: int, seed: int) -> list[Row]:
-    """The first `n` rows; row i depends on the seed alone."""
+    """The first `n` rows; row i depends only on the seed."""
     makers = (_made_quiz, _made_search, _made_prism)
     return [
         {**makers[i % 3](i // 3, random.Random(f"userllm/{seed}/{i}")), "id": f"m{seed}-{i}",
@@ -136,17 +136,17 @@ UNKNOWN_LICENCE = "not stated with the chats"
 
 
 def is_prism(chat: Chat) -> bool:
-    """Whether a chat is laid out as one of PRISM's two files."""
+    """Whether a chat has the layout of one of PRISM's two files."""
     return chat.layout in ("branches", "replies")
 
 
 def from_prism(chat: Chat) -> bool:
-    """Whether a chat is one of PRISM's: laid out like them, with the kind that each of them has."""
+    """Whether a chat comes from PRISM: its layout, and a conversation type."""
     return is_prism(chat) and bool(chat.fields.get("conversation_type"))
 
 
 def turn_names(chat: Chat, turns: Turns) -> list[str]:
-    """The rows that a chat gives."""
+    """The names of the rows that a chat gives."""
     messages = chat.messages
     users = len(chat.user_messages)
     available = {
@@ -158,13 +158,13 @@ def turn_names(chat: Chat, turns: Turns) -> list[str]:
 
 
 def rows_of_chat(chat: Chat, intent: str, turns: Turns) -> list[Row]:
-    """The rows of a chat whose person was after `intent`."""
+    """The rows of a chat with this intent."""
     histories = {"first": 0, "second": 2, "end": len(chat.messages)}
     return [_prism_row(chat, intent, name, histories[name]) for name in turn_names(chat, turns)]
 
 
 def recorded_intent(fields: Mapping[str, Any]) -> str:
-    """The intent that stands in the record itself; empty for none."""
+    """The intent recorded with the chat; empty if there is none."""
     values = (fields.get(name) for name in ("intent", "intent_summary"))
     return next((v.strip() for v in values if isinstance(v, str) and v.strip()), "")
 
@@ -178,7 +178,7 @@ def _prism_row(chat: Chat, intent: str, name: str, length: int) -> Row:
         "turn": name,
         "intent": intent,
         "opening_prompt": chat.user_messages[0],
-        # A list, not tagged lines: what somebody wrote could look like a tag.
+        # A list, not tagged lines: a person's text could look like a tag.
         "conversation_history": [dict(message) for message in history] if history else "",
         "is_last_turn": name == "end",
         **({"person": chat.person} if chat.person else {}),
@@ -195,12 +195,12 @@ def _prism_row(chat: Chat, intent: str, name: str, length: int) -> Row:
 NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
 TEMPLATE = "the assistant's turn is a template of soulkit"
 CSQA_LICENCE = "MIT (CommonsenseQA)"
-NO_INTENT = "it does not say what its person was after; soul data build has a model draft it"
+NO_INTENT = "it does not state the person's intent; soul data build lets a model draft it"
 
 
 def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
-    """Rows of an NQ-open, CommonsenseQA or PRISM file; DataError for any other, and for PRISM's
-    where no record says what its person was after. `turns` are those of PRISM's rows."""
+    """Rows of an NQ-open, CommonsenseQA or PRISM file; DataError for any other file, and for
+    PRISM without intents. `turns` selects PRISM's rows."""
     raw, bad = read_rows(path)
     if not any(map(is_question, raw)):
         return _conversations(path, turns)
@@ -211,12 +211,12 @@ def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
 def _question_row(record: RawRow, _: int) -> Row:
     make = _maker(record)
     if make is None:
-        raise BadRecord("it is neither a question with answers nor one with choices")
+        raise BadRecord("it is neither a question with answers nor a question with choices")
     return make(record)
 
 
 def is_question(record: RawRow) -> bool:
-    """Whether a record is laid out as one of NQ-open or CommonsenseQA."""
+    """Whether a record has the layout of NQ-open or CommonsenseQA."""
     return _maker(record) is not None
 
 
@@ -235,8 +235,8 @@ def _conversations(path: Path, turns: Turns) -> Imported:
     ]  # fmt: skip
     if not rows:
         raise DataError(
-            f"'{path}' holds {len(chats)} conversations, and none says what its person was after.",
-            "Rows are played from an intent, and PRISM's files have none: a model has to draft it.",
+            f"'{path}' holds {len(chats)} conversations but no intents.",
+            "Rows are played from an intent. PRISM's files have none, so a model has to draft it.",
             f"soul data build userllm {path} --drafter WHO --filter WHO",
         )
     return Imported(rows=tuple(rows), bad=tuple(bad))
@@ -245,7 +245,7 @@ def _conversations(path: Path, turns: Turns) -> Imported:
 def _no_shape(path: Path) -> DataError:
     shapes = ("question with answer", "question with choices and answerKey",
               "conversation_history with if_chosen")  # fmt: skip
-    return wrong_shape(path, shapes, "Give a file of NQ-open, of CommonsenseQA or of PRISM.")
+    return wrong_shape(path, shapes, "Give a file of NQ-open, CommonsenseQA or PRISM.")
 
 
 def _maker(record: RawRow) -> Callable[[RawRow], Row] | None:
@@ -276,9 +276,9 @@ def _imported_quiz(record: RawRow) -> Row:
         question = question.get("stem")
     texts = _choice_texts(choices)
     if not isinstance(question, str) or not question.strip():
-        raise BadRecord("it has no text of a question")
+        raise BadRecord("it has no question text")
     if len(texts) < 2 or not all(texts):
-        raise BadRecord("it has fewer than two choices, or a blank one")
+        raise BadRecord("it has fewer than two choices, or a blank choice")
     return {
         "source": "commonsense_qa",
         "intent": " ".join(question.split()),
@@ -299,7 +299,7 @@ def _choice_texts(choices: Any) -> list[str]:
 
 
 def suggestion(question: str) -> str:
-    """What the assistant proposes instead of answering: always the same for one question."""
+    """The assistant's proposal instead of an answer: always the same for the same question."""
     wider: Sequence[str] = TEXTS["wider"]
     draw = int(hashlib.sha256(question.casefold().encode()).hexdigest(), 16)
     draw, is_wider = divmod(draw, 2)
@@ -315,10 +315,10 @@ def suggestion(question: str) -> str:
 def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     sources = Counter(row["source"] for row in rows)
     notes = {
-        "natural_questions": "rows hold an assistant's proposal that was written from a template; "
-        "the benchmark's own proposals are not part of NQ-open.",
-        "commonsense_qa": "rows hold an assistant's answer that was written from a template; the "
-        "benchmark's own are not part of CommonsenseQA.",
+        "natural_questions": "rows contain an assistant's proposal written from a template; the "
+        "benchmark's own proposals are not part of NQ-open.",
+        "commonsense_qa": "rows contain an assistant's answer written from a template; the "
+        "benchmark's own answers are not part of CommonsenseQA.",
     }
     return tuple(f"{sources[name]} {note}" for name, note in notes.items() if sources[name])
 
@@ -326,15 +326,15 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
 # -- drafted -------------------------------------------------------------------------------------
 
 MOST_SHARED_WORDS = 6
-"""Words in a row that an intent may not share with its person."""
+"""An intent must not share this many consecutive words with the person's text."""
 INTENT_WORDS = range(3, 41)
-"""Of an intent."""
+"""Allowed number of words in an intent."""
 DRAFT_PROMPTS = {
     "chat": ("drafting/draft_intent", "drafting/filter_intent"),
     NQ: ("drafting/draft_search", "drafting/filter_search"),
     CSQA: ("drafting/draft_quiz", "drafting/filter_intent"),
 }
-"""Kind of record → its templates: the drafter's, the filter's."""
+"""Kind of record → templates of (drafter, filter)."""
 
 
 class Intent(VerdictShape):
@@ -367,7 +367,7 @@ class SearchReview(Review):
 
 
 def intent_drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") -> Drafts:
-    """The sketches of a file of chats, of NQ-open or of CommonsenseQA; DataError for any other."""
+    """The sketches of a file of chats, NQ-open or CommonsenseQA; DataError for any other file."""
     raw, _ = read_rows(path)
     if any(is_question(record) for record in raw):
         imported = import_userllm(path)
@@ -377,12 +377,12 @@ def intent_drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") ->
     chats, bad = read_chats(path)
     sketches = [_chat_sketch(chat, prompts, turns) for chat in chats if turn_names(chat, turns)]
     short = [chat for chat in chats if not turn_names(chat, turns)]
-    bad += [BadRow(chat.source, f"its chat has no turn of the kind '{turns}'") for chat in short]
+    bad += [BadRow(chat.source, f"its chat has no '{turns}' turn") for chat in short]
     if not sketches:
         raise DataError(
-            f"No chat of '{path}' has a turn of the kind '{turns}'.",
+            f"No chat in '{path}' has a '{turns}' turn.",
             f"{bad[0].source}: {bad[0].why}.",
-            "Give --turns all, or another file.",
+            "Use --turns all, or another file.",
         )
     return Drafts(sketches=tuple(sketches), bad=tuple(bad), prompts=_hashes(prompts))
 
@@ -416,7 +416,7 @@ def _chat_sketch(chat: Chat, prompts: PromptFolder, turns: Turns) -> Sketch:
 
 
 def _question_sketch(row: Row, source: str, prompts: PromptFolder) -> Sketch:
-    """A sketch of an imported question; what the importer wrote from templates is drafted anew."""
+    """A sketch of an imported question; the texts from templates are drafted anew."""
     draft_prompt, filter_prompt = DRAFT_PROMPTS[row["source"]]
     question, choices = str(row["intent"]), tuple(row.get("choices", ()))
     material = fence(question, "question")

@@ -1,12 +1,12 @@
-"""What a UserLLM row and a reply to it say: intent, choices, conversation, truth values, end token.
+"""Fields of a UserLLM row and its reply: intent, choices, conversation, truth values, end token.
 
 Columns come in several spellings: choices as a list, a list of `{text}`, `{"text": [...]}`, or the
 JSON text of any of these; a conversation as tagged lines or a list of messages; `is_last_turn` as a
-truth value, a number or a word. The functions here are those of the published scores except where
-they take a protocol; conversations are read for prompts only and have one way of being read.
+boolean, a number or a word. The functions follow the published scores unless they take a protocol;
+conversations are only used in prompts and are parsed the same way under both.
 
-Example: "You are a user chatting with an assistant language model to: book a table" is the intent
-"book a table", and the reply "thanks <|endconversation|> bye" says "thanks" and ends.
+Example: "You are a user chatting with an assistant language model to: book a table" has the intent
+"book a table", and the reply "thanks <|endconversation|> bye" has the text "thanks" and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     NQ: ("intent_adherence",),
     PRISM: ("ai_detector_score", "first_turn_diversity", "intent_decomposition", "termination_f1"),
 }
-"""What each subset is scored with, under the names that rows use."""
+"""The metrics of each subset, under the names that rows use."""
 
 _PREAMBLE = "you are a user chatting with an assistant language model to"
 _DASHES = " \t\n\r:-\u2013\u2014"
@@ -51,14 +51,14 @@ class UserMessage:
 
     @property
     def output(self) -> str:
-        """What the published scores are computed on."""
+        """The text on which the published scores are computed."""
         return self.text + END if self.ended else self.text
 
 
 def read_reply(text: str | None, protocol: Protocol) -> UserMessage:
-    """What a completion says; None, no completion, says nothing.
+    """The message in a completion; None (no completion) is an empty message.
 
-    `paper` also drops thinking that was never closed, and marks that only wrap the end token.
+    `paper` also drops unclosed thinking, and marks that only wrap the end token.
     """
     before, end, _ = spoken(text or "", protocol).partition(END)
     message = before.strip()
@@ -68,7 +68,7 @@ def read_reply(text: str | None, protocol: Protocol) -> UserMessage:
 
 
 def normalize_intent(text: Any) -> str:
-    """The wish alone, without the sentence that introduces it."""
+    """The intent without its introductory sentence."""
     intent = "" if text is None else str(text).strip()
     place = intent.lower().find(_PREAMBLE)
     rest = intent[place + len(_PREAMBLE) :].strip(" \t\n\r").lstrip(_DASHES) if place >= 0 else ""
@@ -76,8 +76,8 @@ def normalize_intent(text: Any) -> str:
 
 
 def extract_intent(row: Mapping[str, Any]) -> str:
-    """The first of `intent`, `intent_summary` and `opening_prompt` that says anything, else the
-    first line of a conversation in text."""
+    """The first non-empty field of `intent`, `intent_summary` and `opening_prompt`, else the first
+    line of a conversation given as text."""
     for name in ("intent", "intent_summary", "opening_prompt"):
         if intent := normalize_intent(row.get(name)):
             return intent
@@ -87,7 +87,7 @@ def extract_intent(row: Mapping[str, Any]) -> str:
 
 
 def extract_choices(value: Any) -> tuple[str, ...]:
-    """The texts of the choices, blank ones left out; empty when there are none to be read."""
+    """The non-blank texts of the choices; empty if there are none or they are unreadable."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -102,7 +102,7 @@ def extract_choices(value: Any) -> tuple[str, ...]:
 
 
 def to_optional_bool(value: Any) -> bool | None:
-    """True or False from the value, the numbers 1 and 0, or a word; None for anything else."""
+    """True or False from a boolean, the numbers 1 and 0, or a word; None for anything else."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -111,7 +111,7 @@ def to_optional_bool(value: Any) -> bool | None:
 
 
 def read_source(value: Any) -> str:
-    """One of SOURCES, or the text as it is when it names none of them."""
+    """One of SOURCES, or the text itself if it names none of them."""
     source = "" if value is None else str(value).strip().lower()
     return PRISM if "prism" in source else source
 
@@ -130,10 +130,10 @@ def related_metrics(row: Mapping[str, Any]) -> set[str]:
 
 
 def read_conversation(value: Any) -> tuple[dict[str, str], ...] | None:
-    """`{"speaker": "user" | "assistant", "text"}` in order; None when there is no reading it.
+    """A list of `{"speaker": "user" | "assistant", "text"}`; None if the value is unreadable.
 
-    Nothing, a blank text and an empty list are no conversation yet: the empty tuple. Text without
-    any tag is the user's.
+    None, a blank text and an empty list are an empty conversation: the empty tuple. Text without
+    tags is the user's.
     """
     value = structure(value)
     if value is None or (isinstance(value, str) and not value.strip()):
@@ -147,7 +147,7 @@ def read_conversation(value: Any) -> tuple[dict[str, str], ...] | None:
 
 
 def _tagged(text: str) -> tuple[dict[str, str], ...]:
-    # Where tags stand in brackets, a line that begins with "Model:" is somebody's text.
+    # If tags are in brackets, a line that begins with "Model:" is part of a text.
     marks = list(_MARKED.finditer(text)) or list(_PLAIN.finditer(text))
     if not marks or text[: marks[0].start()].strip():
         return ({"speaker": "user", "text": text.strip()},) if not marks else _headless(text, marks)
@@ -158,7 +158,7 @@ def _tagged(text: str) -> tuple[dict[str, str], ...]:
 
 
 def _headless(text: str, marks: Sequence[re.Match[str]]) -> tuple[dict[str, str], ...]:
-    """Lines before the first tag belong to whoever is not tagged first."""
+    """Lines before the first tag belong to the speaker that is not tagged first."""
     first = "assistant" if marks[0].group(1).lower() in _MINE else "user"
     start = marks[0].start()
     return ({"speaker": first, "text": text[:start].strip()}, *_tagged(text[start:]))

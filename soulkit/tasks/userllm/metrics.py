@@ -1,13 +1,13 @@
-"""How much a simulated user is like one: the numbers of UserLLM, per reply, per row and per batch.
+"""UserLLM's metrics of how user-like a simulated user is: per reply, per row and per batch.
 
-    first_turn_diversity  1 − mean pairwise Jaccard of first messages, of one rollout
-    own_words             1 − share of a message's words of content that stand in the intent
+    first_turn_diversity  1 − mean pairwise Jaccard similarity of one rollout's first messages
+    own_words             1 − share of a message's content words that occur in the intent
     termination_f1        ending, of later messages, with "end" as the positive class
     human_share           1 − share judged machine-written
 
-PRISM's headline is the mean of these four; a message that failed counts 0 in each. Role adherence:
-naming some of a quiz's choices is answering, naming all of them is repeating the question
-(`reference`: all 0, three or more 1). Words are those of the `regex` package, found without it.
+PRISM's headline is the mean of these four; a failed message counts 0 in each. Role adherence:
+naming some of a quiz's choices is answering, naming all of them repeats the question (`reference`:
+all 0, three or more 1). Words follow the definition of the `regex` package, without needing it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from soulkit.text import SignTable
 from soulkit.types import BatchMetric, Protocol, Record
 
 NOVELTY = "novelty"
-"""How unlike the other drafts of its row a first message is, where there are any."""
+"""How different a first message is from the other drafts of its row, if there are any."""
 Tokenizer = Callable[[str | None], list[str]]
 
 STOP_WORDS = frozenset(
@@ -50,7 +50,7 @@ _NOT_ALNUM = re.compile(r"[^a-z0-9]+")
 
 
 def tokenize(text: str | None) -> list[str]:
-    """Lower-case words; every mark or symbol outside a word stands alone."""
+    """Lower-case words; every punctuation mark or symbol outside a word is a token of its own."""
     return (text or "").lower().translate(_SIGNS).split()
 
 
@@ -63,7 +63,7 @@ def _is_word(sign: str) -> bool:
 
 
 def _spaced(sign: str) -> str:
-    """A sign as it stands in the row of words: within one, between blanks, or not at all."""
+    """The sign itself within words, padded with spaces if it is a token, else a space."""
     if _is_word(sign):
         return sign
     return f" {sign} " if unicodedata.category(sign)[0] in "PS" else " "
@@ -73,7 +73,7 @@ _SIGNS = SignTable(_spaced)
 
 
 def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
-    """The words that are no stop words and no marks."""
+    """The words without stop words and punctuation."""
     return {word for word in set(words(text)) if word not in STOP_WORDS and word.isalnum()}
 
 
@@ -81,7 +81,7 @@ def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
 
 
 def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tokenize) -> float:
-    """|intent ∩ reply| / |reply| over words of content, in [0, 1]; 0 when either has none."""
+    """|intent ∩ reply| / |reply| over content words, in [0, 1]; 0 if either has none."""
     intent_words, reply_words = content_words(intent, words), content_words(reply, words)
     return (
         len(intent_words & reply_words) / len(reply_words) if intent_words and reply_words else 0.0
@@ -89,20 +89,20 @@ def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tok
 
 
 def goal_keywords(intent: str) -> list[str]:
-    """The intent's words of content with more than two letters, in alphabetical order."""
+    """The intent's content words with more than two letters, in alphabetical order."""
     return sorted(word for word in content_words(intent) if len(word) > 2)
 
 
 def choice_form(text: str) -> str:
-    """The form in which the published score looks for choices: ASCII words between blanks."""
+    """The text as the published score searches it for choices: ASCII words between spaces."""
     return _NOT_ALNUM.sub(" ", f" {text.lower()} ")
 
 
 def choices_named(choices: Sequence[str], reply: str, protocol: Protocol) -> tuple[str, ...]:
-    """The choices that stand in a reply as whole words.
+    """The choices that occur in a reply as whole words.
 
-    `paper` reads longer choices first, so that "department store" does not also name "store", and
-    reads every script.
+    `paper` matches longer choices first, so that "department store" does not also match "store",
+    and supports every script.
     """
     if protocol == "paper":
         names = named_options(reply, choices)
@@ -122,11 +122,11 @@ def role_adherence(choices: Sequence[str], reply: str, protocol: Protocol) -> fl
 
 
 def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[str, float | None]:
-    """The parts of a PRISM score that need no judge; None where one does not apply.
+    """The parts of a PRISM score that need no judge; None if a part does not apply.
 
-    A reply that only ends the conversation has no text to compare with the intent, and where the
-    row does not say whether it is the last turn, neither way of going on is right: `last` is None,
-    as it is for a first message, which no one ends a conversation with.
+    A reply that only ends the conversation has no text to compare with the intent. If the row does
+    not say whether it is the last turn, neither ending nor continuing is right: `last` is None. The
+    same holds for a first message, which never ends a conversation.
     """
     return {
         "intent_decomposition": intent_overlap(intent, message.text) if message.text else None,
@@ -135,7 +135,7 @@ def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[st
 
 
 def prism_value(metrics: Mapping[str, float | None]) -> float | None:
-    """The mean of what applies, low overlap counting as good; None when nothing does."""
+    """The mean of the parts that apply (low overlap is good); None if none does."""
     overlap = metrics.get("intent_decomposition")
     components = [None if overlap is None else 1 - overlap]
     components += [metrics.get(name) for name in ("termination", "ai_detector", NOVELTY)]
@@ -147,13 +147,13 @@ def prism_value(metrics: Mapping[str, float | None]) -> float | None:
 
 
 def first_turn_diversity(texts: Iterable[str]) -> float | None:
-    """1 − mean pairwise Jaccard of the words of the texts; None for fewer than two with words."""
+    """1 − mean pairwise Jaccard similarity of the texts; None for fewer than two with words."""
     similarity = mean_jaccard(bag for text in texts if (bag := bag_of_words(text)))
     return None if similarity is None else 1 - similarity
 
 
 def variety(texts: Iterable[str]) -> float | None:
-    """The same where every text counts: what says nothing is like all the others.
+    """Like `first_turn_diversity`, but every text counts; an empty text equals all others.
 
     None for fewer than two texts.
     """
@@ -168,14 +168,14 @@ def variety(texts: Iterable[str]) -> float | None:
 
 @lru_cache(maxsize=1 << 14)
 def bag_of_words(text: str) -> frozenset[str]:
-    """The words and marks of a text. Numbers over a batch read the same texts again and again."""
+    """The set of words and marks of a text; cached, because batch metrics reuse texts."""
     return frozenset(tokenize(text))
 
 
 def termination_scores(
     predicted: Sequence[bool], labels: Sequence[bool]
 ) -> tuple[float, float, float]:
-    """(precision, recall, F1) of ending; 0 where nothing was, or should have been, ended."""
+    """(precision, recall, F1) of ending; 0 if no message was, or should have been, ended."""
     hits = sum(p and w for p, w in zip(predicted, labels, strict=True))
     precision = hits / sum(predicted) if any(predicted) else 0.0
     recall = hits / sum(labels) if any(labels) else 0.0
@@ -185,11 +185,11 @@ def termination_scores(
 
 UNIT = "messages"
 Ends = list[tuple[bool, bool]]
-"""(whether it was ended, whether it should have been) of messages."""
+"""(was ended, should have been ended) for each message."""
 
 
 def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """The numbers that the headline and PRISM's are means of, and what these two count."""
+    """The metrics whose means are the headline and PRISM's, and the counts of these two."""
     main = drafts(records)
     by_source = {name: [r for r in main if r.tags.get("source") == name] for name in SOURCES}
     parts = _prism_parts(by_source[PRISM])
@@ -204,7 +204,7 @@ def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
 
 
 def published_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """What the published aggregation would say: scores of single messages, averaged by source."""
+    """The metrics of the published aggregation: message scores, averaged by source."""
     by_source = macro(records, "source")
     prism = [r for r in drafts(records) if r.tags.get("source") == PRISM]
     first = [r for r in prism if r.tags.get("turn") == "first"]
@@ -215,7 +215,7 @@ def published_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
 
 
 def _counted(rows: Sequence[Record]) -> BatchMetric:
-    """What a declared mean counts; its value comes from its parts."""
+    """The counts of a declared mean; its value comes from its parts."""
     return BatchMetric(None, len(rows), sum(r.score.scored for r in rows), UNIT, 0.0, 1.0)
 
 
@@ -239,7 +239,7 @@ def _own_words(record: Record) -> float | None:
 
 
 def _mean_part(records: Iterable[Record], number: Callable[[Record], float | None]) -> BatchMetric:
-    """The mean over the messages that a part applies to, unscored ones counted."""
+    """The mean over the messages that a part applies to; unscored ones are counted."""
     values: list[float | None] = []
     for record in records:
         value = 0.0 if record.score.status not in READABLE else number(record)
@@ -253,7 +253,7 @@ def _mean_part(records: Iterable[Record], number: Callable[[Record], float | Non
 def _over_rollouts(
     first: Sequence[Record], diversity: Callable[[Iterable[str]], float | None]
 ) -> BatchMetric:
-    """Diversity within each rollout of a step: the messages of one row are meant to be alike."""
+    """Diversity within each rollout of a step, because messages of one row should be similar."""
     texts: dict[tuple[int, int], list[str]] = defaultdict(list)
     scored = [record for record in first if record.score.scored]
     for record in scored:
@@ -265,9 +265,9 @@ def _over_rollouts(
 
 
 def _ending(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """Precision, recall and F1 of ending: where none was or should have been, there is no number.
+    """Precision, recall and F1 of ending; no value if no message was or should have been ended.
 
-    Messages stay out of which nobody knows whether they should have ended.
+    Messages with an unknown right ending are left out.
     """
     ends, lost = _ends(records)
     predicted, due = [p for p, _ in ends], [t for _, t in ends]
@@ -282,7 +282,7 @@ def _ending(records: Sequence[Record]) -> dict[str, BatchMetric]:
 
 
 def _ends(records: Iterable[Record]) -> tuple[Ends, int]:
-    """(ends, how many unscored messages of known truth there are beside them)."""
+    """(ends, number of unscored messages with a known right ending)."""
     ends, lost = [], 0
     for record in records:
         due = _due(record)
@@ -297,7 +297,7 @@ def _ends(records: Iterable[Record]) -> tuple[Ends, int]:
 
 
 def _due(record: Record) -> bool | None:
-    """Whether the message should have ended the conversation; None where nobody knows."""
+    """Whether the message should have ended the conversation; None if unknown."""
     if "last" in record.tags:
         return record.tags["last"] == "yes"
     right = record.score.metrics.get("termination")  # a first message, under `reference`
@@ -308,7 +308,7 @@ def _due(record: Record) -> bool | None:
 
 
 def message_of(record: Record) -> UserMessage:
-    """What a message says; nothing where there is none."""
+    """The parsed message of a record; empty if there is none."""
     lines = record.episode.transcript
     return _cached_reply(lines[-1].text, record.score.protocol) if lines else UserMessage("", False)
 
@@ -322,11 +322,11 @@ def _cached_reply(text: str, protocol: Protocol) -> UserMessage:
 
 
 def with_novelty(records: Sequence[Record]) -> list[Record]:
-    """The rollouts of one row with what a first message is paid for being unlike the others.
+    """The rollouts of one row, with `novelty` as another part of a first message's reward.
 
-    `novelty` is the mean over the row's other drafts of 1 − Jaccard, another part of the reward,
-    for drafts and refined rollouts alike. A row with fewer than two drafts that say something has
-    none. Scores (`value`) stay: in evaluation a row has no group.
+    `novelty` is the mean of 1 − Jaccard over the row's other drafts, for drafts and refined
+    rollouts alike. A row with fewer than two non-empty drafts has none. Scores (`value`) do not
+    change: in evaluation a row has no group.
     """
     bags = {
         r.rollout: bag

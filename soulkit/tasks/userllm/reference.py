@@ -1,8 +1,8 @@
 """UserLLM under `--protocol reference`: the published numbers, labels and hints.
 
-High overlap with the intent is paid for, a message that says nothing is scored like any other, a
-judge is asked once and whatever is not exactly the right label counts as the wrong one. Hints tell
-what they mean, answers included: nothing is checked for leaks.
+High overlap with the intent is rewarded, an empty message is scored like any other, and a judge is
+asked once; any reply other than exactly the right label counts as the wrong one. Hints state what
+they mean, answers included: there is no leak check.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class UserLLMReference(UserLLM):
         return self._scored(mean(values), {**values, **metrics}, verdicts, used, words=words)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Scores of single messages, averaged by source; what else the published code defines."""
+        """Message scores averaged by source, and the other metrics of the published code."""
         return published_batch(records)
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
@@ -65,7 +65,7 @@ class UserLLMReference(UserLLM):
         return worth(label, right)
 
     def judge_question(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
-        """Any text is taken, at the first attempt."""
+        """Accepts any text at the first attempt."""
         return JudgeQuestion(purpose, prompt, str, lambda text: {"label": text}, attempts=1)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
@@ -78,7 +78,7 @@ class UserLLMReference(UserLLM):
         return None
 
     def gold_message(self, fields: Mapping[str, Any]) -> str:
-        """The words of the intent are what is paid for."""
+        """The words of the intent, because overlap is rewarded."""
         return str(fields["intent"]) + (f" {END}" if fields["is_last_turn"] else "")
 
 
@@ -86,7 +86,7 @@ class UserLLMReference(UserLLM):
 
 
 def asks(source: str, message: UserMessage, complete: bool) -> bool:
-    """Whether the published score asks its judge; `complete`: question and suggestion are there."""
+    """Whether the published score asks its judge; `complete`: question and suggestion exist."""
     if source == NQ:
         return complete and bool(message.output)
     return source == PRISM and bool(message.text)
@@ -100,9 +100,9 @@ def numbers(
     choices: Sequence[str],
     label: float,
 ) -> dict[str, float]:
-    """The published numbers of one reply: metric → value, empty for an unknown source.
+    """The published metrics of one reply: metric → value, empty for an unknown source.
 
-    `label` is the judge's number, 0 where it was not asked.
+    `label` is the judge's number, 0 if it was not asked.
     """
     if source == CSQA:
         return {"role_adherence": role_adherence(choices, message.output, "reference")}
@@ -118,14 +118,14 @@ def numbers(
 
 
 def mean(values: Mapping[str, float]) -> float:
-    """The mean of the parts; 0 without any."""
+    """The mean of the parts; 0 if there are none."""
     return sum(values.values()) / len(values) if values else 0.0
 
 
 def worth(text: str | None, right: str) -> float:
-    """1 for exactly the wanted label around which there is only white space, in any case; else 0.
+    """1 for exactly the right label, ignoring case and surrounding white space; else 0.
 
-    Whatever is no label counts as the wrong one, a failed call (None) included.
+    Anything else counts as the wrong label, including a failed call (None).
     """
     return float((text or "").strip().upper() == right)
 
@@ -134,7 +134,7 @@ def worth(text: str | None, right: str) -> float:
 
 
 def hint(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str | None:
-    """What the published hints say about a draft, in other words; None where they say nothing."""
+    """The published hints on a draft, reworded; None if there are none."""
     source = fields["source"]
     if source == CSQA:
         return _avoid(fields["choices"] or (), message)

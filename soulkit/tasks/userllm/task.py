@@ -1,10 +1,10 @@
-"""UserLLM: does a model that plays the user of an assistant stay one? Scored by source:
+"""UserLLM: does a model that plays the user of an assistant stay in role? Scored by source:
 
 * `commonsense_qa`: the user asks a quiz question and must not answer it.
   {"intent": "where do people keep money", "choices": ["bank", "river"]}
-* `natural_questions`: the assistant proposed something else; a judge says whether the user stayed
-  with the question. {"question": ..., "assistant_suggestion_turn": "How about its acoustics?"}
-* `prism`: the mean of what applies of 1 − intent overlap, right termination, a detector of
+* `natural_questions`: the assistant proposed something else; a judge decides whether the user kept
+  to the question. {"question": ..., "assistant_suggestion_turn": "How about its acoustics?"}
+* `prism`: the mean of the applicable parts: 1 − intent overlap, right termination, a detector of
   machine-written text and, in training, novelty. {"conversation_history": ..., "is_last_turn": ...}
 
 The headline is `macro_source`, the mean of the three. The detector is the judge, or a service
@@ -66,10 +66,10 @@ from soulkit.types import (
 )
 
 LABELS = {NQ: ("REFUSED", "ACCEPTED"), PRISM: ("HUMAN", "AI")}
-"""Judged source → the right label and the other one."""
+"""Judged source → (right label, other label)."""
 PURPOSES = {NQ: "intent", PRISM: "detector"}
 LabelScore = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
-"""What a judge or detector says in [0, 1], its verdicts, and further metrics."""
+"""A judge's or detector's number in [0, 1], its verdicts, and additional metrics."""
 
 
 class UserLLM(ChoiceTask):
@@ -96,11 +96,11 @@ class UserLLM(ChoiceTask):
         return self.check(read, conversation)
 
     def _unpacked(self, choices: Any) -> Any:
-        """Choices as they are, spelled as a Python literal or not."""
+        """The choices, also from a Python literal."""
         return structure(choices)
 
     def check(self, fields: dict[str, Any], conversation: Any) -> dict[str, Any]:
-        """The fields; DataError on a row that cannot be scored."""
+        """The fields; DataError for a row that cannot be scored."""
         return _checked(fields, conversation)
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -132,16 +132,14 @@ class UserLLM(ChoiceTask):
         return message.output, "ok" if message.output else "empty"
 
     def grade(self, example: Example, answer: str) -> float:
-        """What rules alone say about a message: role adherence."""
+        """The rule-based part of the score: role adherence."""
         return role_adherence(example.fields["choices"] or (), answer, self.protocol)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
-        if reply_failure(
-            episode.final, self.strict_endings
-        ):  # nothing that a judge should be paid for
+        if reply_failure(episode.final, self.strict_endings):  # nothing for a judge to rate
             return self._silent(example, episode, read_reply("", self.protocol))
         message = read_reply(episode.final.text, self.protocol)
         return await self.rated(example, episode, message, cast)
@@ -221,7 +219,7 @@ class UserLLM(ChoiceTask):
     async def _judged(
         self, example: Example, episode: Episode, text: str, cast: Cast
     ) -> LabelScore:
-        """The right label counts 1, the other one 0. CallError when a judge cannot be read."""
+        """The right label counts 1, the other one 0. CallError if no verdict is readable."""
         right = LABELS[example.fields["source"]][0]
         replies = await opinions(cast, self._question(example, text), episode)
         worth = partial(self._worth, right=right)
@@ -274,8 +272,8 @@ class UserLLM(ChoiceTask):
         return {**view, "notes": message_notes(example.fields, self._message(episode), score)}
 
     def leak_view(self, example: Example) -> LeakView | None:
-        """What feedback must not tell: an answer, the judge's labels, the words of the real user,
-        whether to end."""
+        """Feedback must not reveal an answer, the judge's labels, the real user's words, or whether
+        to end."""
         fields = example.fields
         public = "\n".join(turn["text"] for turn in fields["conversation_history"])
         if fields["source"] == CSQA:
@@ -296,11 +294,11 @@ class UserLLM(ChoiceTask):
         if source == CSQA:
             texts = (fields["intent"], *TEXTS["silent"])
             quiet = (t for t in texts if not choices_named(choices, t, self.protocol))
-            return next(quiet, "; ".join(choices))  # all of them: the question said again
+            return next(quiet, "; ".join(choices))  # all of them: repeats the question
         return self.gold_message(fields)
 
     def gold_message(self, fields: Mapping[str, Any]) -> str:
-        """A perfect message of a PRISM row."""
+        """A perfect message for a PRISM row."""
         if fields["is_last_turn"] and fields["conversation_history"]:
             return END
         opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
@@ -335,20 +333,20 @@ class UserLLM(ChoiceTask):
         return paper_batch(records)
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """With a part for being unlike the other drafts, where a first message is written."""
+        """The records; first messages get a reward part for differing from the other drafts."""
         return with_novelty(records)
 
 
 def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
-    """The detection service that a task's options name; None: the judge detects. ConfigError."""
+    """The detection service in a task's options; None: the judge detects. Raises ConfigError."""
     kind = options.get("detector", "judge")
     if kind == "judge":
         return None
     if kind != "url" or not options.get("detector_url"):
         raise ConfigError(
-            f"The options of task '{task}' name no detector of machine-written text.",
-            f"detector is '{kind}' and detector_url '{options.get('detector_url', '')}'.",
-            "Write detector: judge, or detector: url with detector_url and detector_key_env.",
+            f"The options of task '{task}' do not name a detector of machine-written text.",
+            f"detector is '{kind}' and detector_url is '{options.get('detector_url', '')}'.",
+            "Use detector: judge, or detector: url with detector_url and detector_key_env.",
         )
     return Detector(**_detector_arguments(task, options))
 
@@ -359,9 +357,9 @@ def _detector_arguments(task: str, options: Mapping[str, Any]) -> dict[str, Any]
     settings = {k: v for k, v in options.items() if k.startswith("detector_") and v is not None}
     for name, value in settings.items():
         kind = bool if name == "detector_machine" else str
-        if name not in names or not isinstance(value, kind):  # the text "false" would be true
-            rule = "true or false, without quotes" if kind is bool else "a text"
-            advice = f"It should be {rule}." if name in names else did_you_mean(name, names)
+        if name not in names or not isinstance(value, kind):  # the text "false" would count as true
+            rule = "true or false, without quotes" if kind is bool else "text"
+            advice = f"It must be {rule}." if name in names else did_you_mean(name, names)
             raise ConfigError(
                 f"The option {name} of task '{task}' cannot be used.",
                 f"Its value is '{value}'.",
@@ -386,20 +384,20 @@ def _checked(
     if not source:
         raise ColumnsError(
             "The column 'source' is missing.",
-            f"It says how a row is scored: {', '.join(SOURCES)}.",
-            "If the file has it under another name, say so in tasks.yaml: "
+            f"It selects the scoring of a row: {', '.join(SOURCES)}.",
+            "If the file uses another name for it, declare that in tasks.yaml: "
             "columns: {source: {aliases: [name_in_your_file]}}",
         )
     if source not in SOURCES:
         why = f"It is '{source}'. {did_you_mean(source, SOURCES)}"
-        raise RowError("The row's source is not known.", why)
+        raise RowError("The row's source is unknown.", why)
     if conversation is None:
         why = "It is neither text nor a list of messages."
-        raise RowError("The row's conversation cannot be read.", why)
+        raise RowError("The row's conversation is unreadable.", why)
     if not fields["intent"]:
-        raise RowError("The row has no intent.", "Without one the user wants nothing.")
+        raise RowError("The row has no intent.", "The simulated user needs one.")
     if source == CSQA and len(set(fields["choices"] or ())) < 2:
-        why = "Role adherence looks for them in the message."
+        why = "Role adherence checks whether the message contains them."
         raise RowError("The row has fewer than two choices.", why)
     if source == NQ:
         return _with_suggestion(fields)
@@ -407,7 +405,7 @@ def _checked(
 
 
 def _with_suggestion(fields: dict[str, Any]) -> dict[str, Any]:
-    """The assistant's suggestion ends the conversation that the actor reads."""
+    """The row, with the assistant's suggestion as the last turn of the conversation."""
     question, suggestion = fields["question"], fields["assistant_suggestion_turn"]
     if not question or not suggestion:
         what = "The row lacks 'question' or 'assistant_suggestion_turn'."
@@ -420,13 +418,13 @@ def _with_suggestion(fields: dict[str, Any]) -> dict[str, Any]:
 
 TEXTS = Texts(__file__)
 TOO_MUCH = 0.3
-"""A larger share of words from the intent is remarked on."""
+"""A larger share of words from the intent gets a remark."""
 
 
 def message_notes(
     fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
 ) -> list[str]:
-    """What can be said about a draft, worst first; empty without one."""
+    """Remarks on a draft, worst first; empty without a draft."""
     if score is None or message is None:
         return []
     if not message.text and not message.ended:
@@ -475,7 +473,7 @@ def _prism_notes(score: Score) -> Iterator[str]:
 def lesson_choices(
     fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
 ) -> Iterator[tuple[str, ...]]:
-    """Lessons, the fullest first, for `first_safe_lesson` to choose from."""
+    """Lessons, the most complete first, for `first_safe_lesson` to choose from."""
     remarks = message_notes(fields, message, score)
     kind = fields["source"]
     if kind not in TEXTS["lessons"]:

@@ -133,7 +133,7 @@ REAL = [
 
 @pytest.mark.parametrize("task", importable())
 def test_another_file_is_refused_as_a_whole(task: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not have the original format|is no file of"):
+    with pytest.raises(DataError, match=r"not have the original format|is not a file of"):
         import_rows(task, jsonl(tmp_path / "rows.jsonl", {"entirely": "another"}))
 
 
@@ -326,7 +326,7 @@ def test_tasks_of_tau_bench_say_where_rows_come_from(name: str, text: str, tmp_p
     with pytest.raises(DataError) as caught:
         import_rows("tau_usi", tmp_path / name)
     what, why, fix = caught.value.lines()
-    assert "tasks of tau-bench" in what and "runtime" in why
+    assert "holds tau-bench tasks" in what and "runtime" in why
     assert "soul data synth tau_usi --domain retail -n 115" in fix
 
 

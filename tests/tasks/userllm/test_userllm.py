@@ -120,7 +120,7 @@ def test_no_conversation_yet() -> None:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({**QUIZ, "source": "trivia_qa"}, "source is not known"),
+        ({**QUIZ, "source": "trivia_qa"}, "source is unknown"),
         ({**QUIZ, "source": None}, "'source' is missing"),
         ({**QUIZ, "choices": ["bank"]}, "fewer than two choices"),
         ({**QUIZ, "choices": ["bank", "bank"]}, "fewer than two choices"),
@@ -129,7 +129,7 @@ def test_no_conversation_yet() -> None:
         ({**SEARCH, "question": "  "}, "lacks 'question'"),
         ({**SEARCH, "assistant_suggestion_turn": None}, "lacks 'question'"),
         ({**FIRST, "intent": " ", "opening_prompt": None}, "no intent"),
-        ({**FIRST, "conversation_history": ["a"]}, "conversation cannot be read"),
+        ({**FIRST, "conversation_history": ["a"]}, "conversation is unreadable"),
     ],
 )
 def test_rows_that_cannot_be_used(row: dict[str, Any], why: str) -> None:
@@ -341,7 +341,7 @@ def test_a_service_that_fails_leaves_the_episode_unscored() -> None:
 
         record = asyncio.run(run())
     assert (record.score.value, record.score.reason) == (None, "judge_error")
-    assert "no number in [0, 1] under 'human'" in record.score.words
+    assert "no number in [0, 1] in 'human'" in record.score.words
 
 
 def _at_once(detector: Any) -> Any:
@@ -354,7 +354,7 @@ def _at_once(detector: Any) -> Any:
     "options", [{"detector": "url"}, {"detector": "pangram"}, {"detector": None}]
 )
 def test_a_detector_that_is_none(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="name no detector"):
+    with pytest.raises(ConfigError, match="do not name a detector"):
         with_options(**options)
 
 
@@ -362,7 +362,7 @@ def test_a_detector_that_is_none(options: dict[str, Any]) -> None:
     ("name", "value", "why"),
     [
         ("detector_machine", "false", "true or false, without quotes"),
-        ("detector_field", 3, "a text"),
+        ("detector_field", 3, "must be text"),
         ("detector_keyenv", "MY_KEY", "Did you mean 'detector_key_env'?"),
     ],
 )
@@ -560,7 +560,7 @@ def test_published_files_are_refused_with_the_command_that_drafts(
         import_rows(TASK, path)
     assert soul("data", "import", "userllm", path, "-o", tmp_path / "rows.jsonl") == 2
     shown = capsys.readouterr().err
-    assert "none says what its person was after" in shown
+    assert "conversations but no intents" in shown
     assert f"soul data build userllm {path} --drafter WHO --filter WHO" in shown
     assert not (tmp_path / "rows.jsonl").exists()
 

@@ -34,7 +34,7 @@ def imported(tmp_path: Path, *records: Any) -> Any:
 
 def test_both_layouts_of_commonsense_qa_are_one_row(tmp_path: Path) -> None:
     imports = imported(tmp_path, HUB, FIRST)
-    assert not imports.bad and "2 rows hold an assistant's answer" in imports.notes[0]
+    assert not imports.bad and "2 rows contain an assistant's answer" in imports.notes[0]
     for row in imports.rows:
         assert row["source"] == CSQA and row["intent"] == "Where does ink dry?"
         assert row["choices"] == ["in rain", "on paper"] and row["answer_key"] == "B"
