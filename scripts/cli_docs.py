@@ -354,9 +354,14 @@ def tasks_page() -> str:
     tasks, suites = registry.specs.items(), registry.suites.items()
     parts: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
         "## Tasks": (
-            ("task", "title", "what it asks", "axis", "metric", "licence of the data"),
-            [(f"`{name}`", _title(task), task.summary, task.axis, f"`{_headline(task)}`",
-              task.licence) for name, task in tasks],
+            ("task", "what it asks", "axis", "metric"),
+            [(f"`{name}`", task.summary, task.axis,
+              f"`{task.metric.headline or task.metric.name}`") for name, task in tasks],
+        ),
+        "## Sources": (
+            ("task", "benchmark", "citation", "licence of the data"),
+            [(f"`{name}`", f"[{task.title}]({task.url})" if task.url else task.title,
+              task.citation, task.licence) for name, task in tasks],
         ),
         "## Default players": (
             ("task", "models besides the one under test"),
@@ -380,14 +385,6 @@ def tasks_page() -> str:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in lines)
-
-
-def _title(task: TaskSpec) -> str:
-    return f"[{task.title}]({task.url})" if task.url else task.title
-
-
-def _headline(task: TaskSpec) -> str:
-    return task.metric.headline or task.metric.name
 
 
 def _originals(task: TaskSpec) -> str:
