@@ -1,6 +1,6 @@
-"""Evaluation: what is played and scored, and what is made of a finished run.
+"""Evaluation: play and score tasks, and analyse finished runs.
 
-config, planning: the settings and what they will ask for; run: playing, resuming and recording;
-results: summary.json and scoring again; comparison: conditions of runs, differences, gates;
-judges: how far judges can be trusted, and what people say.
+config, planning: settings and cost estimates; run: playing, resuming and recording; results:
+summary.json and scoring again; comparison: conditions of runs, differences, gates; judges:
+reliability of judges, and ratings by people.
 """

@@ -1,11 +1,11 @@
-"""What an evaluation can be told, and what that resolves to: tasks, rows, sampling.
+"""Settings of an evaluation, and the tasks, rows and sampling that they resolve to.
 
-Settings that change only speed, retries and prices are no part of a run's identity: a run that
-was cut short by an impatient time-out may be finished with a longer one. Controls stand beside the
-episodes and may be added later. Everything else must stay as it was, or the run folder refuses.
+Settings that change only speed, retries or prices are not part of a run's identity: you can resume
+a run with a longer time-out. Controls can be added to a finished run. Every other setting must be
+the same when a run is resumed.
 
 Rows come from `data[task]` (a file, a folder with the released files, or `synth:N`), else from the
-folder of `soulkit.data.files`: what SOULKIT_DATA names, or `data`.
+folder in SOULKIT_DATA, else from `data` (see `soulkit.data.files`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
     from soulkit.tasks.kit.spec import TaskSpec
 
 WHOLE_BENCHMARK = "soul-27"
-"""The suite that is meant where a served model is evaluated and nothing else is named."""
+"""Default suite of `soul eval api`."""
 _task = section("Task and model")
 _api_task = section("Task and model", only=("api",))
 _sampling = section("Sampling")
@@ -39,7 +39,7 @@ _call = section("Calls", only=("api",))
 
 
 class EvalConfig(PlayConfig):
-    """One evaluation: a model, tasks, rows, and how to sample."""
+    """Settings of one evaluation: model, tasks, rows and sampling."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
         "concurrency", "batch_size", "max_unscored", "controls", "batch", "batch_judges",
@@ -171,36 +171,36 @@ class EvalConfig(PlayConfig):
         if self.tasks and self.suite is not None:
             raise ValueError(TASKS_OR_SUITE)
         if (self.price_in is None) != (self.price_out is None):
-            raise ValueError("a cost needs both prices, --price-in and --price-out")
+            raise ValueError("a cost estimate needs both --price-in and --price-out")
         if self.base_url is not None:
             checked_url(self.base_url)
         if self.batched and self.ledger == "off":
             raise ValueError(
-                "a batch is paid for as a whole and its replies come a day later: they need the "
-                "ledger (leave out --ledger off)"
+                "batched calls need the ledger, because their replies can arrive a day later "
+                "(leave out --ledger off)"
             )
         if self.kind == "local" and (why := self._unfollowed()):
             raise ValueError(why)
         if (self.ledger == "replay") != (self.ledger_file is not None):
             raise ValueError(
-                "a replay needs the ledger of an earlier run and only a replay takes one: "
+                "use --ledger replay and --ledger-file together: "
                 "--ledger replay --ledger-file RUN/ledger.sqlite"
             )
         return self
 
     def _unfollowed(self) -> str:
-        """Which settings servers that run already cannot follow; empty for none."""
+        """The error text for settings that running servers cannot apply; empty if there are none."""
         here = () if self.verify_weights else ("dtype", "device", "threads")
         names = (*here, "vllm_arg") if self.engine_choice.attached else ()
         usual = self.defaults() if names else {}
         given = [name for name in names if getattr(self, name) != usual[name]]
-        if not given or self.checkpoints():  # those who play beside it may follow them
+        if not given or self.checkpoints():  # other local players may use these settings
             return ""
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        return f"servers that run already were started without {flags}: leave it out"
+        return f"{flags} cannot be applied to servers that are already running: leave it out"
 
     def endpoint(self) -> RoleSettings:
-        """The actor as a player, where it is served."""
+        """The actor's settings as an API player."""
         return RoleSettings(
             model=self.model,
             base_url=self.base_url,
@@ -215,7 +215,7 @@ class EvalConfig(PlayConfig):
 
     @property
     def batched(self) -> bool:
-        """Whether anybody is asked by batch."""
+        """Whether any role uses batch calls."""
         return self.batch or self.batch_judges
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
@@ -235,7 +235,7 @@ class EvalConfig(PlayConfig):
         return f"eval {self.kind}"
 
     def sampling(self, spec: TaskSpec) -> Sampling:
-        """How the actor is sampled in a task: what was asked for, else the task's own."""
+        """The actor's sampling in a task: the settings given, else the task's own."""
         defaults = spec.sampling
         limit = {"max_tokens": self.reply_limit(defaults)}
         return Sampling.first_of(limit, vars(self), defaults)
@@ -245,7 +245,7 @@ class EvalConfig(PlayConfig):
 
 
 def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
-    """The tasks to play, each once; ConfigError for one that is not declared."""
+    """The tasks to play, without duplicates; ConfigError for an unknown task."""
     names = registry.suite(config.suite) if config.suite is not None else config.tasks
     for name in names:
         registry.spec(name)
@@ -266,8 +266,8 @@ def load_work(config: EvalConfig) -> list[Work]:
 def work_and_missing(
     config: EvalConfig, registry: Registry
 ) -> tuple[list[Work], list[MissingRequirement]]:
-    """The tasks that can be played, with their examples, and what is missing. A task whose rows
-    are missing has no examples."""
+    """(playable tasks with their examples, missing requirements). A task whose rows are missing has
+    no examples."""
     from soulkit.play.plan import Work
     from soulkit.play.requirements import MissingRequirement, unplayable_tasks
     from soulkit.tasks.kit.loading import NoRows
@@ -293,15 +293,15 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
     for name in config.data:
         if name != "*" and name not in names:
             raise ConfigError(
-                f"There are rows for '{name}', which is not evaluated here.",
-                "They would be ignored, and the task they were meant for might have none.",
+                f"--data names rows for '{name}', but that task is not selected.",
+                "They would be ignored. The name may be misspelled.",
                 did_you_mean(name, names),
             )
     return names
 
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
-    """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
+    """Task of the suite that is not in `work` → why it cannot be played here."""
     from soulkit.play.requirements import split_playable
 
     registry, played = config.registry(), {part.task.name for part in work}
@@ -321,8 +321,8 @@ def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str])
 
 
 def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) -> Mapping[str, Task]:
-    """The live tasks; on training rows with the word budgets and default players of training, and
-    none that may not be trained on."""
+    """The configured tasks. For training rows they have the word budgets and default players of
+    training; evaluation-only tasks are rejected."""
     training = config.split == "train"
     if training:
         registry.refuse_evaluation_only(names)
@@ -330,8 +330,8 @@ def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) ->
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
-    """All rows of the tasks, to look recorded ones up by id: with --limit, rows that
-    were added to a file since would push the old ones out of the sample.
+    """All rows of the tasks, to look up recorded ones by id. --limit is ignored, because rows that
+    were added to a file since would change the sample.
     """
     return load_work(config.model_copy(update={"limit": None}))
 

@@ -2,10 +2,10 @@
 
     records ──▶ sketches, in an order by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
 
-Both models are players like any other; their replies go through a ledger in a run folder whose name
-follows from what is asked, so that the same command after a kill pays for nothing twice and gives
-the same rows. Replies that cannot be read are counted and never become rows. While a record has no
-answer from a server there are no rows; the next start asks about it again.
+The name of the run folder is derived from the settings, and replies are kept in its ledger. Running
+the same command again resumes the build without paying twice and gives the same rows. Unreadable
+replies are counted and never become rows. If a server does not answer for a record, no rows are
+written; the next run asks again.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from soulkit.types import Call, Role
 COMMAND = "data build"
 OUTCOMES = "outcomes.jsonl"
 STAGES: tuple[Role, ...] = ("drafter", "filter")
-ACTS = {"drafter": "drafts what a row lacks", "filter": "says which drafts may become rows"}
+ACTS = {"drafter": "drafts the missing fields", "filter": "decides which drafts become rows"}
 _REASON = 300
-"""Characters of a reason that is kept for readers."""
+"""Maximum characters kept of a reason."""
 
 
 class BuildConfig(RolesConfig):
-    """One build: whose rows, of which file, by whom."""
+    """Settings of one build: task, source file and models."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
         "concurrency", "source",
@@ -80,16 +80,16 @@ class BuildConfig(RolesConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one record. A line of `outcomes.jsonl`."""
+    """The outcome of one record; a line of `outcomes.jsonl`."""
 
     key: str
     source: str
     fate: str
     """`kept` | `rejected` | `unreadable` | `no_answer`."""
     stage: Role | None = None
-    """Who said no, or nothing that can be used."""
+    """The stage that rejected the record or gave no usable reply."""
     fault: str = ""
-    """What a filter holds against a draft."""
+    """The fault that the filter found in a draft."""
     reason: str = ""
     draft: dict[str, Any] = field(default_factory=dict)
     rows: int = 0
@@ -97,7 +97,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """The rows of a build, and its report."""
+    """The rows of a build, its report and its run."""
 
     rows: tuple[Row, ...]
     report: dict[str, Any]
@@ -110,7 +110,7 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class Build:
-    """Everything that a build needs to know before it asks anybody."""
+    """A build that was checked and is ready to ask its models."""
 
     config: BuildConfig
     drafts: Drafts
@@ -118,32 +118,33 @@ class Build:
 
     @classmethod
     def of(cls, task: Task, config: BuildConfig) -> Build:
-        """Read the file; ConfigError or DataError for what cannot be done."""
+        """Read the source file; ConfigError or DataError if the build is not possible."""
         for role in STAGES:
             if getattr(config, role) is None:
                 raise ConfigError(
-                    f"--{role} is required: nobody {ACTS[role]}.",
-                    "One model drafts, another filters; rows that nobody looked at are not built.",
-                    f"Name one with --{role} WHO: {FORMS.replace('actor, ', '')}.",
+                    f"--{role} is required: no model {ACTS[role]}.",
+                    "One model drafts rows and another filters them; unfiltered rows are not "
+                    "written.",
+                    f"Add --{role} WHO: {FORMS.replace('actor, ', '')}.",
                 )
         drafts = drafts_from(task, Path(config.source), config.options)
         digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()
         settled = config.model_copy(update={"sha256": digest, "prompts": dict(drafts.prompts)})
         for name, settings in settled.players():
-            if settings.kind == "actor":  # found before there is a folder
+            if settings.kind == "actor":  # fail before the folder is created
                 Players().model(name, settings)
         order = sorted(drafts.sketches, key=lambda sketch: _draw(config.seed, sketch.key))
         return cls(settled, drafts, tuple(order))
 
     @property
     def folder(self) -> Path:
-        """Where the build goes unless told otherwise: the same command, the same folder."""
+        """Default run folder; the same settings give the same folder."""
         settings = json.dumps(self.config.identity(), sort_keys=True, default=str)
         mark = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return Path("runs") / f"data-build-{self.config.task}-{mark}"
 
     def needed(self, sketches: Sequence[Sketch], rows: int) -> int:
-        """How many of the next sketches it takes for so many more rows, if all were kept."""
+        """How many of the next sketches give `rows` more rows if every draft is kept."""
         for place, sketch in enumerate(sketches, 1):
             rows -= sketch.count
             if rows <= 0:
@@ -151,8 +152,8 @@ class Build:
         return len(sketches)
 
     def plan(self) -> Plan:
-        """What the questions take: about, if every draft is kept; at most, if all records are asked
-        about and every question is put twice."""
+        """Estimate of calls and cost: expected if every draft is kept; the limit if all records are
+        needed and every question is asked twice."""
         most = self.config.rows
         first = len(self.order) if most is None else self.needed(self.order, most)
         loads = []
@@ -171,11 +172,11 @@ class Build:
         return Plan(tasks=(task,), concurrency=self.config.concurrency)
 
     def remarks(self) -> list[str]:
-        """What limits the rows, in sentences."""
+        """Limitations of the rows, as sentences."""
         drafter, judge = self.config.drafter, self.config.filter
         alike = drafter and judge and (drafter.written() == judge.written())
         return [*self.drafts.notes,
-                *(["The model that drafts filters its own drafts."] if alike else [])]  # fmt: skip
+                *(["The drafter also filters its own drafts."] if alike else [])]  # fmt: skip
 
 
 def _draw(seed: int, key: str) -> str:
@@ -183,7 +184,7 @@ def _draw(seed: int, key: str) -> str:
 
 
 def _words(sketch: Sketch, role: str) -> int:
-    """Words of a question; the filter's holds about what the drafter's does, and the draft."""
+    """Words of a question; the filter's prompt is about the drafter's prompt plus the draft."""
     return len(sketch.draft.prompt.split()) + (USUAL["drafter"] if role == "filter" else 0)
 
 
@@ -196,10 +197,10 @@ def build_drafted_rows(
     *,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
-    """Ask, or take up where a killed build stopped, and return the rows with their report.
+    """Ask the models, or resume an interrupted build, and return the rows with their report.
 
-    Raises a UserError before anything is asked, BudgetSpent when the money is, ProviderError when
-    a server stays silent. No row of a build that is not complete is of use.
+    UserError before anything is asked; BudgetSpent at the cost limit; ProviderError if a server
+    does not answer. Do not use the rows of an incomplete build.
     """
     config = build.config
     run = open_session(
@@ -236,8 +237,8 @@ async def _ask(
 
 @dataclass
 class BuildQuestions:
-    """Asks about one record after the other, as many at once as allowed, until there are enough
-    rows. Which are asked depends on earlier answers alone, not on which of them came first."""
+    """Asks about records in order, in parallel up to the limit, until there are enough rows. The
+    choice of records depends only on earlier answers, not on their timing."""
 
     build: Build
     drafter: Player
@@ -246,7 +247,7 @@ class BuildQuestions:
     rows: list[Row] = field(default_factory=list)
 
     async def all(self, bar: Bar) -> None:
-        """Wave after wave: each as large as it has to be if all its drafts are kept."""
+        """Ask in waves, each as large as needed if all its drafts are kept."""
         pending, config = list(self.build.order), self.build.config
         turn = asyncio.Semaphore(config.concurrency)
         streak = FailureStreak(config.concurrency, "records")
@@ -266,7 +267,7 @@ class BuildQuestions:
                 self.rows += rows
             pending = pending[missing:]
             if any(outcome.fate == "no_answer" for outcome in self.outcomes):
-                return  # the next wave depends on what is missing in this one
+                return  # the next wave depends on the missing answers
 
     async def _one(self, sketch: Sketch) -> tuple[Outcome, Sequence[Row]]:
         stage: Role = "drafter"
@@ -288,7 +289,7 @@ class BuildQuestions:
         return replace(_outcome(sketch, "kept", None, draft=shown), rows=len(rows)), rows
 
     def _signed(self, sketch: Sketch, row: Row) -> Row:
-        """The row with who wrote it, beside where its words are from."""
+        """The row with its source and the names of both models as provenance."""
         drafter, judge = self.drafter.model.name, self.filter.model.name
         record = row.get("provenance") or sketch.source
         signed = {**row, "provenance": f"{record}{DRAFTED_BY}{drafter}, filtered by {judge}"}
@@ -316,7 +317,7 @@ def _outcome(
 def _report(
     build: Build, outcomes: Sequence[Outcome], rows: int, totals: Totals
 ) -> dict[str, Any]:  # fmt: skip
-    """`summary.json`: where the rows are from, what became of every record, what it cost."""
+    """Contents of `summary.json`: source of the rows, outcome counts, cost."""
     config = build.config
     return {
         "command": COMMAND,
@@ -337,7 +338,7 @@ def _report(
 
 
 def outcome_counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How many records were asked about, and what became of them."""
+    """The number of records asked about, and counts of their outcomes."""
     fates = Counter(outcome.fate for outcome in outcomes)
     faults = Counter(o.fault for o in outcomes if o.fate == "rejected")
     unread = Counter(str(o.stage) for o in outcomes if o.fate == "unreadable")
@@ -348,7 +349,7 @@ def outcome_counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def unreadable_records(folder: Path) -> list[str]:
-    """A line for each record of a build that came to nothing for want of a readable answer."""
+    """A line for each record without a readable answer."""
     from soulkit.runs.jsonl import read_jsonl
 
     lines = read_jsonl(folder / OUTCOMES)

@@ -1,6 +1,6 @@
-"""What an evaluation will ask for: the players with their limits and prices, and this machine.
+"""The plan of an evaluation: calls, tokens and cost of all players, and memory on this machine.
 
-Nothing is loaded or called. `soul plan eval …` and `--dry-run` print it.
+Nothing is loaded or called. `soul plan eval …` and `--dry-run` print the plan.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from soulkit.play.plan import (
 )
 from soulkit.types import MAX_TOKENS
 
-SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its model: "
-                 "of a GPU nine tenths, else gigabytes, and a minute or more to start")  # fmt: skip
-"""What is said beside the estimate where one is started."""
+SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server needs more than its model: "
+                 "90 % of a GPU, or several GB of RAM, and a minute or more to start")  # fmt: skip
+"""Note in the estimate of a run that starts a vLLM server."""
 
 
 def evaluation_plan(
     config: EvalConfig, work: Sequence[Work], controls: Sequence[ControlJob] | None = None,
     label: str = "",
 ) -> Plan:  # fmt: skip
-    """What `config` will ask for; `controls` are all that `work` has where nothing else is said.
-    `label` follows the names of the tasks."""
+    """The plan of `config`. `controls` defaults to all controls of `work`. `label` is added to the
+    task names."""
     if controls is None:
         controls = [job for part in work for job in control_jobs(part, config.repeats)]
     players = partial(_players, config)
@@ -64,7 +64,7 @@ def _players(config: EvalConfig, work: Work) -> list[PlayerTerms]:
 def voice_of(
     config: RolesConfig, role: str, settings: RoleSettings, actor: PlayerTerms
 ) -> PlayerTerms:
-    """A player that is named beside the actor, with its price where one is known."""
+    """Plan terms of a player other than the actor, with its price if known."""
     samples = config.judge_samples if role in PANELS else None
     served, paid, prices = settings.player_kind.over_http, is_paid(config, settings), None
     if served:
@@ -109,7 +109,7 @@ def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
 def local_players(
     config: RolesConfig, whole: Plan, batch: int, device: str, dtype: str
 ) -> list[Machine]:
-    """What the checkpoints take that play beside the actor, each loaded once."""
+    """Memory and time of the local checkpoints other than the actor, each loaded once."""
     names = {
         who.written(): who.model for _, who in config.players() if who.player_kind.takes_memory
     }
@@ -124,10 +124,12 @@ def local_players(
 def sampler(
     path: str, whole: Plan, parts: Sequence[PlayerLoad], batch: int, device: str, dtype: str
 ) -> Machine:
-    """What the checkpoint at `path` takes to say what it is asked for."""
+    """Memory and time that the checkpoint at `path` needs for these calls."""
     model = footprint(Path(path))
     if model is None:
-        return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: no checkpoint folder")
+        return Machine(
+            memory=0, seconds=0.0, words=f"{path} is not counted: not a checkpoint folder"
+        )
     itemsize = model.number_bytes(dtype, device)
     longest = max((task.longest_context for task in whole.tasks), default=0)
     memory = model.parameters * itemsize + model.cache_bytes(batch, longest, itemsize)
@@ -136,8 +138,8 @@ def sampler(
 
 
 def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
-    """What it takes to have recorded episodes of `work` judged `opinions` times by every judge of
-    `config`, who audits as well; no player is asked."""
+    """The plan for judging recorded episodes of `work` again, `opinions` times by every judge of
+    `config`; judges also audit, and no other player is asked."""
     actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
     judges = [
         replace(voice_of(config, role, who, actor), times=opinions, orders="both")

@@ -1,3 +1,3 @@
-"""Two runs side by side: comparability says whether they may be compared; contrasts and compare put
-intervals on differences; gates test them.
+"""Comparison of two runs: comparability checks their conditions, contrasts and compare compute
+differences with intervals, and gates test the differences.
 """

@@ -1,9 +1,9 @@
-"""Comparability: in what the conditions of two runs differ, and whether they may be compared.
+"""Comparability: how the conditions of two runs differ, and whether they may be compared.
 
-With another protocol, prompt, judge, partner, environment, number of opinions or other rows the
-numbers measure something else: a difference would say nothing of the models. The actor's
-sampling, limits and word budgets are part of what is compared: they are named beside it, and so
-is the code of a user's task, which changes whenever a scorer is mended.
+Runs with different protocols, prompts, judges, partners, environments, numbers of opinions or rows
+measure different things, so their difference does not compare the models. Differences in the
+actor's sampling, limits and word budgets, and in the code of a user's task, do not block a
+comparison. They are listed as remarks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from soulkit.runs.records import stream_records
 from soulkit.types import Record
 
 ACTOR = (*SAMPLING, "max_context", "seed", "repeats")
-"""Settings of the actor, which are part of what is compared."""
+"""Settings of the actor. A difference is a remark and does not block a comparison."""
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 
 
@@ -41,7 +41,7 @@ OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders"
 
 @dataclass(slots=True)
 class Evidence:
-    """What the episodes of one task show."""
+    """Prompts, judges and examples of one task, collected from its episodes."""
 
     prompts: dict[str, set[str]] = field(default_factory=dict)
     """Template → its hashes."""
@@ -51,7 +51,7 @@ class Evidence:
     """The examples that were played."""
 
     def add(self, record: Record) -> None:
-        """Take up one episode."""
+        """Add one episode."""
         score = record.score
         self.ids.add(record.example_id)
         for name, digest in score.prompts.items():
@@ -62,35 +62,35 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A run as it is compared: its conditions, its settings, and what its episodes show."""
+    """What a comparison needs of a run: conditions, settings, and evidence from the episodes."""
 
     folder: Path
     settings: Facts
     """`config.yaml`."""
     conditions: Conditions | None
-    """None where none are recorded, and nothing can be compared with the run."""
+    """None if the run recorded none; such a run cannot be compared."""
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
     @property
     def trained(self) -> bool:
-        """Whether the run is a training."""
+        """Whether the run is a training run."""
         material = self.conditions.material if self.conditions else None
         return material is not None or "method" in self.settings
 
     def shown(self, task: str) -> Evidence:
-        """What the episodes of a task show; nothing where there are none."""
+        """Evidence from the episodes of a task; empty if it has none."""
         return self.evidence.get(task, Evidence())
 
     def of_task(self, task: str) -> TaskFacts:
-        """What is recorded of a task."""
+        """The recorded conditions of a task."""
         return self.conditions.of_task(task) if self.conditions else TaskFacts()
 
     def rows(self, task: str) -> Mapping[str, str]:
-        """Example → hash of its row, played or not."""
+        """Example → hash of its row, including rows that were not played."""
         return self.of_task(task).rows
 
     def within(self, rows: Mapping[str, Container[str]], records: Iterable[Record]) -> Self:
-        """A run of these rows alone, by task, with these episodes."""
+        """A copy of the run that has only these rows (by task) and these episodes."""
         assert self.conditions is not None
         tasks = dict(self.conditions.tasks)
         for task, kept in rows.items():
@@ -100,28 +100,29 @@ class MeasuredRun:
         return replace(self, conditions=conditions, evidence=_evidence(records))
 
     def actor(self, task: str) -> dict[str, Any]:
-        """How the actor was sampled."""
+        """Sampling settings of the actor in a task."""
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
         return {**settings, **self.of_task(task).sampling}
 
     def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
-        """For each player of a role whose server refused settings: setting → share of its calls
-        that were sent without it. None: the run has not ended."""
+        """For each player of a role whose server rejected settings: setting → share of its calls
+        that were sent without it. None if the run is unfinished."""
         recorded = self.of_task(task).dropped_settings
         if recorded is None:
             return None
         return [shares for shares in recorded.get(role, {}).values() if shares]
 
     def players(self, task: str, role: str) -> list[PlayerFacts]:
-        """The players of a role in a task. The model that a run trains is in no other run."""
+        """The players of a role in a task. A model that the run trains gets the run's own path, so
+        that it equals no player of another run."""
         everybody = self.conditions.players if self.conditions else {}
         named = (self.of_task(task).players or everybody).get(role, ())
         here = str(self.folder.resolve())
         return [replace(one, path=here) if one.trained else one for one in named]
 
     def panel(self, task: str) -> dict[str, Any]:
-        """How several opinions become one. `samples` is a number, or numbers by question where a
-        task asks some more than once."""
+        """Panel settings: how several opinions are combined. `samples` is a number, or a number per
+        question if a task asks some questions more than once."""
         panel = dict(self.conditions.panel) if self.conditions else {}
         if panel.get("samples") is None:
             by_question = {q: n for q, n in self.of_task(task).samples.items() if n > 1}
@@ -130,10 +131,10 @@ class MeasuredRun:
 
 
 def read_measured(folder: Path, records: Iterable[Record] | None = None) -> MeasuredRun:
-    """The run in `folder`. The prompts are those of `records`, else those that the summary counts,
-    or the episodes of an unfinished run.
+    """Read the run in `folder`. Prompts come from `records` if given, else from the summary, or
+    from the episodes if the run is unfinished.
 
-    RunError or DataError when a file is damaged.
+    RunError or DataError if a file is damaged.
     """
     return MeasuredRun(
         folder=folder,
@@ -144,7 +145,7 @@ def read_measured(folder: Path, records: Iterable[Record] | None = None) -> Meas
 
 
 def announced_run(config: PlayConfig, folder: Path) -> MeasuredRun:
-    """The run that settings announce, before anything is loaded or played."""
+    """The run that `config` describes, before anything is loaded or played."""
     settings = config.model_dump()
     actor = actor_facts(settings)
     tasks = {
@@ -175,16 +176,16 @@ def _evidence(records: Iterable[Record]) -> dict[str, Evidence]:
     return tasks
 
 
-# -- in what two differ ----------------------------------------------------------------------------
+# -- differences of two runs -----------------------------------------------------------------------
 
 
 class Differences(NamedTuple):
-    """In what two runs differ, as (task, line) pairs."""
+    """How two runs differ, as (task, line) pairs."""
 
     blocking: list[tuple[str, str]]
-    """Why the runs may not be compared; empty: they may."""
+    """Why the runs may not be compared; empty if they may."""
     remarks: list[tuple[str, str]]
-    """What is part of what is compared, and named beside it."""
+    """Differences that do not block a comparison but are reported with it."""
 
     def lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(blocking, remarks) as `task, task: line`, each line once."""
@@ -203,10 +204,10 @@ def differences(
     a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str], names: Sequence[str] = ("A", "B"), *,
     judges: bool = True,
 ) -> Differences:  # fmt: skip
-    """In what two runs, called `names`, differ on some tasks. Without `judges` only those who play
-    are looked at: another judge scores both."""
+    """How two runs, called `names`, differ on some tasks. Without `judges` the panel is ignored:
+    use this when another judge scores both runs."""
     sides = dict(zip(names, (a, b), strict=True))
-    bare = [f"{name} does not record its conditions" for name, side in sides.items()
+    bare = [f"{name} did not record its conditions" for name, side in sides.items()
             if side.conditions is None]  # fmt: skip
     players = (_players, _dropped_by_players, _opinions) if judges else (_others,)
     found = Differences([], [])
@@ -224,14 +225,14 @@ def differences(
 
 def _protocols(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     left, right = (side.settings.get("protocol") for side in (a, b))
-    return [] if left == right else [f"protocol {left} against {right}"]
+    return [] if left == right else [f"protocol {left} vs {right}"]
 
 
 def _prompts(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Templates used on both sides with other texts; all of them when no template is common.
+    """Templates that both runs used with different texts; all templates if the runs share none.
 
-    A template that only one side used while others agree may belong to a rare branch (a second
-    request to the judge), so it is no difference by itself.
+    If only one run used a template and the others agree, that template may belong to a rare branch
+    (such as a second request to the judge), so it does not count as a difference.
     """
     left, right = a.shown(task).prompts, b.shown(task).prompts
     common = left.keys() & right.keys()
@@ -266,13 +267,13 @@ def _dropped_by_players(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _dropped(a: MeasuredRun, b: MeasuredRun, task: str, role: str) -> str:
-    """How the settings differ that the servers of a role refused; empty where they do not, or
-    where a run has not ended."""
+    """How the settings differ that the servers of a role rejected; empty if they are equal or a
+    run is unfinished."""
     left, right = (side.dropped(task, role) for side in (a, b))
     if left is None or right is None:
         return ""
     words = [_without(side) for side in (left, right)]
-    return "" if words[0] == words[1] else f"{role} sampled {words[0]} against {words[1]}"
+    return "" if words[0] == words[1] else f"{role} sampled {words[0]} vs {words[1]}"
 
 
 def _without(players: Sequence[Mapping[str, float]]) -> str:
@@ -282,12 +283,12 @@ def _without(players: Sequence[Mapping[str, float]]) -> str:
         )
         for shares in players
     )
-    return f"without {' and '.join(settings)}" if settings else "with every setting"
+    return f"without {' and '.join(settings)}" if settings else "with all settings"
 
 
 def _role(a: MeasuredRun, b: MeasuredRun, task: str, role: str) -> str:
-    """How the players of a role differ; empty where they do not. Judges audit where no auditor is
-    named."""
+    """How the players of a role differ; empty if they are equal. Without an auditor the judges
+    audit."""
     left, right = (side.players(task, role) for side in (a, b))
     if role == "auditor" and (left or right):
         left, right = (
@@ -297,10 +298,10 @@ def _role(a: MeasuredRun, b: MeasuredRun, task: str, role: str) -> str:
 
 
 def _answerers(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """The judges that the episodes name: a service that a task asks for itself has no role."""
+    """Differing judges in the episodes, for services that a task calls itself without a role."""
     left, right = a.shown(task).judges, b.shown(task).judges
     return [
-        f"judge of '{question}' {_joined(left[question])} against {_joined(right[question])}"
+        f"judge of '{question}' {_joined(left[question])} vs {_joined(right[question])}"
         for question in sorted(left.keys() & right.keys())
         if left[question] != right[question]
     ]
@@ -313,7 +314,7 @@ def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     left, right = panels = a.panel(task), b.panel(task)
     single = all(p["samples"] == len(j) == 1 for p, j in zip(panels, judges, strict=True))
     return [
-        f"{word} {left.get(name)} against {right.get(name)}"
+        f"{word} {left.get(name)} vs {right.get(name)}"
         for name, word in OPINIONS.items()
         if left.get(name) != right.get(name) and not (single and name == "combine")
     ]
@@ -323,7 +324,7 @@ def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    return [f"{name} of the task differs" for name in _options(a, b, task) if _scores(name)]
+    return [f"task option {name} differs" for name in _options(a, b, task) if _scores(name)]
 
 
 def _scores(option: str) -> bool:
@@ -339,10 +340,10 @@ def _options(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _rows(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Other rows, or the same ones with other content; of trainings also in another order or in
-    other prompts. Before anything is loaded: other settings that decide the rows."""
+    """Different rows or row contents; for training runs also a different order or grouping into
+    prompts. Before anything is loaded: different settings that select the rows."""
     if a.trained != b.trained:
-        return ["rows of an evaluation against training rows"]
+        return ["evaluation rows vs training rows"]
     if a.trained and not any(s.conditions and s.conditions.material for s in (a, b)):
         return _other_drawing(a.settings, b.settings, task)
     one, two = a.of_task(task), b.of_task(task)
@@ -352,12 +353,12 @@ def _rows(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
              *_other_rows("dev rows", one.dev_rows, two.dev_rows)]  # fmt: skip
     taken = [facts.taken or len(facts.rows) for facts in (one, two)]
     if not lines and taken[0] != taken[1]:
-        lines.append(f"training rows taken {taken[0]} against {taken[1]} times")
+        lines.append(f"training rows used {taken[0]} vs {taken[1]} times")
     orders = [[*facts.rows, *facts.dev_rows] for facts in (one, two)]
     if not lines and orders[0] != orders[1]:
-        lines.append("rows in another order")
+        lines.append("rows in a different order")
     if not lines and (one.prompts, one.dev_prompts) != (two.prompts, two.dev_prompts):
-        lines.append("rows in other prompts")
+        lines.append("rows in different prompts")
     return lines
 
 
@@ -366,14 +367,14 @@ def _other_rows(kind: str, left: Mapping[str, str], right: Mapping[str, str]) ->
         return []
     shared = left.keys() & right.keys()
     changed = [id for id in shared if left[id] != right[id]]
-    counts = f"{kind} {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
-    return [f"{counts}, {_n_rows(changed)} of these with other content" if changed else counts]
+    counts = f"{kind} {_n_rows(left)} vs {_n_rows(right)}, {_n_rows(shared)} in both"
+    return [f"{counts}, {_n_rows(changed)} of these with different content" if changed else counts]
 
 
 def _other_drawing(left: Facts, right: Facts, task: str) -> list[str]:
     a, b = _deciding(left, task), _deciding(right, task)
     return [
-        f"{name} {_value(a[name], 'none')} against {_value(b[name], 'none')}"
+        f"{name} {_value(a[name], 'none')} vs {_value(b[name], 'none')}"
         for name in a
         if name in b and a[name] != b[name]
     ]
@@ -391,7 +392,7 @@ def _deciding(settings: Facts, task: str) -> dict[str, Any]:
 
 
 def _n_rows(ids: Iterable[str]) -> int:
-    """How many rows these are forms of."""
+    """The number of distinct rows behind these ids."""
     return len(set(map(row_id, ids)))
 
 
@@ -402,11 +403,11 @@ def same_rows(a: MeasuredRun, b: MeasuredRun, task: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRows:
-    """The rows of a task to which both sides of a comparison are cut."""
+    """The rows of a task that both runs have; a comparison can be limited to them."""
 
     ids: frozenset[str]
     a: int
-    """Rows of A before that."""
+    """All rows of A."""
     b: int
 
     def as_dict(self) -> dict[str, int]:
@@ -418,7 +419,7 @@ class SharedRows:
 
 
 def shared_rows(a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str]) -> dict[str, SharedRows]:
-    """Task → what two evaluations share of it; tasks of which they share no row are left out."""
+    """Task → the rows that two evaluations share; tasks without shared rows are left out."""
     found = {
         task: SharedRows(ids=same_rows(a, b, task), a=len(a.rows(task)), b=len(b.rows(task)))
         for task in tasks
@@ -426,20 +427,20 @@ def shared_rows(a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str]) -> dict[st
     return {task: rows for task, rows in found.items() if rows.ids}
 
 
-# -- what is named beside a difference -------------------------------------------------------------
+# -- remarks ---------------------------------------------------------------------------------------
 
 
 def _engines(a: MeasuredRun, b: MeasuredRun) -> list[str]:
     left, right = (side.conditions.engine if side.conditions else {} for side in (a, b))
     lines = []
     if left and right and left != right:
-        lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")
+        lines.append(f"sampled by {engine_words(left)} vs {engine_words(right)}")
     flags, others = (_flags(side.settings.get("vllm_arg")) for side in (a, b))
-    return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
+    return [*lines, *([f"vLLM with {flags} vs {others}"] if flags != others else ())]
 
 
 def _declared(a: MeasuredRun, b: MeasuredRun, task: str, names: Sequence[str]) -> list[str]:
-    """Players of attached servers whose weights were not compared with what is recorded."""
+    """Players on attached servers whose weights were declared and not verified."""
     lines = []
     for name, side in zip(names, (a, b), strict=True):
         players = [("actor", side.conditions.actor)] if side.conditions else []
@@ -452,7 +453,7 @@ def _declared(a: MeasuredRun, b: MeasuredRun, task: str, names: Sequence[str]) -
 
 
 def _flags(flags: Any) -> str:
-    """The flags of a run's servers as they are written; `no flags` without any."""
+    """The server flags of a run as written on the command line; `no flags` if there are none."""
     if not isinstance(flags, Mapping) or not flags:
         return "no flags"
     return " ".join(f"--{name}={flags[name]}" for name in sorted(flags))
@@ -461,7 +462,7 @@ def _flags(flags: Any) -> str:
 def _sampling(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     left, right = a.actor(task), b.actor(task)
     lines = [
-        f"{name} {_value(left[name])} against {_value(right[name])}"
+        f"{name} {_value(left[name])} vs {_value(right[name])}"
         for name in ACTOR
         if name in left and name in right and left[name] != right[name]
     ]
@@ -470,22 +471,22 @@ def _sampling(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _budgets(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Word budgets, what a task is told of turns and entries, and the code of a user's task."""
+    """Word budgets, and task options that do not affect scoring (turns, entries, task code)."""
     left, right = (side.of_task(task).budgets for side in (a, b))
     words = [
-        f"word budget of '{name}' {left.get(name, 'none')} against {right.get(name, 'none')}"
+        f"word budget of '{name}' {left.get(name, 'none')} vs {right.get(name, 'none')}"
         for name in sorted({*left, *right})
         if left.get(name) != right.get(name)
     ]
     options = [name for name in _options(a, b, task) if not _scores(name)]
-    return [*words, *(f"{name} of the task differs" for name in options)]
+    return [*words, *(f"task option {name} differs" for name in options)]
 
 
 def _unfinished(sides: Mapping[str, MeasuredRun], task: str) -> list[str]:
     counts = {name: (len(side.shown(task).ids), len(side.rows(task)))
               for name, side in sides.items() if not side.trained}  # fmt: skip
     return [
-        f"{name} is unfinished: {played} of {rows} rows were played"
+        f"{name} is unfinished: {played} of {rows} rows played"
         for name, (played, rows) in counts.items()
         if 0 < played < rows
     ]
@@ -495,17 +496,17 @@ def _unfinished(sides: Mapping[str, MeasuredRun], task: str) -> list[str]:
 
 
 def _against(a: Sequence[PlayerFacts], b: Sequence[PlayerFacts]) -> str:
-    """Both sides in words, with as much detail as tells them apart."""
+    """Both sides in words, with enough detail to tell them apart."""
     if _players_text(a) != _players_text(b):
-        return f"{_players_text(a)} against {_players_text(b)}"
+        return f"{_players_text(a)} vs {_players_text(b)}"
     players = [player.known() for player in (*a, *b)]
     names = dict.fromkeys(name for player in players for name in player)
     details = [name for name in names if len({str(p.get(name)) for p in players}) > 1]
-    return f"{_players_text(a, details)} against {_players_text(b, details)}"
+    return f"{_players_text(a, details)} vs {_players_text(b, details)}"
 
 
 def _players_text(players: Sequence[PlayerFacts], details: Sequence[str] = ()) -> str:
-    return _joined(_player_text(player, details) for player in players) or "nobody"
+    return _joined(_player_text(player, details) for player in players) or "none"
 
 
 def _player_text(player: PlayerFacts, details: Sequence[str]) -> str:
@@ -519,7 +520,7 @@ def _joined(words: Iterable[str]) -> str:
     return " and ".join(sorted(words))
 
 
-def _value(value: Any, absent: str = "its default") -> str:
+def _value(value: Any, absent: str = "default") -> str:
     return absent if value is None else str(value)
 
 
@@ -527,7 +528,7 @@ NOT_ALIKE = "not measured the same way"
 
 
 class LoadedRun(Protocol):
-    """A run as a report holds it."""
+    """The parts of a loaded run that `unlike_pairs` reads."""
 
     @property
     def name(self) -> str: ...
@@ -546,13 +547,13 @@ class UnlikePair:
     a: str
     b: str
     mixed: tuple[str, ...]
-    """Why no difference may be put between them; empty: it may."""
+    """Why the runs may not be compared; empty if they may."""
     remarks: tuple[str, ...]
-    """What differs and is part of what is compared, and what was not recorded."""
+    """Differences that do not block a comparison, and facts that were not recorded."""
 
     def lines(self) -> list[str]:
-        """What a reader is told of them, a sentence each."""
-        pair = f"{self.a} against {self.b}"
+        """The differences as lines for a report."""
+        pair = f"{self.a} vs {self.b}"
         return [
             *(f"{pair}, {NOT_ALIKE}: {line}" for line in self.mixed),
             *(f"{pair}: {line}" for line in self.remarks),
@@ -564,9 +565,9 @@ class UnlikePair:
 
 
 def unlike_pairs(runs: Sequence[LoadedRun]) -> list[UnlikePair]:
-    """Every run beside the first that has a task with it, as far as they differ.
+    """The differences between each run and the first run that has the same task.
 
-    RunError or DataError when a file that tells the conditions of a run is damaged.
+    RunError or DataError if a file with the conditions of a run is damaged.
     """
     tasks: dict[tuple[int, int], list[str]] = {}
     for task in dict.fromkeys(task for run in runs for task in run.tasks):

@@ -1,13 +1,13 @@
-"""Is B better than A, and how surely?
+"""Compare two runs: is B better than A, and how certain is that?
 
-Two runs are compared on the very episodes that both scored, pair by pair: the same example and
-rollout number (and training step, where there are several). That takes the difficulty of the rows
-out of the difference, and keeps a run with many unscored episodes from winning by what it lost.
-Runs that were measured under other conditions (`comparability.py`) are refused unless mixing them
-is asked for by name, and then the result says so.
+Runs are compared on the episodes that both scored, paired by example and rollout number (and
+training step, if there are several). Pairing removes the difficulty of the rows from the
+difference, and a run cannot win by leaving hard episodes unscored. Runs that were measured under
+different conditions (`comparability.py`) are rejected unless `allow_mixed` is set; the result then
+lists the differences.
 
-What is compared of a task is its headline unless a metric is named; a suite adds means over tasks
-(`contrasts.py`), a gate says how far a difference may go (`gates.py`).
+The default metric of a task is its headline. A suite adds means over tasks (`contrasts.py`), and a
+gate sets a limit on a difference (`gates.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from soulkit.tasks.kit.scoring import without_origins
 from soulkit.tasks.kit.spec import Metric
 from soulkit.types import Record
 
-DRAFTS = "means over drafts while training, {steps}; a training's own headline is its dev score"
+DRAFTS = "means over training drafts, {steps}; the headline of a training run is its dev score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TaskDifference:
 
     task: str
     metric: str
-    """What was compared, as the task calls it: its headline where no metric was named."""
+    """The compared metric, by the task's name for it; the headline if no metric was given."""
     paired: PairedDifference
     p_holm: float | None
     """`paired.p`, adjusted for the number of tasks compared (Holm)."""
@@ -64,12 +64,12 @@ class TaskDifference:
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
     over: tuple[str, ...] = ()
-    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
+    """The shared parts that a mean is taken over, if one run lacks some parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What `soul compare` prints."""
+    """The result of `soul compare`."""
 
     a: str
     b: str
@@ -79,9 +79,9 @@ class Comparison:
     """Tasks that only A has."""
     only_b: tuple[str, ...]
     mixed: tuple[str, ...]
-    """What differs between the runs although it should not (empty unless mixing was allowed)."""
+    """Differences that would block the comparison (empty unless mixing was allowed)."""
     remarks: tuple[str, ...] = ()
-    """What differs and is part of what is compared, and what was not recorded."""
+    """Differences that do not block the comparison, and facts that were not recorded."""
     suite: str = ""
     means: tuple[MeanDifference, ...] = ()
     """Groups, axes and the mean of the suite."""
@@ -89,15 +89,15 @@ class Comparison:
     origins: tuple[Mapping[str, Any], ...] = ()
     """The provenance of A and of B."""
     shared_rows: Mapping[str, SharedRows] = field(default_factory=dict)
-    """Task → the rows to which both sides were cut; empty where that was not asked for."""
+    """Task → the rows that the comparison was limited to; empty without --shared-rows."""
 
     @property
     def passed(self) -> bool:
-        """Whether every gate is open."""
+        """Whether every gate passed."""
         return all(result.outcome == "pass" for result in self.gates)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `paired` is laid out flat beside the task's name."""
+        """Plain JSON values; the fields of `paired` are inlined into the entry of each task."""
         rows = [
             {"task": t.task, "metric": t.metric, **asdict(t.paired), "p_holm": t.p_holm,
              "n_a": t.n_a, "n_b": t.n_b, "over": list(t.over)}
@@ -123,36 +123,36 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """The episodes of two runs by task, under which conditions they were played."""
+    """The episodes of two runs by task, with the conditions of both."""
 
     a: Mapping[str, list[Record]]
     b: Mapping[str, list[Record]]
     runs: tuple[MeasuredRun, MeasuredRun]
     tasks: Sequence[str]
-    """Those that both have and that are compared."""
+    """The compared tasks, which both runs have."""
     rows: Mapping[str, SharedRows] = field(default_factory=dict)
-    """To which rows both sides are cut; empty where they are not."""
+    """The shared rows that both sides are limited to; empty if they are not limited."""
     remarks: tuple[str, ...] = ()
-    """Which tasks that leaves out."""
+    """The tasks that have no shared row."""
 
     @property
     def ids(self) -> dict[str, frozenset[str]] | None:
-        """Task → the rows that are left; None where nothing is cut."""
+        """Task → the shared rows; None if the sides are not limited to them."""
         return {task: rows.ids for task, rows in self.rows.items()} or None
 
     def rows_apart(self) -> bool:
-        """Whether two evaluations say which rows they had, and no task has one in both."""
+        """Whether two evaluations recorded their rows and share none in any task."""
         recorded = all(side.rows(task) for side in self.runs for task in self.tasks)
         return not self.trained and recorded and not shared_rows(*self.runs, self.tasks)
 
     @property
     def trained(self) -> bool:
-        """Whether one of them is a training."""
+        """Whether one of them is a training run."""
         return any(side.trained for side in self.runs)
 
     def cut(self) -> _Sides | None:
-        """Both sides with the rows that they share alone; None where there are none, or for
-        trainings, whose episodes come from steps."""
+        """Both sides limited to their shared rows. None if there are none, or if a side is a
+        training run, whose episodes come from steps."""
         rows = shared_rows(*self.runs, self.tasks)
         if not rows or self.trained:
             return None
@@ -170,7 +170,7 @@ class _Sides:
             for whole, side in zip(self.runs, (a, b), strict=True)
         )
         tasks = [task for task in self.tasks if a.get(task) and b.get(task)]
-        lost = tuple(f"{task}: no row in both" for task in self.tasks if task not in tasks)
+        lost = tuple(f"{task}: no shared row" for task in self.tasks if task not in tasks)
         made = replace(
             self, a=a, b=b, runs=(first, second), tasks=tasks, rows=rows, remarks=lost
         )  # fmt: skip
@@ -182,14 +182,15 @@ def compare_runs(
     gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
     only_shared_rows: bool = False,
 ) -> Comparison:  # fmt: skip
-    """Compare two run folders on `metric`, task by task; of a `suite`, its members alone.
+    """Compare two run folders on `metric`, task by task; with `suite`, only its members.
 
-    `registry` knows the suites, and `trust` lets the code of a task act that a stranger's run
-    names: without it, such a task is compared by `value`. With `only_shared_rows` both evaluations
-    are cut to the rows that they share with the same content, and everything is computed over
-    these. Raises DataError when the episodes cannot be read or neither side has the metric,
-    ConfigError for a gate or suite that names nothing, RunError when the runs share no episode, or
-    (without `allow_mixed`) may not be compared.
+    `registry` defines the suites. `trust` allows running task code that another person's run
+    names; without it, such a task is compared by `value`. With `only_shared_rows`, everything is
+    computed over the rows that both evaluations have with the same content.
+
+    DataError if the episodes cannot be read or a run lacks the metric; ConfigError for a gate or
+    suite that does not exist; RunError if the runs share no episode or (without `allow_mixed`) may
+    not be compared.
     """
     registry = registry or load_registry()
     members = registry.suite(suite) if suite else None
@@ -261,21 +262,21 @@ def _sides(
 def _training(sides: _Sides, compared: Iterable[Contrast], last: int) -> list[str]:
     both = all(side.trained for side in sides.runs)
     drafted = any(made.metric != DEV for made in compared)
-    steps = f"last steps: {last}" if last else "all steps that both did"
+    steps = f"last steps: {last}" if last else "all steps that both runs did"
     return [DRAFTS.format(steps=steps)] if both and drafted else []
 
 
 def _partial(compared: Mapping[str, Contrast]) -> list[str]:
     return [
-        f"{task}: {made.metric} over {', '.join(made.over)}, the parts that both runs have"
+        f"{task}: {made.metric} covers only the parts that both runs have: {', '.join(made.over)}"
         for task, made in compared.items()
         if made.over
     ]
 
 
 def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) -> tuple[int, ...]:
-    """The steps that the summaries of two trainings are about, so that a comparison says the
-    numbers of a report; none where they ended at different steps: what both did is compared."""
+    """The steps that the summaries of two training runs cover, so that a comparison shows the same
+    numbers as a report; none if the runs ended at different steps."""
     windows = [
         tuple(sorted({record.step for record in side})[-summary_steps(folder):])
         for folder, side in zip(folders, records, strict=True)
@@ -287,7 +288,7 @@ def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) ->
 def _of_training(
     tasks: Mapping[str, Sequence[Record]], steps: Sequence[int]
 ) -> dict[str, list[Record]]:  # fmt: skip
-    """What a training drafted in these steps, or in all, as one batch whatever its origins."""
+    """The drafts of these training steps (or of all) as one batch, whatever their origins."""
     kept = {t: [r for r in side if not steps or r.step in steps] for t, side in tasks.items()}
     return {task: without_origins(side) for task, side in kept.items()}
 
@@ -304,7 +305,7 @@ def _pairs(
     b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls,
     names: Mapping[str, str], *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
-    """What the runs recorded of each task, with its code where one of `metrics` needs it."""
+    """The recorded results of each task, with its code if one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
     cells_a, cells_b = (recorded_cells(folder) for folder in folders)
     pairs = {
@@ -325,26 +326,26 @@ def _pairs(
 
 
 def _value_name(declared: Metric) -> str:
-    """The declared name of a mean score; empty where a number over the batch has it."""
+    """The declared name of a mean score; empty if a batch statistic has that name."""
     return "" if declared.name == declared.headline else declared.name
 
 
 def _held_out(folder: Path) -> dict[str, list[Record]]:
-    """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
-    compared where each of them ended, so the step is no part of a pair."""
+    """The newest held-out episodes of a training run, by task. Runs of different lengths are
+    compared at their ends, so the step is not part of the pairing."""
     tasks = records_by_task(replace(record, step=0) for record in newest_dev(folder, light=True))
     return {task: without_origins(records) for task, records in tasks.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """The tasks that two runs share, and what is declared of all tasks."""
+    """The tasks that two runs share, and the registry."""
 
     pairs: Mapping[str, TaskPair]
     registry: Registry
 
     def contrasts(self, metric: str) -> tuple[dict[str, Contrast], dict[str, DataError]]:
-        """(task → its difference, task → why it has no such metric); DataError when none has."""
+        """(task → its difference, task → why it lacks the metric); DataError if all lack it."""
         compared: dict[str, Contrast] = {}
         lacking: dict[str, DataError] = {}
         for task, pair in self.pairs.items():
@@ -361,7 +362,7 @@ class _Pairs:
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
         """Every mean over the members of a suite."""
         metrics = {task: made.metric for task, made in compared.items()}
-        # A mean over some of its parts is no member of a suite.
+        # A mean over only some of its parts does not enter the means of a suite.
         paired = {task: made.paired for task, made in compared.items() if not made.over}
         return suite_differences(
             self.registry.suite_spec(suite), paired,
@@ -369,14 +370,14 @@ class _Pairs:
         )  # fmt: skip
 
     def span(self, task: str, metric: str) -> float | None:
-        """Highest minus lowest value of a metric; None where it is not known."""
+        """Highest minus lowest value of a metric; None if unknown."""
         declared = self.registry.specs.get(task)
         scale = (declared.metric.low, declared.metric.high) if declared else None
         scale = self.pairs[task].scale(metric) if task in self.pairs else scale
         return None if scale is None else scale[1] - scale[0]
 
     def gate(self, gate: ComparisonGate) -> GateResult:
-        """What becomes of a gate on a task, or on a suite."""
+        """The result of a gate on a task or a suite."""
         if gate.target in self.pairs:
             return self._task_gate(gate, contrast(self.pairs[gate.target], gate.metric))
         compared, _ = self.contrasts(gate.metric)
@@ -400,15 +401,15 @@ def _check_gates(
     for gate in gates:
         if suite and gate.target in registry.suites and gate.target != suite:
             raise ConfigError(
-                f"The gate '{gate.text}' is about the suite '{gate.target}', and only '{suite}' is "
-                "compared.",
-                "Members that the compared suite does not have would count as missing.",
-                f"Name the gate of '{suite}', or leave --suite out.",
+                f"The gate '{gate.text}' is for the suite '{gate.target}', but --suite is "
+                f"'{suite}'.",
+                f"Tasks of '{gate.target}' that are not in '{suite}' would count as missing.",
+                f"Write the gate for '{suite}', or leave out --suite.",
             )
         if gate.target not in shared and gate.target not in registry.suites:
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{gate.target}', which the runs do not share.",
-                f"They share {', '.join(shared)}; a suite may be named as well.",
+                f"The gate '{gate.text}' is for '{gate.target}', which is not a task of both runs.",
+                f"A gate needs a suite or a shared task: {', '.join(shared)}.",
                 did_you_mean(gate.target, [*shared, *registry.suites]),
             )
 
@@ -426,22 +427,22 @@ def _nothing_shared(
 
 def _no_common_episode(a: Path, b: Path, metric: str) -> RunError:
     return RunError(
-        f"No episode of '{a}' and '{b}' has a '{metric}' on both sides.",
-        "The comparison is paired: it needs the same rows, played and scored in both runs.",
-        "Run both with the same data, --limit and --seed; `soul report` shows what is unscored.",
+        f"'{a}' and '{b}' share no episode that has '{metric}' in both runs.",
+        "The comparison is paired: it needs rows that both runs played and scored.",
+        "Run both with the same data, --limit and --seed. `soul report` shows unscored episodes.",
     )
 
 
 def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
     if trained:
         return RunError(
-            "Only evaluations can be cut to the rows that they share, and a training was named.",
-            "The episodes of a training come from its steps.",
+            "--shared-rows needs two evaluations, but one of these runs is a training run.",
+            "The episodes of a training run come from its steps.",
             "Evaluate both models on the same rows: soul eval local --adapter FOLDER",
         )
     return RunError(
         f"'{a}' and '{b}' share no row with the same content.",
-        "Nothing is left to compare.",
+        "--shared-rows leaves nothing to compare.",
         "Evaluate both models on the same rows.",
     )
 
@@ -451,21 +452,21 @@ def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
     if cut is not None and not differences(*cut.runs, cut.tasks).blocking:
         return RunError(
             f"The two runs were not measured the same way ({'; '.join(mixed)}).",
-            "Other rows may be easier.",
-            f"Compare the rows that both have: soul compare {shlex.quote(str(a))} "
+            "Their rows may differ in difficulty.",
+            f"Compare only the shared rows: soul compare {shlex.quote(str(a))} "
             f"{shlex.quote(str(b))} --shared-rows",
         )
     if sides.rows_apart():
         return RunError(
             f"'{a}' and '{b}' have no row in common ({'; '.join(mixed)}).",
-            "A comparison is paired: both models must answer the same rows.",
-            "Evaluate one model again on the rows of the other: give the data, limit and seed that "
-            f"{b / 'config.yaml'} records.",
+            "The comparison is paired: both models must answer the same rows.",
+            "Evaluate one model again on the rows of the other: use the data, limit and seed in "
+            f"{b / 'config.yaml'}.",
         )
     return RunError(
         f"The two runs were not measured the same way ({'; '.join(mixed)}).",
-        "A difference would mix the models with the change of what they were measured with.",
-        "Run one of them again with the other's judge, partner, samples, rows and prompts, have "
-        "both scored by one judge with soul rescore RUN --ask --judge WHO, or accept the mixture "
-        "with --force-mixed.",
+        "A difference could come from these settings and not from the models.",
+        "Run one of them again with the other's judge, partner, samples, rows and prompts, score "
+        "both with one judge (soul rescore RUN --ask --judge WHO), or compare anyway with "
+        "--force-mixed.",
     )

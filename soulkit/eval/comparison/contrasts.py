@@ -1,7 +1,8 @@
-"""Differences of two runs with intervals: one number of one task, and means over a suite.
+"""Differences of two runs with intervals, for one metric of a task and for means over a suite.
 
-Everything is taken over what both runs scored, so that no run wins by what it lost. In a suite
-tasks are strata and every member counts alike, so the variances of their differences are added.
+Only episodes that both runs scored count, so a run cannot win by leaving hard episodes unscored.
+In a suite, tasks are strata and all members have equal weight; the variances of their differences
+are added.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 
 HEADLINE = "headline"
-"""The name that stands for whatever a task declares."""
+"""Stands for the headline metric that the task declares."""
 VALUE = "value"
 UNPAIRED = "unpaired"
-"""Why an episode is left out of a batch that the other run could not score."""
+"""Unscored reason for an episode that only the other run failed to score."""
 EpisodeKey = tuple[int, str, int]
-"""Step, example and rollout: what makes two episodes a pair."""
+"""Step, example and rollout. Two episodes with the same key form a pair."""
 Batch = tuple["Task | None", Sequence[Record], Sequence[ControlRecord]]
-"""What a number over one run's episodes is made of: the task with its code, episodes, controls."""
+"""Inputs of a batch statistic of one run: the task with its code, episodes, controls."""
 
 
 def episode_key(record: Record) -> EpisodeKey:
@@ -49,8 +50,8 @@ def episode_key(record: Record) -> EpisodeKey:
 
 
 def lost_in_all(sides: Sequence[Sequence[Record]]) -> list[list[Record]]:
-    """The episodes that every side played; one that a side could not score counts as lost in all
-    of them."""
+    """The episodes that every side played; one that any side failed to score becomes unscored in
+    all sides."""
     played = set.intersection(*({episode_key(r) for r in side} for side in sides))
     scored = set.intersection(*({episode_key(r) for r in side if r.score.scored} for side in sides))
     return [
@@ -62,7 +63,7 @@ def lost_in_all(sides: Sequence[Sequence[Record]]) -> list[list[Record]]:
 
 
 def shared_batches(sides: Sequence[Batch]) -> list[LeaveOneOut]:
-    """The batch of each side whose task has its code here, of the episodes that all sides played
+    """The batch of each side whose task code is available, over the episodes that all sides played
     (`lost_in_all`)."""
     episodes = lost_in_all([drafts(records) for _, records, _ in sides])
     return [
@@ -74,33 +75,33 @@ def shared_batches(sides: Sequence[Batch]) -> list[LeaveOneOut]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPair:
-    """What two runs recorded of one task, episodes of every kind."""
+    """The recorded results of two runs on one task, with episodes of every kind."""
 
     task: str
     a: Sequence[Record]
     b: Sequence[Record]
     live_a: Task | None = None
-    """The task as A played it; None: its code is not to be run here."""
+    """The task as A played it; None if its code may not run here."""
     live_b: Task | None = None
     declared_name: str = ""
-    """What the declared task calls its mean score: for unfinished runs, which have no summary."""
+    """The task's declared name for its mean score, for unfinished runs without a summary."""
     recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
-    """The cells of both summaries, which know the scales of what they hold without any code."""
+    """The cells of both summaries. They hold the scales, so the task code is not needed."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
-    """Of two trainings that held rows out: their newest episodes on those, the headline's."""
+    """The newest held-out episodes of two training runs with a dev split: their headline."""
     controls: tuple[Sequence[ControlRecord], Sequence[ControlRecord]] = ((), ())
-    """What the judges of both runs made of controls; empty unless both may be compared."""
+    """The judged controls of both runs; empty unless they may be compared."""
 
     @property
     def headline(self) -> str:
-        """The metric that the task declares; `value` where it is not known."""
+        """The headline metric that the task declares; `value` if unknown."""
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
     @property
     def value_name(self) -> str:
-        """What the task calls its mean score; `value` where it is not known, or where another of
-        its numbers has that name."""
+        """The task's name for its mean score; `value` if unknown, or if another of its metrics has
+        that name."""
         recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
         known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
         known |= {name for cells in self.recorded for name in cells}
@@ -109,26 +110,26 @@ class TaskPair:
         )
 
     def shown(self, metric: str) -> str:
-        """The name of a metric for readers."""
+        """The display name of a metric."""
         base, slash, rest = metric.partition("/")
         return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
 
     def asked(self, metric: str) -> str:
-        """The metric that is meant where `value` is called by the name that the task declares."""
+        """The metric that a user means, who may write the task's own name for `value`."""
         base, rest = self.value_name, metric.removeprefix(self.value_name)
         meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
         known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)
         return f"{VALUE}{rest}" if meant and not known else metric
 
     def needs_code(self, metric: str) -> bool:
-        """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
-        which the task's own code computes."""
+        """Whether `metric` is not in the records: it may be a batch statistic, which the task's
+        code computes."""
         if metric in ("", HEADLINE):
             return {headline_name(cells) for cells in self.recorded} != {VALUE}
         return not _divided(self.asked(metric), self)[0]
 
     def scale(self, metric: str) -> Interval | None:
-        """The lowest and highest value of a metric; None where it is not known."""
+        """The lowest and highest value of a metric; None if unknown."""
         declared = self.live_a or self.live_b
         if declared is None:
             base = metric.partition("/")[0]
@@ -152,12 +153,15 @@ class Contrast:
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
     over: tuple[str, ...] = ()
-    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
+    """The shared parts that a mean is taken over, if one run lacks some parts."""
 
 
 def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
-    """The difference of two runs in `metric`; DataError naming the nearest unless both have it,
-    and for a headline that a run could not compute."""
+    """The difference of two runs in `metric`.
+
+    DataError if a run lacks the metric (suggesting the nearest name) or could not compute its
+    headline.
+    """
     if pair.held_out is not None and metric in ("", HEADLINE, DEV):
         scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
         return replace(contrast(scores), metric=DEV)
@@ -177,7 +181,7 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
 
 
 def _undefined_headline(name: str, pair: TaskPair) -> DataError:
-    """The error of a headline that at least one run cannot have; its values are another number."""
+    """The error for a headline that a run could not compute."""
     means = [cells[name].mean if name in cells else None for cells in pair.recorded]
     lone = " and ".join(run for run, mean in zip("AB", means, strict=True) if mean is None)
     whys = dict.fromkeys(cells[name].not_applicable for cells in pair.recorded if name in cells)
@@ -185,20 +189,19 @@ def _undefined_headline(name: str, pair: TaskPair) -> DataError:
         return DataError(
             f"The metric '{pair.shown(name)}' of the task '{pair.task}' does not apply in {lone}: "
             f"{why}.",
-            "Without rows that count for it there is nothing to compare.",
+            "No row of that run counts for this metric.",
             f"Compare a metric that these rows have, such as --metric '{_instead(name, pair)}', or "
-            "play other rows.",
+            "evaluate other rows.",
         )
     return DataError(
         f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
-        "A run lacked what it is computed from; the mean over episodes is another number, which "
-        "does not stand in for it.",
-        f"Compare something that both runs have: --metric '{_instead(name, pair)}', for example.",
+        "The data to compute it is missing, and the mean over episodes is a different number.",
+        f"Compare a metric that both runs have, for example --metric '{_instead(name, pair)}'.",
     )
 
 
 def _instead(name: str, pair: TaskPair) -> str:
-    """A number that both runs have, in place of the headline `name`."""
+    """A metric that both runs have, to suggest in place of the headline `name`."""
     shared = {episode_key(r) for r in drafts(pair.a)} & {episode_key(r) for r in drafts(pair.b)}
     origins = origins_of([r for r in pair.a if episode_key(r) in shared])
     divided = len(origins) > 1 and "" not in origins
@@ -206,7 +209,7 @@ def _instead(name: str, pair: TaskPair) -> str:
 
 
 def metric_names(pair: TaskPair) -> list[str]:
-    """Everything that can be compared on a task."""
+    """Display names of all metrics that can be compared on a task."""
     records = [*pair.a, *pair.b]
     tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
     origins = origins_of(records)
@@ -217,17 +220,19 @@ def metric_names(pair: TaskPair) -> list[str]:
 
 
 def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
-    """The error of a metric that none of the tasks has; it names the nearest of all of them."""
+    """The error for a metric that none of the tasks has; it suggests the nearest name."""
     tasks = [pair.task for pair in pairs]
     whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
     names = sorted({known for pair in pairs for known in metric_names(pair)})
     hint = did_you_mean(name, names)
     if hint.startswith("Did"):
-        hint += f" Known, without break-downs: {', '.join(n for n in names if '=' not in n)}."
+        hint += (
+            f" Known metrics, without breakdowns: {', '.join(n for n in names if '=' not in n)}."
+        )
     return DataError(
-        f"The runs do not both have a metric '{name}' of {whose}.",
-        "Only what the episodes recorded can be compared, and what the task itself computes "
-        "over a batch of them.",
+        f"The two runs do not share a metric '{name}' for {whose}.",
+        "A comparison needs a metric that the episodes of both runs recorded, or one that the "
+        "task computes over a batch.",
         hint,
     )
 
@@ -249,7 +254,7 @@ def _batch_names(pair: TaskPair) -> list[str]:
 
 
 def _divided(name: str, pair: TaskPair) -> tuple[str, str]:
-    """(metric, break-down) of a name such as `value/order=2`; two empty texts for nothing."""
+    """(metric, breakdown) of a name such as `value/order=2`; two empty strings if unknown."""
     recorded = _recorded_names(pair)
     if name in recorded:
         return name, ""
@@ -290,7 +295,8 @@ def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
 
 
 def _of_batches(pair: TaskPair, name: str) -> Contrast:
-    """Both runs' numbers over the same episodes: one that a run lost counts as lost in both."""
+    """The batch statistic of both runs over the same episodes; one that either run failed to score
+    is left out of both."""
     sides = [drafts(side) for side in (pair.a, pair.b)]
     scored = [{episode_key(r) for r in side if r.score.scored} for side in sides]
     in_both = scored[0] & scored[1]
@@ -311,7 +317,7 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
 
 
 def _over(name: str, batches: Sequence[LeaveOneOut], kept: Kept) -> tuple[str, ...]:
-    """The parts that a mean is compared over, where that is not all of them."""
+    """The parts that a mean is compared over; empty if it is compared over all."""
     lacking = any(batch.metrics()[name].missing for batch in batches if name in kept)
     return tuple(kept[name]) if lacking else ()
 
@@ -319,7 +325,7 @@ def _over(name: str, batches: Sequence[LeaveOneOut], kept: Kept) -> tuple[str, .
 def _in_both(
     sides: tuple[Sequence[ControlRecord], Sequence[ControlRecord]],
 ) -> list[list[ControlRecord]]:
-    """The controls of both runs, those that either could not score as lost in both."""
+    """The controls of both runs; one that either run failed to score becomes unscored in both."""
     a, b = ({c.key for c in side if c.score.scored} for side in sides)
     return [
         [c if c.key in a & b else replace(c, score=unscored(Failure(UNPAIRED), c.score.protocol))
@@ -331,8 +337,8 @@ def _in_both(
 def _jackknifed(
     name: str, batches: Sequence[LeaveOneOut], kept: Kept, scale: Interval | None
 ) -> PairedDifference:
-    """The two numbers and their difference, less one cluster after the other; of a mean over parts
-    of other rows, the mean of the parts' differences."""
+    """Leave-one-cluster-out jackknife of the difference. For a mean over parts with disjoint
+    clusters: the mean of the parts' differences."""
     parts = list(kept.get(name, {}).values())
     clusters = [_clusters(part, batches) for part in parts]
     if parts and len(NOTHING.union(*clusters)) == sum(map(len, clusters)):
@@ -353,7 +359,7 @@ def _clusters(name: str, batches: Sequence[LeaveOneOut]) -> Clusters:
 ALL_MEMBERS = "all"
 MeanLevel = Literal["group", "axis", "suite"]
 TaskSpan = Callable[[str], float | None]
-"""Task → highest minus lowest value; None where it is not known."""
+"""Task → highest minus lowest value; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,18 +370,19 @@ class MeanDifference:
     level: MeanLevel
     members: int
     missing: tuple[str, ...]
-    """Members without a difference: while there are any there is no mean."""
+    """Members without a difference; if there are any, there is no mean."""
     paired: PairedDifference
     better: int
     """Members whose difference is above zero, whatever its interval."""
     worse: int
     equal: int
     worst: float | None = None
-    """The difference if what is missing had lost as much as its scale allows; None: complete."""
+    """The difference if missing members had lost as much as their scale allows; None if none is
+    missing."""
     best: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `paired` is laid out flat."""
+        """Plain JSON values; the fields of `paired` are inlined."""
         line = {name: value for name, value in asdict(self).items() if name != "paired"}
         return {**line, "missing": list(self.missing), **asdict(self.paired)}
 
@@ -423,7 +430,7 @@ def _mean_difference(
 def _mean_bounds(
     there: Sequence[PairedDifference], widths: Sequence[float | None]
 ) -> tuple[float | None, float | None]:
-    """Where the mean could lie if those that are missing were on either end of their scales."""
+    """The mean if all missing members were at the low or the high end of their scales."""
     reach = [width for width in widths if width is not None]
     if not widths or len(reach) < len(widths):
         return None, None

@@ -1,11 +1,11 @@
-"""Gates: how much worse a run may be than another, tested by the interval of the difference.
+"""Gates: limits on the difference of two runs, tested with its confidence interval.
 
     TASK/METRIC>=-0.2         B - A is at least -0.2: the lower end of its interval is
     TASK/METRIC<=0.05         B - A is at most 0.05: the upper end of its interval is
-    SUITE>=-0.01              the same of the mean over a suite
+    SUITE>=-0.01              the same for the mean over a suite
 
-A point on the right side proves nothing: a gate is open only where the whole interval is there,
-shut where the whole interval is on the other side, and undecided between them.
+A gate passes only if the whole interval is on the right side of the margin, fails if the whole
+interval is on the wrong side, and is undecided otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ComparisonGate:
     target: str
     """A task or a suite."""
     metric: str
-    """Empty: the headline."""
+    """Empty for the headline."""
     sign: str
     """`>=`, `>`, `<=` or `<`."""
     margin: float
@@ -40,7 +40,7 @@ class ComparisonGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """What became of a gate."""
+    """The outcome of a gate."""
 
     gate: ComparisonGate
     outcome: Outcome
@@ -48,7 +48,7 @@ class GateResult:
     low: float | None
     high: float | None
     why: str = ""
-    """What the interval rests on, or why there is none."""
+    """The basis of the interval, or why there is none."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -65,10 +65,10 @@ def parse_gate(text: str) -> ComparisonGate:
     target, slash, metric = match[1].partition("/") if match else ("", "", "")
     if not match or not target.strip() or not math.isfinite(margin) or (slash and not metric):
         raise ConfigError(
-            f"'{text}' is no gate.",
-            "A gate names a task or a suite, a metric unless the headline is meant, and how far "
-            "the difference B - A may go.",
-            "Write --gate 'TASK/METRIC>=-0.2', with the quotes: the shell reads > as well.",
+            f"'{text}' is not a valid gate.",
+            "A gate is a task or suite, an optional metric (default: the headline), and a limit on "
+            "the difference B - A.",
+            "Write --gate 'TASK/METRIC>=-0.2', with quotes so that the shell does not read >.",
         )
     return ComparisonGate(text.strip(), target.strip(), metric.strip(), match[2], margin)
 
@@ -87,7 +87,7 @@ def gate_result(
     high: float | None,
     why: str = "",
 ) -> GateResult:
-    """Whether the interval from `low` to `high` lies on the right side of the gate's margin."""
+    """Test whether the interval from `low` to `high` is on the right side of the gate's margin."""
     outcome: Outcome = "undecided"
     if low is not None and high is not None:
         outcome = _outcome(gate, low, high)
@@ -99,8 +99,8 @@ def gate_result(
 def paired_gate(
     gate: ComparisonGate, paired: PairedDifference, name: str, span: float | None
 ) -> GateResult:
-    """The same of a paired difference in the metric `name`, whose scale is `span` wide: one without
-    spread has the interval of what was not seen."""
+    """Test a gate on a paired difference in the metric `name`, whose scale is `span` wide. A
+    difference without spread gets the interval of `unseen_interval`."""
     why = f"{name}, {paired.n_shared} episodes"
     why += " of one cluster" if paired.n_clusters == 1 else ""
     low, high = paired.ci_low, paired.ci_high
@@ -112,7 +112,7 @@ def paired_gate(
 
 
 def _outcome(gate: ComparisonGate, low: float, high: float) -> Outcome:
-    # Mirrored, so that there is one direction: better is more.
+    # Mirror `<=` gates so that higher is better.
     upward = gate.sign.startswith(">")
     worst, best, margin = (low, high, gate.margin) if upward else (-high, -low, -gate.margin)
     if worst > margin or (worst == margin and gate.sign.endswith("=")):
@@ -121,10 +121,10 @@ def _outcome(gate: ComparisonGate, low: float, high: float) -> Outcome:
 
 
 def unseen_interval(difference: float, clusters: int, span: float) -> tuple[float, float]:
-    """Where a mean difference may lie that was the same in every one of `clusters` clusters.
+    """Interval of a mean difference d that was the same in each of C = `clusters` clusters.
 
-    With probability 1 - 0.025 at most a share q = 1 - 0.025**(1/C) of all clusters is otherwise,
-    and each of those by no more than `span`, the width of the scale: from (1 - q) d - q span to
+    With probability 1 - 0.025, at most a share q = 1 - 0.025**(1/C) of all clusters differs, each
+    by no more than `span`, the width of the scale. The interval is (1 - q) d - q span to
     (1 - q) d + q span.
     """
     share = 1 - _TAIL ** (1 / clusters)

@@ -1,4 +1,4 @@
-"""The provenance of a run in words: judges, rows and model, for the head of a report."""
+"""The provenance of a run as text for the top of a report: judges, rows and model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from soulkit.runs.conditions import SCORING
 from soulkit.text import join_and, sanitise
 
 BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
-"""How it is known which weights attached servers computed with, as pages say it."""
+"""Basis of the weights of an attached server → its text in reports."""
 _DIGITS = 8
-"""Of a hash that a reader compares by eye."""
+"""Shown digits of a hash."""
 
 
 def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of a run's provenance: players, rows, the model's revision and,
-    where it is not this process, what sampled it."""
+    """(label, text) pairs of a run's provenance: players, rows, the model's revision and, unless
+    it ran in this process, the engine."""
     tasks = {name: entry for name, entry in _members(origin, "tasks").items()
              if isinstance(entry, Mapping)}  # fmt: skip
     lines = [(role, role_text(origin, role)) for role in SCORING if _plays(tasks, role)]
@@ -30,13 +30,14 @@ def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def provenance_json(origin: Mapping[str, Any]) -> str:
-    """All of it, as JSON that a reader can search; empty for a run that recorded nothing."""
+    """The whole provenance as indented JSON; empty if the run recorded none."""
     return sanitise(json.dumps(origin, indent=1, ensure_ascii=False)) if origin else ""
 
 
 def role_text(origin: Mapping[str, Any], role: str) -> str:
-    """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
-    own, those with its name, fewest tasks first; everybody only where some task has them all."""
+    """`gpt-5-nano@https://api.openai.com/v1`, several joined with `and`. Players of single tasks
+    are listed with the task names, fewest tasks first. The run's own players are listed only if
+    at least one task uses them."""
     everybody = _names(_members(origin, "players").get(role, ()))
     by_task = {
         name: _names(_members(entry, "players").get(role, ()))
@@ -56,7 +57,7 @@ def role_text(origin: Mapping[str, Any], role: str) -> str:
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:
-    """`TASK 450 (3fa9c1d2)`: how many rows, and the beginning of their hash."""
+    """`TASK 450 (3fa9c1d2)`: the number of rows and the first digits of their hash."""
     rows = entry.get("rows")
     if not isinstance(rows, Mapping):
         return ""
@@ -65,8 +66,8 @@ def rows_text(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def revision_text(actor: Mapping[str, Any]) -> str:
-    """The commit of a hub's model or the hash of its weights, and the adapter's; of attached
-    servers also how it is known."""
+    """The Hub commit or weight hash of the model and its adapter; for attached servers also
+    whether the weights were verified."""
     base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
     adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
     text = " + adapter ".join(text for text in (base, adapter) if text)
@@ -78,12 +79,12 @@ def revision_text(actor: Mapping[str, Any]) -> str:
 
 
 def engine_text(engine: Mapping[str, Any]) -> str:
-    """`vllm 0.32.0`; empty for what samples in the process itself, which is the usual."""
+    """`vllm 0.32.0`; empty if the model was sampled in this process."""
     return engine_words(engine) if engine.get("kind") == "vllm" else ""
 
 
 def unknown_text(origin: Mapping[str, Any]) -> str:
-    """The players whose servers may fill in anything that a request leaves out."""
+    """The players whose servers have unknown defaults for omitted request parameters."""
     return " and ".join(
         name for name, one in _members(origin, "servers").items()
         if isinstance(one, Mapping) and one.get("defaults") == "unknown"
@@ -91,7 +92,7 @@ def unknown_text(origin: Mapping[str, Any]) -> str:
 
 
 def _plays(tasks: Mapping[str, Mapping[str, Any]], role: str) -> bool:
-    """Whether a task asks the role; one that does not say so may."""
+    """Whether a task uses the role; a task without recorded roles may use any."""
     return any(role in entry.get("roles", (role,)) for entry in tasks.values())
 
 

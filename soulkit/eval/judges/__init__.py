@@ -1,3 +1,3 @@
-"""Judges and people: questions asks judges about recorded episodes; check measures reliability;
-rating makes sheets for people; correction uses their labels.
+"""Judges and raters: questions asks judges about recorded episodes, check measures reliability,
+rating makes sheets for people, and correction uses their labels.
 """

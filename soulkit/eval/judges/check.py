@@ -1,12 +1,12 @@
-"""`soul judge check`: how far the judge of a finished evaluation can be trusted.
+"""`soul judge check`: measure the reliability of the judges of a finished evaluation.
 
     episodes of a run ──▶ judged again, N times by each judge ──▶ judgements.jsonl ─┐
     drafts of one row ──▶ which is better, in both orders      ──▶ pairs.jsonl ─────┴▶ summary.json
 
-The check has a run folder and a ledger of its own; its name follows from the settings, so the same
-command takes up the same folder. What is in the two files is not asked again; a judge that failed
-to answer is. The evaluation's folder is only read, and unless it is known to be the user's own
-(trust.py), what it names is neither asked nor imported without `trust`.
+The check has its own run folder and ledger. The folder name is derived from the settings, so the
+same command resumes the check: recorded judgements are kept, and judges that failed are asked
+again. The evaluation's folder is only read. Models and code that it names are used only if the
+settings are known to be the user's own (trust.py) or with `trust`.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ COMMAND = "judge check"
 JUDGEMENTS, PAIRS = "judgements.jsonl", "pairs.jsonl"
 Report = dict[str, Any]
 AskOnce = Callable[[], Awaitable[bool]]
-"""Asks one thing; False when there was no answer."""
+"""Asks one question; False if there was no answer."""
 
 UNREAD = frozenset(
     {"model", "adapter", "base_url", "api_key_env", "headers", "api_version", "partner",
      "environment", "auditor", "prices", "ledger_file"}
 )  # fmt: skip
-"""What an evaluation was told that no check of its judge acts on."""
+"""Settings of an evaluation that a check of its judge does not use."""
 
 _JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
 _check = section("Check")
 
 
 class CheckConfig(RolesConfig):
-    """One check. Without `judge`, the judges of the evaluation are checked."""
+    """Settings of one check. Without `judge`, the judges of the evaluation are checked."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"concurrency"}
 
@@ -95,7 +95,7 @@ class CheckConfig(RolesConfig):
 
 @dataclass(frozen=True)
 class Check:
-    """Everything that one check needs to know before it asks anybody."""
+    """A check that was validated and is ready to ask its judges."""
 
     config: CheckConfig
     source: EvalConfig
@@ -106,27 +106,28 @@ class Check:
 
     @property
     def by_rules(self) -> list[str]:
-        """Tasks of the evaluation of which no judge is asked."""
+        """Tasks of the evaluation that no judge scores."""
         judged = {one.task.name for one in self.seen}
         names = task_names(self.source, self.source.registry())
         return [name for name in names if name not in judged]
 
     @property
     def foreign(self) -> bool:
-        """Whether something of it comes from a run that is not known to be the user's own."""
+        """Whether any of its settings come from a run that may not be the user's own."""
         return self.config.foreign or self.source.foreign
 
     @classmethod
     def of(cls, config: CheckConfig, *, trust: bool = False) -> Self:
-        """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked.
+        """Read the evaluation; RunError, ConfigError or DataError if it cannot be checked.
 
-        TrustError when it is not known to be the user's own, unless `trust`.
+        TrustError if it may not be the user's own, unless `trust`.
         """
         if config.task_players:
             raise ConfigError(
-                "A judge is named for one task, and a check asks every judge about all of them.",
-                "Its judges are compared with each other on the same episodes.",
-                "Write --judge WHO.",
+                "judge check does not accept a judge for a single task.",
+                "It compares all judges on the same episodes, so every judge is asked about all "
+                "tasks.",
+                "Write --judge WHO without a task name.",
             )
         folder = Path(config.run)
         unread = {"judge", "task_players"} if config.judge else ()
@@ -134,14 +135,14 @@ class Check:
         distinct = [one for i, one in enumerate(config.judge) if one not in config.judge[:i]]
         if len(distinct) < len(config.judge):
             raise ConfigError(
-                "The same judge is named twice.",
-                "Equal questions to equal judges are answered from the ledger, so the two would "
-                "agree on everything, whatever they think.",
-                "Name it once: --samples says how far a judge agrees with itself.",
+                "The same judge is listed twice.",
+                "The second would get the first one's replies from the ledger, so the two would "
+                "always agree.",
+                "List the judge once. To measure its self-agreement, use --samples.",
             )
         of_source = (who for role, who in source.players() if role == "judge")
         judges = config.judge or tuple(of_source)
-        # First, because where rules score every task no judge would be of use.
+        # Before the judges: if rules score every task, naming a judge would not help.
         seen, lost = judged_episodes(folder, source, config.limit)
         if not judges:
             raise unfilled("judge")
@@ -149,20 +150,20 @@ class Check:
         digest = hashlib.sha256("\n".join(_trace(s.record) for s in seen).encode()).hexdigest()[:16]
         settled = config.model_copy(update={"judge": judges, "episodes": digest})
         for settings in judges:
-            if settings.kind == "actor":  # found before there is a folder
+            if settings.kind == "actor":  # fail before the folder is created
                 Players().model("judge", settings)
         return cls(settled, source, seen, couples, lost)
 
     @property
     def folder(self) -> Path:
-        """Where the check goes unless told otherwise: the same command, the same folder."""
+        """Default run folder; the same settings give the same folder."""
         name = Path(self.config.run).name
         mark = hashlib.sha256(repr(sorted(self.config.identity().items())).encode()).hexdigest()[:8]
         return Path("runs") / f"judge-check-{name}-{mark}"
 
     @property
     def todo(self) -> int:
-        """Judgements and pairs, before what is already there is taken off."""
+        """The number of judgements and pairs, including recorded ones."""
         judges = len(self.config.judge)
         return judges * (len(self.seen) * self.config.samples + len(self.couples))
 
@@ -175,17 +176,17 @@ class Check:
         return f"{' and '.join(asked)}, by {counted(judges, 'judge')}"
 
     def cost_plan(self) -> Plan:
-        """What the judgements take, of episodes that are judged already as well."""
+        """Estimate of calls and cost, including judgements that are already recorded."""
         rows: dict[str, tuple[Task, list[Example]]] = {}
         for seen in self.seen:
             rows.setdefault(seen.task.name, (seen.task, []))[1].append(seen.example)
         work = [Work(task, tuple(examples)) for task, examples in rows.values()]
-        compared = 2 * len(self.couples) / max(len(self.seen), 1)  # a pair is read in both orders
+        compared = 2 * len(self.couples) / max(len(self.seen), 1)  # a pair is judged in both orders
         opinions = self.config.samples + math.ceil(compared)
         return judging_plan(self.config, work, opinions)
 
     def judges(self, players: Players) -> dict[str, Player]:
-        """Name → judge, sampled as the evaluation does unless a temperature was given."""
+        """Name → judge, with the sampling of the evaluation unless a temperature is set."""
         made = []
         for settings in self.config.judge:
             samples = self.source.judge_samples or 1
@@ -201,17 +202,17 @@ class Check:
 
 
 def source_of(folder: Path, *, trust: bool = False, unread: Collection[str] = ()) -> EvalConfig:
-    """The settings of the evaluation in `folder`; RunError when it holds none.
+    """The settings of the evaluation in `folder`; RunError if it contains none.
 
-    TrustError when they are not known to be the user's own, unless `trust` is given or nothing is
-    taken from them but what is `unread`.
+    TrustError if they may not be the user's own, unless `trust`. Names in `unread` are settings
+    that the caller does not use; they need no trust.
     """
     command = command_of(folder)
     if not command.startswith("eval"):
         raise RunError(
             f"{folder} was made by 'soul {command}'.",
-            "What is checked is the judge of an evaluation.",
-            "Name the folder of a soul eval run.",
+            "Only the judges of an evaluation can be checked.",
+            "Give the folder of a soul eval run.",
         )
     return EvalConfig.load(folder / CONFIG, env={}, trust=trust, unread=UNREAD.union(unread))
 
@@ -219,10 +220,10 @@ def source_of(folder: Path, *, trust: bool = False, unread: Collection[str] = ()
 def judged_episodes(
     folder: Path, source: EvalConfig, limit: int | None
 ) -> tuple[tuple[RecordedEpisode, ...], int]:
-    """Played episodes of the tasks that have a judge, `limit` of each, with their rows; and how
-    many were left out because their row is gone.
+    """(played episodes of judged tasks with their rows, at most `limit` per task; number of
+    episodes left out because their row is gone).
 
-    ConfigError when no task has a judge, DataError when no episode was played to its end.
+    ConfigError if no task has a judge, DataError if no episode was played to its end.
     """
     rows = _rows_by_key(source)
     played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
@@ -234,24 +235,24 @@ def judged_episodes(
     if not by_task:
         judged = {task.name for task, example in rows.values() if task.calls(example).get("judge")}
         raise DataError(
-            f"{folder} holds no judged episode that was played to its end.",
-            f"Of its tasks {', '.join(sorted(judged))} ask a judge: none of their episodes is "
-            "whole, or their rows have changed since.",
-            "Finish the evaluation first, with the same files.",
+            f"{folder} contains no complete episode of a judged task.",
+            f"The episodes of its judged tasks ({', '.join(sorted(judged))}) are incomplete, or "
+            "their rows have changed since the run.",
+            "Finish the evaluation first, with the same data files.",
         )
     lost = sum((record.task, record.example_id) not in rows for record in played)
     return tuple(seen for seen_of_task in by_task.values() for seen in seen_of_task[:limit]), lost
 
 
 def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
-    """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
+    """(task, example) → its task and row; ConfigError if no row has a judge."""
     rows = {
         (part.task.name, example.id): (part.task, example)
         for part in load_rows(source)
         for example in part.examples
     }
     if not any(task.calls(example).get("judge") for task, example in rows.values()):
-        raise no_judge_asked({task for task, _ in rows}, "which always agree with themselves")
+        raise no_judge_asked({task for task, _ in rows}, "and rules always agree with themselves")
     return rows
 
 
@@ -270,11 +271,11 @@ def check_judge(
     trust: bool = False,
     reporter: Reporter = SILENT,
 ) -> tuple[Run, Report]:
-    """Do what `soul judge check` does and return the run with its report.
+    """Run `soul judge check` and return the run with its report.
 
-    `trust` lets the settings of an evaluation act that is not known to be the user's own.
+    `trust` allows using the settings of an evaluation that may not be the user's own.
 
-    Raises a UserError before anything is asked, ProviderError when a judge stays silent.
+    UserError before anything is asked; ProviderError if a judge does not answer.
     """
     check = Check.of(config, trust=trust)
     run = open_session(
@@ -284,7 +285,7 @@ def check_judge(
     with (
         run_lock(run),
         Ledger(run.ledger_path, mends=True) as ledger,
-        # A finished check is shown again without a server.
+        # A finished check needs no server to show its report again.
         player_servers(check.config, run.path, ledger, reporter=reporter)
         if Asking(check, run, {}, ledger).left
         else nullcontext(from_ledger(ledger)) as serve,
@@ -301,13 +302,13 @@ async def _run_check(
         questions = Asking(check, run, check.judges(players), ledger)
         with reporter.progress(questions.left) as bar:
             await questions.all(bar)
-    reporter.note("computing agreement and its intervals")
+    reporter.note("computing agreement and confidence intervals")
     return questions.report(ledger.totals()["cost"])
 
 
 @dataclass
 class Asking:
-    """Asks what is not on disk yet."""
+    """Asks the questions whose answers are not on disk yet."""
 
     check: Check
     run: Run
@@ -330,9 +331,9 @@ class Asking:
         return self.check.todo - len(self.judgements) - len(self.matches)
 
     async def all(self, bar: Bar) -> None:
-        """Every judgement and pair that is missing, `concurrency` of them at once.
+        """Ask all missing judgements and pairs, `concurrency` at a time.
 
-        What a judge failed to answer is kept in memory for the report and asked at the next start.
+        Failures of a judge are kept in memory for the report and asked again on the next start.
         """
         turn = asyncio.Semaphore(self.check.config.concurrency)
 
@@ -381,7 +382,7 @@ class Asking:
     # -- the report --
 
     def report(self, cost: float | None) -> Report:
-        """`summary.json`: everything measured by task, with the thresholds of its words."""
+        """Contents of `summary.json`: the measures by task, with the thresholds of their labels."""
         names = list(dict.fromkeys(seen.task.name for seen in self.check.seen))
         return {
             "command": COMMAND,
@@ -404,39 +405,41 @@ class Asking:
 
 
 def read_report(folder: Path) -> Report:
-    """The report of a finished check; RunError when `folder` holds none."""
+    """The report of a finished check; RunError if `folder` contains none."""
     command = str(read_environment(folder).get("command", ""))
     if command != COMMAND or not (folder / "summary.json").is_file():
         raise RunError(
-            f"{folder} holds no finished check of a judge.",
+            f"{folder} contains no finished judge check.",
             f"It was made by 'soul {command}'.",
-            "Run soul judge check RUN, and name the folder that it prints.",
+            "Run soul judge check RUN, and give the folder that it prints.",
         )
     return read_object(folder / "summary.json")
 
 
 def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
-    """What limits the statements of a check, in sentences."""
+    """Limitations of a check, as sentences."""
     sentences = []
     cold = [name for name, player in players.items() if player.sampling.temperature == 0]
     if check.config.samples < 2:
         sentences.append(
-            "One opinion each: nothing is said about agreement of a judge with itself."
+            "Each judge gave one opinion per episode, so self-agreement is not measured."
         )
     elif cold:
         sentences.append(
-            f"{', '.join(cold)}: temperature 0, so asking again measures whether the server is "
-            "deterministic, not how sure the judge is. Give --temperature 1 to measure that."
+            f"{', '.join(cold)}: at temperature 0, repeated opinions measure whether the server is "
+            "deterministic, not how certain the judge is. To measure certainty, use "
+            "--temperature 1."
         )
     if check.lost:
         sentences.append(
-            f"{check.lost} recorded episodes are left out: their rows are no longer in the data."
+            f"Recorded episodes left out because their rows are no longer in the data: {check.lost}"
+            "."
         )
     if check.by_rules:
-        sentences.append(f"{', '.join(check.by_rules)}: scored by rules, no judge is asked.")
+        sentences.append(f"{', '.join(check.by_rules)}: scored by rules, so no judge is asked.")
     if check.config.pairs and not check.couples:
         sentences.append(
-            "No row has two different drafts, so position bias is not measured. Evaluate with "
-            "--repeats 2."
+            "Position bias is not measured because no row has two different drafts. To measure it, "
+            "evaluate with --repeats 2."
         )
     return sentences

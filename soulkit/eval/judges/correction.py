@@ -1,10 +1,10 @@
-"""`soul judge correct`: what people would say of a run, from its judge and some of their labels.
+"""`soul judge correct`: estimate people's mean rating of a run from its judge and some human labels.
 
-By task and dimension: the judge's mean, people's mean where they rated, both joined into a
-prediction-powered mean (`metrics.ppi`) with an interval that is valid however wrong the judge is,
-the judge's bias, and how far people agree with each other and with the judge. Labels by name are
-counted: `style=lively` is the share of episodes with that label. Labels that people gave to pairs
-say how often they prefer the answer that the judge scored higher.
+By task and dimension: the judge's mean, the mean of people's labels, a prediction-powered mean of
+both (`metrics.ppi`) whose interval is valid even if the judge is wrong, the judge's bias, and the
+agreement of people with each other and with the judge. For named labels the shares are reported:
+`style=lively` is the share of episodes with that label. Labels of pairs show how often people
+prefer the answer that the judge scored higher.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from soulkit.text import one_line
 
 COMMAND = "judge correct"
 _EXACT = 1e-9
-"""A headline is a sum of dimensions where no episode differs from that by more."""
+"""Tolerance for recognising a headline as a weighted sum of dimensions."""
 _FIELDS = ("task", "example", "dimension", "label")
 
 
 @dataclass(frozen=True, slots=True)
 class PersonLabel:
-    """What one person said of one dimension of an episode, or of a pair."""
+    """One person's label of one dimension of an episode, or of a pair."""
 
     key: tuple[str, int]
     """Example and rollout."""
@@ -46,30 +46,31 @@ class PersonLabel:
     """The keys of both records of a pair."""
     shown: str = ""
     prints: tuple[str, ...] = ()
-    """What was read, where the sheet says so (`text_print` of each record)."""
+    """`text_print` of each record as the rater read it, if the sheet recorded it."""
 
 
 @dataclass
 class TaskLabels:
-    """The labels of one task, and what of them fits no judged episode."""
+    """The labels of one task, and counts of labels that fit no judged episode."""
 
     labels: list[PersonLabel] = field(default_factory=list)
     strays: int = 0
     of_others: int = 0
-    """Labels of other words than this run's: what another model said to the same row."""
+    """Labels of a different reply to the same row, such as another model's."""
 
 
 def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> dict[str, TaskLabels]:
-    """Task → labels of a file that `soul judge import` wrote, or of one's own in the same form.
+    """Task → labels from a file that `soul judge import` wrote, or another file of the same format.
 
-    A line needs task, example, dimension and label; rollout is 0, rater `people` unless given.
-    DataError for a line that cannot be read, or when none fits a judged episode of the run.
+    A line needs task, example, dimension and label; rollout defaults to 0 and rater to `people`.
+    DataError for an unreadable line, or if no label fits a judged episode of the run.
     """
     if not path.is_file():
         raise DataError(
-            f"There are no labels at '{path}'.",
-            "The judge's mean is corrected by what people said of a part of the episodes.",
-            "Write a sheet with soul judge sheet RUN, and read it with soul judge import.",
+            f"There is no label file at '{path}'.",
+            "The correction needs human labels of some of the episodes.",
+            "Write a sheet with soul judge sheet RUN, have people fill it in, and read it with soul "
+            "judge import.",
         )
     by_task: dict[str, TaskLabels] = {}
     prints = {
@@ -91,14 +92,14 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
     if not any(labels.labels for labels in by_task.values()):
         if any(labels.of_others for labels in by_task.values()):
             raise DataError(
-                f"The labels in '{path}' are of another run's words.",
-                "The same rows are in this run, but what raters read is not what was said in it.",
-                "Name the run that the sheet was written for, or write a sheet of this one.",
+                f"The labels in '{path}' belong to another run.",
+                "This run has the same rows, but the raters read different replies.",
+                "Give the run that the sheet was written for, or write a sheet for this run.",
             )
         raise DataError(
-            f"None of the labels in '{path}' is of a judged episode of this run.",
-            "Their examples and rollouts are looked up in it.",
-            "Name the run that the sheet was written for.",
+            f"No label in '{path}' belongs to a judged episode of this run.",
+            "Labels are matched to episodes by example and rollout.",
+            "Give the run that the sheet was written for.",
         )
     return by_task
 
@@ -107,9 +108,9 @@ def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, Pe
     rollout, label = line.get("rollout", 0), line.get("label")
     if any(line.get(name) is None for name in _FIELDS) or not isinstance(rollout, int):
         raise DataError(
-            f"Line {number} of '{path}' is no label.",
-            f"A label has {', '.join(_FIELDS)}, and rollout as a number.",
-            "Mend that line, or write the file with soul judge import.",
+            f"Line {number} of '{path}' is not a valid label.",
+            f"A label needs {', '.join(_FIELDS)}, and rollout must be an integer.",
+            "Correct that line, or write the file with soul judge import.",
         )
     return str(line["task"]), PersonLabel(
         key=(str(line["example"]), rollout),
@@ -131,20 +132,22 @@ def _episode_key(episode: GradedEpisode) -> tuple[str, int]:
 
 
 def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The report on a run and the labels of a part of it, as plain JSON values.
+    """The report on a run with human labels of some episodes, as plain JSON values.
 
-    `key`, of the sheet that the labels come from, tells the scales; without it the run's ledger
-    does, where it can. UserError: no judged episode, or no label of one.
+    The scales come from `key`, the key of the labels' sheet, else from the run's ledger if
+    possible. UserError if there is no judged episode, or no label of one.
     """
     graded = graded_episodes(run)
     by_task = read_labels(labels, graded)
     tasks, remarks = {}, []
     for task, task_labels in by_task.items():
         if task_labels.strays:
-            remarks.append(f"{task}: {task_labels.strays} labels are of no judged episode here")
+            remarks.append(
+                f"{task}: labels without a judged episode in this run: {task_labels.strays}"
+            )
         if task_labels.of_others:
             others = task_labels.of_others
-            remarks.append(f"{task}: {others} labels are of other words than this run's")
+            remarks.append(f"{task}: labels of replies that differ from this run's: {others}")
         if task_labels.labels:
             scales = scales_in(key, task) if key else known_scales(run, graded[task])
             correction = Correction(graded[task], task_labels.labels, scales)
@@ -152,9 +155,9 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
             remarks += [f"{task}: {remark}" for remark in correction.remarks]
     if not any(report["dimensions"] or report.get("pairs") for report in tasks.values()):
         raise DataError(
-            f"The labels in '{labels}' correct nothing.",
+            f"No label in '{labels}' can be used.",
             f"{'; '.join(remarks)}.",
-            "Label what the judge labelled, on its scales: soul judge sheet RUN lists them.",
+            "Label the judge's dimensions on its scales: soul judge sheet RUN lists them.",
         )
     return {
         "command": COMMAND, "run": str(run), "labels": str(labels), "tasks": tasks,
@@ -164,7 +167,7 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
 
 @dataclass
 class Correction:
-    """One task: its judged episodes, people's labels of some, the scales."""
+    """The correction of one task from judged episodes, human labels of some, and scales."""
 
     episodes: Sequence[GradedEpisode]
     labels: Sequence[PersonLabel]
@@ -172,7 +175,7 @@ class Correction:
     remarks: list[str] = field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
-        """`dimensions` by name, with the headline first where it follows from them; `pairs`."""
+        """`dimensions` by name (first the headline, if it can be computed), `pairs` and `raters`."""
         single = self._on_scale([label for label in self.labels if not label.other])
         by_dimension: dict[str, list[PersonLabel]] = {}
         for label in single:
@@ -180,7 +183,7 @@ class Correction:
         cells: dict[str, Any] = {}
         for name, labels in by_dimension.items():
             if name != HEADLINE and not any(name in e.grades for e in self.episodes):
-                self.remarks.append(f"people labelled '{one_line(name, 60)}', and no judge did")
+                self.remarks.append(f"people labelled '{one_line(name, 60)}', but no judge did")
                 continue
             cells |= self._dimension(name, labels)
         headline = self._headline(by_dimension)
@@ -192,7 +195,7 @@ class Correction:
         }
 
     def _on_scale(self, labels: Sequence[PersonLabel]) -> list[PersonLabel]:
-        """The labels without numbers that their dimension cannot have: a mean of such is none."""
+        """The labels, without numbers that are off the scale of their dimension."""
         fitting, off = [], dict[str, int]()
         for label in labels:
             scale, number = self.scales.get(label.dimension), _number(label.label)
@@ -204,21 +207,23 @@ class Correction:
         for name, count in off.items():
             low, high = self.scales[name].ends
             self.remarks.append(
-                f"{count} labels of '{name}' are off its scale ({low:g} to {high:g}), "
-                "and are left out"
+                f"labels of '{name}' left out because they are off its scale ({low:g} to "
+                f"{high:g}): {count}"
             )
         return fitting
 
     # -- one dimension --
 
     def _dimension(self, name: str, labels: Sequence[PersonLabel]) -> dict[str, Any]:
-        """The cells of a dimension: one for numbers, one for each name that is counted."""
+        """The cells of a dimension: one if it is numeric, else one per reported label."""
         agreement = self._agreement(name, labels)
         if agreement["level"] == "interval":
             people = _means(labels)
             lost = len({label.key for label in labels}) - len(people)
             if lost:
-                self.remarks.append(f"{lost} labels of '{name}' are no numbers, and are left out")
+                self.remarks.append(
+                    f"labels of '{name}' left out because they are not numbers: {lost}"
+                )
             scale = self.scales.get(name)
             ends = scale.ends if scale else None
             return {name: {**self._powered(self._judged(name), people, ends), **agreement}}
@@ -230,7 +235,7 @@ class Correction:
         return cells
 
     def _counted(self, name: str, labels: Sequence[PersonLabel]) -> list[str]:
-        """The names whose shares are reported: of two the second says it all."""
+        """The labels whose shares are reported; of two labels only the second."""
         names = {str(grade) for e in self.episodes for grade in e.grades.get(name, ())}
         names |= {label.label for label in labels}
         scale = self.scales.get(name)
@@ -238,7 +243,7 @@ class Correction:
         return ordered[1:] if len(ordered) == 2 else ordered
 
     def _judged(self, name: str, label: str | None = None) -> dict[tuple[str, int], float]:
-        """Episode → the mean of what judges said, or the share of them who said `label`."""
+        """Episode → mean grade of the judges, or the share of judges that chose `label`."""
         judged = {}
         for episode in self.episodes:
             grades = episode.grades.get(name, ())
@@ -265,7 +270,9 @@ class Correction:
             scale,
         )
         if mean.labelled_clusters < MIN_LABELLED:
-            few = f"{mean.labelled_clusters} labelled clusters are too few to weigh the judge by"
+            few = (
+                f"{mean.labelled_clusters} labelled clusters are too few to use the judge's scores"
+            )
             if few not in self.remarks:
                 self.remarks.append(few)
         return mean.as_dict()
@@ -307,10 +314,10 @@ class Correction:
     # -- the headline --
 
     def _headline(self, by_dimension: Mapping[str, Sequence[PersonLabel]]) -> dict[str, Any]:
-        """The headline's cell, where it is a weighted sum of dimensions that people rated.
+        """The headline's cell, if the headline is a weighted sum of dimensions that people rated.
 
-        The weights are read off the judged episodes. They must fit every one of them exactly and
-        be the only ones that do: else people's labels have no headline, and a remark says so.
+        The weights are fitted to the judged episodes. If they are not exact for every episode or
+        not unique, there is no headline for people's labels, and a remark says so.
         """
         if HEADLINE in by_dimension:
             return {}
@@ -323,8 +330,8 @@ class Correction:
         )
         if weights is None:
             self.remarks.append(
-                "the headline is not corrected: the dimensions that people rated do not determine "
-                "it, or some of them never vary"
+                "the headline is not corrected: it is not a weighted sum of the dimensions that "
+                "people rated, or some of them never vary"
             )
             return {}
         people = {n: _means(by_dimension[n]) for n in names}
@@ -385,7 +392,7 @@ def _unit(key: tuple[str, int]) -> str:
 
 
 def _order(a: float, b: float) -> str:
-    """What a judge that gave two scores would say of the pair."""
+    """The preference that follows from the judge's two scores."""
     return "Tie" if a == b else "A" if a > b else "B"
 
 
@@ -422,7 +429,8 @@ def _commonest(grades: Sequence[Grade | None], level: Level) -> Grade | None:
 
 
 def _weights(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
-    """Constant and weights of the one weighted sum that gives every value; None without one."""
+    """Constant and weights of the unique weighted sum that fits every value; None if there is
+    none."""
     table = np.array([[1.0, *row] for row in rows], dtype=np.float64)
     if not rows or not rows[0] or len(rows) <= table.shape[1]:
         return None

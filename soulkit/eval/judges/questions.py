@@ -1,8 +1,7 @@
-"""Questions to judges about recorded episodes: again, to another judge, or which of two is better.
+"""Ask judges about recorded episodes: score an episode again, or prefer one of two drafts.
 
-Every judgement is the task's own `score` with a cast of one judge and one opinion, so what is
-measured is the judging that runs use. A verdict that cannot be read is a finding here, not a
-failure.
+Every judgement calls the task's own `score` with one judge and one opinion, so it measures the same
+judging that runs use. An unreadable verdict is a result here, not a failure.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, 
 
 
 def no_judge_asked(tasks: Collection[str], remark: str, way_out: str = "") -> ConfigError:
-    """The error of judging a run in which rules score every task; `remark` says what follows, and
-    `way_out` what else may be done."""
+    """The error for judging a run whose tasks are all scored by rules. `remark` gives the
+    consequence, and `way_out` an alternative fix."""
     return ConfigError(
         "No task of this run asks a judge.",
         f"Its tasks ({', '.join(sorted(tasks)) or 'none'}) are scored by rules, {remark}.",
-        "Name the run of a judged task; soul tasks show TASK says whether it has a judge."
+        "Give the run of a judged task. soul tasks show TASK shows whether a task has a judge."
         f"{way_out}",
     )
 
 
 class ActorWasAsked(SoulError):
-    """A task called its actor while an episode was only to be scored."""
+    """A task called its actor while a recorded episode was being scored."""
 
 
 class CountedJudge(ObservedModel):
-    """A judge's model with the number of the opinion in its calls; counts what it is asked.
+    """A judge's model that adds the opinion number to its calls and counts them.
 
-    The number keys the ledger and the seed, so the same question is another one the second time.
+    The number is part of the ledger key and the seed, so a repeated question is asked anew.
     """
 
     def __init__(self, model: ChatModel, sample: int = 0) -> None:
         super().__init__(model)
         self.sample, self.questions, self.again = sample, 0, 0
         self.failed = False
-        """Whether the model itself broke, so that there was no answer to be read."""
+        """Whether the model itself failed, so there is no reply to read."""
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -67,12 +66,12 @@ class CountedJudge(ObservedModel):
             raise
 
     async def close(self) -> None:
-        """The model belongs to the players of the check."""
+        """Do nothing: the check's players own the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """A recorded episode with the task and the row that it came from."""
+    """A recorded episode with its task and row."""
 
     task: Task
     example: Example
@@ -88,7 +87,7 @@ class RecordedEpisode:
 
     @property
     def spoken(self) -> str:
-        """What the actor said, its seats' lines."""
+        """The lines of the actor's seats."""
         return "\n".join(utterances(self.episode))
 
     def subject(self) -> Subject:
@@ -98,9 +97,9 @@ class RecordedEpisode:
 
 
 def human_labels(task: Task, example: Example) -> dict[str, Grade]:
-    """Dimension → what people said, from the row: its `human_<dimension>` columns for `gold` alone.
+    """Dimension → label by people, from the row's gold-only `human_<dimension>` columns.
 
-    The task's options may name other columns: `human_labels: {dimension: column}`.
+    The task option `human_labels: {dimension: column}` can name other columns.
     """
     named: Mapping[str, str] = task.spec.options.get("human_labels", {})
     usual = {
@@ -140,10 +139,10 @@ def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None =
 async def ask_judge(
     seen: RecordedEpisode, name: str, judge: Player, sample: int, ledger: Ledger | None = None
 ) -> Judgement:
-    """What `judge`, called `name` in the report, says of an episode in its `sample`-th opinion.
+    """The `sample`-th opinion of `judge`, called `name` in the report, on an episode.
 
-    Services that the task pays for itself are asked through `ledger`. An episode that was scored
-    without the judge gives a judgement that says nothing.
+    Services that the task calls itself are asked through `ledger`. If the task scores the episode
+    without the judge, the judgement is empty.
     """
     listener, problem = CountedJudge(judge.model, sample), ""
     try:
@@ -174,7 +173,7 @@ def _missing(score: Score) -> str:
 
 
 def pairs_of(seen: Sequence[RecordedEpisode]) -> list[tuple[RecordedEpisode, RecordedEpisode]]:
-    """Drafts of the same example, two by two, that differ in what the actor said."""
+    """Pairs of drafts of the same example whose actor lines differ."""
     of_example: dict[str, list[RecordedEpisode]] = {}
     for one in sorted(seen, key=lambda s: (s.example.id, s.record.rollout)):
         of_example.setdefault(f"{one.task.name}/{one.example.id}", []).append(one)
@@ -191,7 +190,7 @@ def pair_key(a: RecordedEpisode, b: RecordedEpisode) -> str:
 async def ask_for_preference(
     a: RecordedEpisode, b: RecordedEpisode, name: str, judge: Player
 ) -> tuple[PairJudgement, bool]:
-    """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
+    """(the judge's preference between two drafts in both orders, whether the judge answered)."""
     listener = CountedJudge(judge.model)
     result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:
@@ -204,7 +203,7 @@ async def ask_for_preference(
 
 
 def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
-    """The pair in the words of the task's `pairwise.md`, or the shared one."""
+    """The pair rendered with the task's `pairwise.md`, or the shared one."""
     one, two = (a, b) if first else (b, a)
     seats = {trace.seat for trace in a.episode.traces}
     others = {line.seat for line in a.episode.transcript} - seats
@@ -220,7 +219,7 @@ def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
 
 
 def _setting(seen: RecordedEpisode) -> str:
-    """What the judge may see of the row, a line for each field; empty when that is nothing."""
+    """The row's fields that the judge may see, one per line; empty if there are none."""
     view = seen.example.visible("judge")
     shown = [name for name in view if name not in seen.task.gold_fields]
     return (
@@ -236,5 +235,5 @@ def _transcript(seen: RecordedEpisode) -> str:
     lines = seen.episode.transcript
     if len(lines) == 1:
         return lines[0].text
-    # On one line each: a line break in speech could forge the line of another seat.
+    # One line each: a line break in speech could fake a line of another seat.
     return "\n".join(f"{line.seat}: {one_line(line.text)}" for line in lines)

@@ -1,7 +1,7 @@
-"""Rating sheets for people: the judged episodes of a run, the sheets drawn from them, their import.
+"""Rating sheets for people: draw judged episodes of a run, write the sheets, import the labels.
 
-Nothing is asked and no task's code is run: episodes tell the verdicts, and the run's ledger tells
-the scales. The sample is one of *clusters* (stories, conversations, rows with their rollouts).
+No model is asked and no task code runs: verdicts come from the episodes, and scales from the run's
+ledger. The sampling unit is the cluster (a story, a conversation, or a row with its rollouts).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from soulkit.types import Record
 
 _NUMBER = ("score", "value", "rating")
 _MAX_ASKED = 5
-"""Episodes of a task whose questions are looked up: all are asked in the same form."""
+"""Episodes per task whose judge questions are looked up; all have the same form."""
 _STEPS = 10
-"""Steps of a scale of fractions."""
+"""Steps of a fractional scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradedEpisode:
-    """An episode with what every judge said of it, each time."""
+    """An episode with all grades that judges gave it."""
 
     record: Record
     grades: Mapping[str, tuple[Grade, ...]]
@@ -65,16 +65,16 @@ class GradedEpisode:
 
 
 def graded_episodes(folder: Path) -> dict[str, list[GradedEpisode]]:
-    """Task → its scored drafts that a judge has graded, in the order of their keys.
+    """Task → its scored drafts that a judge graded, sorted by key.
 
-    RunError for a training run; DataError, naming the tasks, when no judge was asked.
+    RunError for a training run; DataError, naming the tasks, if no judge was asked.
     """
     command = command_of(folder)
     if command.startswith("train"):
         raise RunError(
             f"{folder} was made by 'soul {command}'.",
-            "People rate what one model did: the drafts of a training are of many.",
-            "Name the folder of a soul eval run.",
+            "A rating sheet is about one model, but a training run has drafts of many checkpoints.",
+            "Give the folder of a soul eval run.",
         )
     records = drafts(load_records(folder / "episodes.jsonl"))
     graded: dict[str, list[GradedEpisode]] = {}
@@ -85,15 +85,15 @@ def graded_episodes(folder: Path) -> dict[str, list[GradedEpisode]]:
     if not graded:
         names = ", ".join(sorted({record.task for record in records})) or "none was played"
         raise DataError(
-            f"{folder} holds no episode that a judge has graded.",
+            f"{folder} contains no episode that a judge graded.",
             f"Its tasks ({names}) are scored by rules, or their verdicts were not recorded.",
-            "Name the run of a judged task; soul tasks list says which ask for a judge.",
+            "Give the run of a judged task. soul tasks list shows which tasks use a judge.",
         )
     return graded
 
 
 def _grades_of(record: Record) -> dict[str, tuple[Grade, ...]]:
-    """Dimensions of other purposes than `score` are called `purpose/field`, as a check does."""
+    """Dimension → grades; dimensions of purposes other than `score` are named `purpose/field`."""
     grades: dict[str, tuple[Grade, ...]] = {}
     for verdict in record.score.verdicts:
         for field, grade in ({} if verdict.problem else dimensions(verdict)).items():
@@ -103,7 +103,7 @@ def _grades_of(record: Record) -> dict[str, tuple[Grade, ...]]:
 
 
 def dimensions_of(episodes: Sequence[GradedEpisode]) -> list[str]:
-    """What judges said of every episode: the questions of the score, or all where there is none."""
+    """The dimensions of the score, or of all purposes if the score has none."""
     names = list(dict.fromkeys(name for episode in episodes for name in episode.grades))
     return [name for name in names if "/" not in name] or names
 
@@ -117,9 +117,9 @@ def rating_scales(
     names: Sequence[str],
     stated: Mapping[str, RatingScale],
 ) -> list[RatingScale]:
-    """The scale of each dimension: as stated, as the judge was asked, or the names it has used.
+    """The scale of each dimension: as stated, else as in the judge's form, else the labels used.
 
-    ConfigError for numbers whose lowest and highest value are not known.
+    ConfigError for a numeric dimension with an unknown range.
     """
     asked_scales = _asked_scales(folder, [e.record.example_id for e in episodes[:_MAX_ASKED]])
     scales = []
@@ -135,7 +135,7 @@ def rating_scales(
 
 
 def known_scales(folder: Path, episodes: Sequence[GradedEpisode]) -> dict[str, RatingScale]:
-    """The scale of each dimension whose question to the judge stands in the run's ledger."""
+    """The scale of each dimension whose judge form is in the run's ledger."""
     asked_scales = _asked_scales(folder, [e.record.example_id for e in episodes[:_MAX_ASKED]])
     names = dict.fromkeys(name for episode in episodes for name in episode.grades)
     scales = {name: asked_scales.get(name.rpartition("/")[2]) for name in names}
@@ -148,9 +148,9 @@ def known_scales(folder: Path, episodes: Sequence[GradedEpisode]) -> dict[str, R
 
 def _unknown_scale(name: str) -> ConfigError:
     return ConfigError(
-        f"The scale of '{name}' is not known.",
-        "The run's ledger, where the question to the judge would say it, has none or is gone.",
-        f"Write --scale {name}=0:10 for whole numbers, or --scale {name}=good,poor for names.",
+        f"The scale of '{name}' is unknown.",
+        "The run's ledger has no question to the judge with that scale, or is missing.",
+        f"Write --scale {name}=0:10 for whole numbers, or --scale {name}=good,poor for labels.",
     )
 
 
@@ -162,8 +162,8 @@ def stated_scales(texts: Sequence[str]) -> dict[str, RatingScale]:
         labels = _whole_numbers(values) if ":" in values else tuple(values.split(","))
         if not name or len(labels) < 2 or len(set(labels)) < len(labels) or "" in labels:
             raise ConfigError(
-                f"'{text}' is no scale.",
-                f"A scale has two labels or more, and {MAX_LABELS} at most.",
+                f"'{text}' is not a valid scale.",
+                f"A scale has a name and 2 to {MAX_LABELS} distinct labels.",
                 "Write --scale quality=0:10 or --scale style=plain,lively.",
             )
         scales[name] = RatingScale(name, labels, ":" in values)
@@ -180,9 +180,9 @@ def _whole_numbers(values: str) -> tuple[str, ...]:
 
 
 def _asked_scales(folder: Path, examples: Sequence[str]) -> dict[str, RatingScale]:
-    """Field → its scale in the forms that judges of these examples were asked with.
+    """Field → its scale in the forms that judges of these examples had to fill in.
 
-    Only the ledger in the run's own folder is read. Two forms that differ on a field say nothing.
+    Only the ledger in the run's own folder is read. A field whose forms differ is left out.
     """
     path, scales = folder / "ledger.sqlite", dict[str, set[RatingScale]]()
     if not path.is_file():
@@ -233,14 +233,14 @@ def _resolved_schema(node: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
 def chosen_dimensions(
     task: str, episodes: Sequence[GradedEpisode], chosen: Sequence[str]
 ) -> list[str]:
-    """Those of `chosen` that the judges of a task have graded, or `dimensions_of` without any."""
+    """The dimensions in `chosen` that judges of the task graded; `dimensions_of` if none chosen."""
     if not chosen:
         return dimensions_of(episodes)
     return [name for name in chosen if any(name in episode.grades for episode in episodes)]
 
 
 def headline_grade(episode: GradedEpisode) -> float:
-    """The score of an episode, which is what the run's mean is over."""
+    """The score of an episode."""
     assert episode.record.score.value is not None
     return episode.record.score.value
 
@@ -248,16 +248,16 @@ def headline_grade(episode: GradedEpisode) -> float:
 KEY, LABELS = "key.json", "labels.jsonl"
 SCHEMA = "soulkit/rating-key/1"
 HIDDEN_FROM = 4
-"""Names of models that are shorter may be ordinary words."""
+"""Minimum length of hidden model names; shorter ones may be ordinary words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SheetRequest:
-    """What a sheet is made of."""
+    """Settings of `soul judge sheet`."""
 
     run: Path
     sample: int = 50
-    """Clusters of each task."""
+    """Clusters per task."""
     seed: int = 0
     raters: int = 1
     pairs: bool = False
@@ -275,13 +275,13 @@ class DrawnSheet:
 
 
 def sheet_folder(run: Path) -> Path:
-    """Beside the run: a run's folder is what others get to see."""
+    """Default folder of a sheet: next to the run, because the run folder may be shared."""
     whole = run.resolve()
     return whole.with_name(f"{whole.name}-sheet")
 
 
 def draw_sheet(request: SheetRequest) -> DrawnSheet:
-    """Draw clusters and lay out a sheet for each rater. UserError: nothing to rate."""
+    """Draw clusters and make a sheet for each rater. UserError if there is nothing to rate."""
     graded = graded_episodes(request.run)
     hidden = _names_to_hide(request.run)
     cards: list[RatingCard] = []
@@ -312,7 +312,7 @@ def draw_sheet(request: SheetRequest) -> DrawnSheet:
 def _drawn_clusters(
     task: str, episodes: Sequence[GradedEpisode], request: SheetRequest
 ) -> tuple[list[GradedEpisode], dict[str, int]]:
-    """The episodes of the clusters that the seed draws, and how many clusters those are."""
+    """(episodes of the drawn clusters, counts of all and drawn clusters)."""
     clusters = sorted({episode.cluster for episode in episodes})
     rng = random.Random(f"{request.seed}/{task}")
     drawn = set(rng.sample(clusters, min(request.sample, len(clusters))))
@@ -321,7 +321,7 @@ def _drawn_clusters(
 
 
 def _pairs(episodes: Sequence[GradedEpisode], hidden: Sequence[str]) -> list[RatingCard]:
-    """Two by two, the different rollouts of a row."""
+    """Cards of pairs of different rollouts of the same row."""
     by_row: dict[str, list[GradedEpisode]] = {}
     for episode in episodes:
         by_row.setdefault(episode.record.example_id, []).append(episode)
@@ -335,14 +335,14 @@ def _pairs(episodes: Sequence[GradedEpisode], hidden: Sequence[str]) -> list[Rat
 def _nothing_to_rate(request: SheetRequest) -> DataError | ConfigError:
     if request.pairs:
         return DataError(
-            f"No row of {request.run} has two different judged answers.",
-            "Pairs are drafts of the same row.",
+            f"No row of {request.run} has two different judged drafts.",
+            "A pair consists of two drafts of the same row.",
             "Evaluate with --repeats 2, or leave out --pairs.",
         )
     return ConfigError(
-        f"No judge of {request.run} has graded {', '.join(request.dimensions)}.",
-        "People are asked what the judge was asked.",
-        "Name dimensions that soul judge check prints, or leave out --dimension.",
+        f"No judge of {request.run} graded {', '.join(request.dimensions)}.",
+        "People rate the same dimensions as the judge.",
+        "Choose dimensions that soul judge check prints, or leave out --dimension.",
     )
 
 
@@ -361,7 +361,7 @@ def _key(
     counts: Mapping[str, Mapping[str, int]],
     graded: Mapping[str, Sequence[GradedEpisode]],
 ) -> dict[str, Any]:
-    """What each blind id stands for; `sheet` names the whole by its content."""
+    """The key: blind id → episode. `sheet` is a hash of the content."""
     rollouts = {e.record.key: e.record.rollout for some in graded.values() for e in some}
     written_cards = {
         card.blind: {
@@ -386,12 +386,12 @@ def _key(
 
 
 def refuse_other_sheet(folder: Path, key: Mapping[str, Any]) -> None:
-    """RunError when `folder` holds another sheet: raters may be at work on it."""
+    """RunError if `folder` contains another sheet, which raters may be filling in."""
     if (folder / KEY).is_file() and read_sheet_key(folder / KEY)["sheet"] != key["sheet"]:
         raise RunError(
-            f"'{folder}' holds another sheet of this run.",
-            "What raters fill in could no longer be read without its key.",
-            "Name another folder with --out, or delete that one.",
+            f"'{folder}' contains another sheet of this run.",
+            "Overwriting its key would make sheets that raters have filled in unreadable.",
+            "Choose another folder with --out, or delete that one.",
         )
 
 
@@ -411,30 +411,30 @@ def write_tables(drawn: DrawnSheet, folder: Path) -> list[Path]:
     return places
 
 
-# -- what comes back -----------------------------------------------------------------------------
+# -- import --------------------------------------------------------------------------------------
 
 
 def read_sheet_key(path: Path) -> dict[str, Any]:
-    """The key of a sheet; DataError when the file is none."""
+    """The key of a sheet; DataError if the file is not one."""
     try:
         key = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _no_key(path, str(error)) from error
     if not isinstance(key, dict) or key.get("schema") != SCHEMA:
-        raise _no_key(path, "it is not what soul judge sheet writes")
+        raise _no_key(path, "it was not written by soul judge sheet")
     return key
 
 
 def _no_key(path: Path, detail: str) -> DataError:
     return DataError(
         f"The key '{path}' cannot be read ({detail}).",
-        "Without it nobody knows which episode a row of a sheet stands for.",
-        "Name the right one with --key, or write the sheet anew: soul judge sheet RUN.",
+        "The key maps each row of a sheet to its episode.",
+        "Give the right file with --key, or write a new sheet: soul judge sheet RUN.",
     )
 
 
 def import_sheets(files: Sequence[Path], key: Mapping[str, Any]) -> FilledSheets:
-    """The labels in filled sheets. DataError when a file cannot be read, or none holds a label."""
+    """The labels in filled sheets. DataError if a file cannot be read or no file has a label."""
     filled = FilledSheets()
     rows: list[FilledRow] = []
     for file in files:
@@ -452,7 +452,7 @@ def import_sheets(files: Sequence[Path], key: Mapping[str, Any]) -> FilledSheets
         raise DataError(
             f"No label could be read from {', '.join(map(str, files))}.",
             f"{read.unrated} rows are empty and {len(read.bad)} are bad{first}.",
-            "Fill in the column label, or save the page of the sheet as a file first.",
+            "Fill in the column 'label', or save the sheet's page as a file first.",
         )
     return read
 
@@ -481,12 +481,12 @@ def _csv_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
         raise DataError(
             f"The sheet '{file}' has no column {', '.join(missing)}.",
             f"A sheet has the columns {', '.join(COLUMNS)}.",
-            "Fill in the sheet that soul judge sheet wrote, and keep its first line.",
+            "Fill in the sheet that soul judge sheet wrote, and keep its header line.",
         )
     for row in table:
         source = f"{file}:{table.line_num}"
         if None in row or None in row.values():
-            yield BadRow(source, "it has more or fewer columns than the first line")
+            yield BadRow(source, "its number of columns differs from the header line")
         else:
             yield FilledRow(source, row)
 
@@ -498,14 +498,14 @@ def _json_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
         rows = list(saved["labels"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"The sheet '{file}' is no file that a sheet's page saves.",
-            f"It is no JSON object with a list of labels ({error}).",
+            f"The sheet '{file}' was not saved by a sheet's page.",
+            f"It is not a JSON object with a list of labels ({error}).",
             "Save the page again.",
         ) from error
     for number, row in enumerate(rows, start=1):
         source = f"{file}, label {number}"
         if not isinstance(row, dict):
-            yield BadRow(source, "it is no JSON object")
+            yield BadRow(source, "it is not a JSON object")
         else:
             shared = {"sheet": saved.get("sheet", ""), "rater": saved.get("rater", "")}
             yield FilledRow(source, {k: str(v) for k, v in {**shared, **row}.items()})

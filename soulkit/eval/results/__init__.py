@@ -1,3 +1,3 @@
-"""What a run comes to: cells and batch_statistics make summary.json (summary, warnings); rescore:
-new scorers without a call; rejudge: new judges or prompts.
+"""Results of a run. cells, batch_statistics, summary and warnings make summary.json; rescore applies
+changed scorers without any call; rejudge asks new judges or uses new prompts.
 """

@@ -1,9 +1,9 @@
-"""Numbers that exist only over a batch: their jackknife intervals, and means over parts of a batch.
+"""Statistics of a whole batch with jackknife intervals, and means over parts of a batch.
 
-A bootstrap would draw one text twice, and two equal texts have no diversity: so one cluster after
-the other is left out. A number varies with its own clusters alone: those without which it would
-be another. A mean over parts is a suite mean of them (variances added); where parts share
-clusters, the jackknife of the mean knows how they go together.
+A bootstrap would draw some texts twice, which lowers diversity, so the jackknife leaves out one
+cluster at a time. Only clusters that change the statistic count as its own. A mean over parts is a
+suite mean (variances added); if parts share clusters, the jackknife of the mean accounts for their
+covariance.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from soulkit.types import (
 )
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
-"""What a task computes over its whole batch."""
+"""Computes a task's statistics over a batch."""
 MAX_PARTS = 200
-"""So many parts are left out in turn at most; more clusters than that share them, by lot."""
+"""Maximum number of jackknife parts; more clusters are distributed over the parts at random."""
 Clusters = frozenset[str]
 NOTHING: Clusters = frozenset()
 
 
 @dataclass
 class LeaveOneOut:
-    """A summariser on a batch less one part after the other, each asked for once."""
+    """A summariser applied to a batch with one part left out at a time; results are cached."""
 
     summarise: Summariser
     records: Sequence[Record]
     cluster_of: Callable[[Record], str]
     clusters: frozenset[str] = field(init=False)
-    """Those with a score; nothing changes without any of the others."""
+    """Clusters with a score."""
     _parts: list[Clusters] = field(init=False)
     _metrics: dict[Clusters, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
     _within: dict[Clusters, LeaveOneOut] = field(default_factory=dict, init=False)
@@ -76,16 +76,16 @@ class LeaveOneOut:
 
     @property
     def n_parts(self) -> int:
-        """So many parts can be left out."""
+        """Number of jackknife parts."""
         return len(self._parts)
 
     @property
     def n_clusters(self) -> int:
-        """So many clusters have a score."""
+        """Number of clusters with a score."""
         return len(self.clusters)
 
     def metrics(self, without: Clusters = NOTHING) -> Mapping[str, BatchMetric]:
-        """Everything the summariser says of the batch, or of the batch less some clusters."""
+        """All statistics of the batch without some clusters."""
         if without not in self._metrics:
             self._metrics[without] = self.summarise(
                 [r for r in self.records if self.cluster_of(r) not in without]
@@ -93,9 +93,9 @@ class LeaveOneOut:
         return self._metrics[without]
 
     def of_metric(self, name: str) -> LeaveOneOut:
-        """The clusters that the number is about: those without which it counts less or is another.
+        """The batch limited to the clusters that affect the metric.
 
-        Clusters of other rows would pass for ones that agree with each other.
+        Clusters of other rows would look like clusters without variation.
         """
         whole = self._told(name)
         members = (lot for lot in self._lots() if self._told(name, lot) != whole)
@@ -105,7 +105,7 @@ class LeaveOneOut:
         return self.within(clusters).of_metric(name)
 
     def within(self, clusters: Clusters) -> LeaveOneOut:
-        """The part of the batch that lies in these clusters."""
+        """The batch limited to these clusters."""
         if clusters == self.clusters:
             return self
         if clusters not in self._within:
@@ -114,18 +114,18 @@ class LeaveOneOut:
         return self._within[clusters]
 
     def with_tag(self, tag: str, value: str) -> LeaveOneOut:
-        """The records with this value of a tag, whatever their clusters."""
+        """The records with this value of a tag."""
         members = [r for r in self.records if r.tags.get(tag) == value]
         return LeaveOneOut(self.summarise, members, self.cluster_of)
 
     def of_origin(self, origin: str) -> LeaveOneOut:
-        """The records whose rows are of this file of somebody's own."""
+        """The records whose rows come from this user's file."""
         members = [r for r in self.records if r.origin == origin]
         return LeaveOneOut(self.summarise, members, self.cluster_of)
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
-        """`metric` over the parts of these numbers: all of them, or all but one. None where it is a
-        mean over fewer parts than in the whole batch: that is another number."""
+        """`metric` over the parts with these numbers: all parts, or all but one. None if it then is
+        a mean over fewer of its parts than in the whole batch."""
         computed = self.metrics(self._left_out(parts)).get(metric)
         whole = self.metrics().get(metric)
         if computed is None or whole is None:
@@ -134,13 +134,13 @@ class LeaveOneOut:
         return computed.value if same else None
 
     def value_over(self, metric: str, kept: Kept, parts: Sequence[int]) -> float | None:
-        """The same of a mean over those of its parts that are kept."""
+        """`value` for a mean over only the parts in `kept`."""
         if metric not in kept:
             return self.value(metric, parts)
         return value_over(metric, self.metrics(self._left_out(parts)), kept)
 
     def varies(self, metric: str) -> bool:
-        """Whether it is another number without one of the parts."""
+        """Whether leaving out some part changes the metric."""
         everything = list(range(self.n_parts))
         whole = self.value(metric, everything)
         less = (self.value(metric, everything[:i] + everything[i + 1 :]) for i in everything)
@@ -153,8 +153,8 @@ class LeaveOneOut:
         return self._parts[left_out.pop()] if left_out else NOTHING
 
     def _lots(self) -> list[Clusters]:
-        """Single clusters, or of many those that have the same tags: a number is usually about all
-        of these or none."""
+        """Single clusters or, if there are many, clusters with equal tags, which usually all affect
+        a metric or all do not."""
         if self.n_clusters <= MAX_PARTS:
             return self._parts
         tags: dict[str, set[tuple[str, str]]] = defaultdict(set)
@@ -176,12 +176,11 @@ class LeaveOneOut:
 
 
 def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
-    """The task's numbers over a batch, with those that the controls of the batch have a part in.
+    """The task's batch statistics, including those that use the controls of the batch.
 
-    A control belongs to its cluster: without any record of that, it is left out as well. Where
-    there is no control at all there is no such number.
+    A control is left out with its cluster. Without controls there are no such statistics.
     """
-    # In an order of their own: sums would else depend on which judge was the first to answer.
+    # Sorted, so that sums do not depend on the order in which judges answered.
     controls = sorted((c for c in controls if c.task == task.name), key=lambda c: c.key)
     if not controls:
         return task.batch_metrics
@@ -204,7 +203,7 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
 def summary_terms(
     tasks: Iterable[Task], controls: Sequence[ControlRecord] = ()
 ) -> dict[str, Any]:  # fmt: skip
-    """What `summarise` has to be told of these tasks, as its keyword arguments."""
+    """Keyword arguments of `summarise` for these tasks."""
     every = list(tasks)
     return {
         "batch": {task.name: calibrated(task, controls) for task in every},
@@ -216,8 +215,8 @@ def summary_terms(
 
 
 def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) -> str:
-    """Which parts of a task's headline have none of these rows, and what that makes of it; empty
-    where none is missing. Of `dev` rows the mean of the other parts is used."""
+    """The parts of a task's headline that have no rows, and the consequence; empty if none is
+    missing. For `dev` rows the mean of the other parts is used."""
     if not task.spec.metric.parts or not examples:
         return ""
     lost = unscored(Failure("not played"), task.protocol)
@@ -238,11 +237,11 @@ def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) 
     words = missing_parts_text(Cell(mean=0.0 if dev else None, parts=there, missing=missing))
     if dev:
         return f"dev score of {task.name}: {words}"
-    return f"{task.name}: {words}, so there will be no headline, only its bounds"
+    return f"{task.name}: {words}, so the headline has bounds but no mean"
 
 
 def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
-    """Task, and task/metric, → lowest and highest value."""
+    """Task or task/metric → lowest and highest value."""
     scales: dict[str, tuple[float, float]] = {}
     for task in tasks:
         metric = task.spec.metric
@@ -254,9 +253,9 @@ def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
 def batch_cells(
     records: Sequence[Record], summariser: Summariser, *, incomplete: bool = False
 ) -> dict[str, Cell]:
-    """What a task computes over its whole batch, by name.
+    """Metric → cell of each of a task's batch statistics.
 
-    `incomplete`: a mean of which parts are missing is that of the others.
+    `incomplete`: a mean with missing parts is the mean of the other parts.
     """
     batch = _Batch(LeaveOneOut(summariser, records, cluster_of), incomplete)
     return {name: batch.cell(name) for name in batch.rows.metrics()}
@@ -271,7 +270,7 @@ class _Part:
 
 @dataclass
 class _Batch:
-    """A batch, and the cells of its numbers that were made so far."""
+    """A batch with a cache of its cells."""
 
     rows: LeaveOneOut
     incomplete: bool
@@ -282,21 +281,21 @@ class _Batch:
         self.certain = _certain_metrics(self.rows)
 
     def cell(self, name: str) -> Cell:
-        """The cell of a number, with the interval of its own clusters, or of its parts."""
+        """The cell of a metric, with the interval from its clusters or parts."""
         if name not in self._cells:
             self._cells[name] = self._cell(name, self.rows.metrics()[name])
         return self._cells[name]
 
     def _cell(self, name: str, metric: BatchMetric) -> Cell:
         if (whole := without_origin(name, metric.origin)) != name:
-            # One of several origins: what a batch of its rows alone says.
+            # One of several origins: the statistic of a batch with only its rows.
             own = _Batch(self.rows.of_origin(metric.origin), self.incomplete)
             return replace(own.cell(whole), beside=True)
         alone = self.alone(name)
         return self._of_parts(name, metric, alone) if metric.parts else alone
 
     def alone(self, name: str) -> Cell:
-        """The cell of a number, whatever its parts, with a jackknife interval."""
+        """The cell of a metric with a jackknife interval, ignoring its parts."""
         metric = self.rows.metrics()[name]
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
         group = self.rows.of_metric(name)
@@ -315,7 +314,7 @@ class _Batch:
     # -- means over parts -------------------------------------------------------------------------
 
     def _of_parts(self, name: str, metric: BatchMetric, alone: Cell) -> Cell:
-        """The cell of a mean over parts; without a mean where one is missing."""
+        """The cell of a mean over parts; if one is missing, it has no mean."""
         parts = {label: self._part(name, metric, label, inner, alone)
                  for label, inner in metric.parts}  # fmt: skip
         missing = dict(metric.missing)
@@ -359,7 +358,8 @@ def _with_interval(cell: Cell, parts: Sequence[_Part]) -> Cell:
 
 
 def _certain_metrics(batch: LeaveOneOut) -> Mapping[str, BatchMetric]:
-    """The same numbers without what truncated replies came to: what they hid is not known."""
+    """The statistics with truncated episodes treated as unscored, because their true score is
+    unknown."""
     cut = [record.score.status == TRUNCATED for record in batch.records]
     if not any(cut):
         return batch.metrics()
@@ -371,8 +371,8 @@ def _certain_metrics(batch: LeaveOneOut) -> Mapping[str, BatchMetric]:
 
 
 def _bounds(certain: BatchMetric | None, scale: Interval | None) -> Interval | None:
-    """Where a number could lie if what is missing were worst or best: a mean over units as any
-    mean, another anywhere on its scale; None where nothing is missing, or without a scale."""
+    """The metric if all missing units had the worst or best score; its whole scale if it is not a
+    mean over units. None if nothing is missing, or without a scale."""
     if scale is None or (certain is not None and certain.n == certain.n_scored):
         return None
     if certain is None or not certain.is_mean or certain.value is None:

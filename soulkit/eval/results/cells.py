@@ -1,12 +1,11 @@
-"""The cells of a summary, one number of one task each, and what they come to as a suite.
+"""The cells of a summary (one metric of one task each), and the means of a suite.
 
     task headlines ──▶ members (a group is the mean of its tasks) ──▶ axis means, suite mean
 
-A number that is a mean of parts names those that it is over and those that are missing. In an
-evaluation it has no mean then, only the bounds that it could have; in training the mean of the
-others stands, and is labelled. In a suite every member counts alike (macro), tasks are strata:
-variances are added, never pooled. A member without a mean is named, and leaves the averages above
-it no more than bounds.
+A mean of parts lists the parts it covers and the missing ones. If parts are missing, an evaluation
+reports only bounds; training reports the labelled mean of the other parts. In a suite all members
+have equal weight (macro average) and tasks are strata, so variances are added. If a member has no
+mean, it is listed and the averages above it have only bounds.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from soulkit.text import join_and
 from soulkit.types import Record
 
 VALUE = "value"
-"""The mean score of a task, its headline unless it declares another."""
+"""The mean score of a task; its headline unless the task declares another."""
 DEV = "dev"
-"""A training run's score on the rows it held out, its headline where it has one."""
+"""A training run's score on held-out rows; its headline if it has a dev split."""
 UNDEFINED = "undefined"
-"""Why a scored episode has no number under one of its metrics."""
+"""Reason for a scored episode without a value for a metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One metric of one task: a mean, and what has to be known beside it."""
+    """One metric of one task: mean, interval, counts and bounds."""
 
     mean: float | None = None
     ci_low: float | None = None
@@ -42,47 +41,48 @@ class Cell:
     n_scored: int = 0
     n: int = 0
     n_clusters: int = 0
-    """Of what was scored; 0: not recorded."""
+    """Clusters with a score; 0 if not recorded."""
     method: str = ""
-    """How the interval was made; `batch` for a number over the whole batch, which has none."""
+    """How the interval was computed; `batch` for a batch statistic, which has none."""
     unscored: Mapping[str, int] = field(default_factory=dict)
-    """Reason → episodes without a number."""
+    """Reason → number of episodes without a value."""
     worst: float | None = None
-    """The mean if all unscored or truncated were worst; None: complete, or no known scale."""
+    """The mean if all unscored or truncated episodes had the worst score; None if there are none or
+    the scale is unknown."""
     best: float | None = None
     beside: bool = False
-    """Whether it belongs beside the headline."""
+    """Whether to show it next to the headline."""
     headline: bool = False
-    """Whether it is the number of its task that tables, comparisons and suites speak of."""
+    """Whether it is the task's headline, which tables, comparisons and suites use."""
     unit: str = ""
-    """What `n` counts, of a number over the whole batch; empty: episodes."""
+    """What `n` counts for a batch statistic; empty means episodes."""
     variance: float | None = None
-    """Of the mean, in the unit squared; with `df` and `scale` what a suite's mean needs."""
+    """Variance of the mean, in squared units; a suite's mean needs it with `df` and `scale`."""
     df: float | None = None
     scale: Interval | None = None
-    """The lowest and the highest value, where they are sure."""
+    """The lowest and highest value, if known."""
     events: float | None = None
-    """Failures or successes on the scale, whichever are fewer."""
+    """Number of failures or successes on the scale, whichever is smaller."""
     not_applicable: str = ""
-    """Why no row counts (`n` is 0), where rows were played; nothing is missing or failed then."""
+    """Why none of the played rows counts (`n` is 0); nothing is missing or failed then."""
     parts: tuple[str, ...] = ()
-    """Of a mean over parts: those that it is over."""
+    """The parts that a mean over parts covers."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Part without a number → why: `no rows`, `unscored` or `undefined`. There is no mean then, or
-    in training the mean of `parts`."""
+    """Part without a value → why: `no rows`, `unscored` or `undefined`. The cell then has no mean,
+    or in training the mean of `parts`."""
     origin: str = ""
-    """The person's own file that all its rows come from."""
+    """The user's file that all its rows come from."""
     name: str = ""
-    """What the task calls it, of `value` and `dev`; empty where the metric's own name says it."""
+    """The task's name for `value` and `dev`; empty if the metric's own name is used."""
 
     @property
     def of_batch(self) -> bool:
-        """Whether it is no mean over episodes, but was computed over the batch as a whole."""
+        """Whether it is a batch statistic and not a mean over episodes."""
         return bool(self.unit)
 
     @property
     def whole(self) -> bool:
-        """Whether it has a mean, and of all its parts."""
+        """Whether it has a mean and no part is missing."""
         return self.mean is not None and not self.missing
 
     def to_json(self) -> dict[str, Any]:
@@ -98,46 +98,46 @@ Cells = dict[str, dict[str, Cell]]
 
 
 def headline_name(cells: Mapping[str, Cell]) -> str:
-    """The metric that is the headline of a task; empty where the task has none (imitation)."""
+    """The headline metric of a task; empty if it has none (imitation)."""
     return next((name for name, cell in cells.items() if cell.headline), "")
 
 
 def headline(cells: Mapping[str, Cell]) -> Cell:
-    """The headline cell of a task, of all its cells by name; an empty one where it has none."""
+    """The headline cell of a task; an empty cell if it has none."""
     return cells.get(headline_name(cells), Cell())
 
 
 def metric_name(metric: str, cells: Mapping[str, Cell]) -> str:
-    """A metric as readers know it: `value` and its break-downs have the name that the task
-    declares. `cells` are those of the task."""
+    """The display name of a metric: `value` and its breakdowns get the name that the task declares.
+    `cells` are the task's cells."""
     base, slash, rest = metric.partition("/")
     return f"{cells[VALUE].name or VALUE}{slash}{rest}" if base == VALUE in cells else metric
 
 
 def headline_shown(cells: Mapping[str, Cell]) -> str:
-    """The name of a task's headline for readers; empty where it has none."""
+    """The display name of a task's headline; empty if it has none."""
     return headline(cells).name or headline_name(cells)
 
 
 def named_with_origin(metric: str, cell: Cell) -> str:
-    """The name of a number; over rows of a person's own it names their file, once."""
+    """The metric's name, followed by the user's file if all rows come from one."""
     says_it = not cell.origin or without_origin(metric, cell.origin) != metric
     return metric if says_it else f"{metric} of {cell.origin}"
 
 
 def cluster_of(record: Record) -> str:
-    """What counts as one observation: the record's cluster, else its example with all rollouts."""
+    """The unit of observation: the record's cluster, else its example with all rollouts."""
     return record.cluster or record.example_id
 
 
 _MISSING = {"no rows": ("has", "have", "no rows"), "unscored": ("is", "are", "unscored"),
             "undefined": ("is", "are", "undefined in these rows")}  # fmt: skip
-"""Why a part is missing → how that is said of one part, and of several."""
+"""Why a part is missing → verb for one part, verb for several, and the text."""
 
 
 def missing_parts_text(cell: Cell) -> str:
-    """`NQ and PRISM have no rows`; with a mean `mean of CSQA, PRISM; NQ has no rows`; empty for a
-    number of which no part is missing."""
+    """`NQ and PRISM have no rows`; with a mean `mean of CSQA, PRISM; NQ has no rows`; empty if no
+    part is missing."""
     groups: dict[str, list[str]] = {}
     for part, why in cell.missing.items():
         groups.setdefault(why, []).append(part)
@@ -148,11 +148,11 @@ def missing_parts_text(cell: Cell) -> str:
     return "; ".join(says)
 
 
-# -- where a mean could lie ------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 
 
 def possible_span(cell: Cell, scale: Interval | None) -> Interval | None:
-    """Where the mean of a cell would lie if what is missing had the worst or the best score."""
+    """Bounds of a cell's mean if all missing episodes had the worst or the best score."""
     if cell.worst is not None and cell.best is not None:
         return cell.worst, cell.best
     if cell.mean is None:
@@ -161,7 +161,7 @@ def possible_span(cell: Cell, scale: Interval | None) -> Interval | None:
 
 
 def mean_interval(intervals: Iterable[Interval | None]) -> Interval | None:
-    """Low ends and high ends averaged; None where one of them is not known."""
+    """The mean of the low ends and of the high ends; None if any interval is unknown."""
     ends = list(intervals)
     known_ends = [pair for pair in ends if pair is not None]
     if not ends or len(known_ends) < len(ends):
@@ -174,7 +174,7 @@ def mean_interval(intervals: Iterable[Interval | None]) -> Interval | None:
 
 Level = Literal["task", "group", "part", "axis", "suite"]
 Scales = Callable[[str], Interval | None]
-"""The lowest and highest headline that a task can have; None where it is not known."""
+"""Task → the lowest and highest possible headline; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +186,11 @@ class SuiteLine:
     axis: str
     cell: Cell
     members: tuple[str, ...] = ()
-    """Of a mean: what it is over."""
+    """The members of a mean."""
     missing: tuple[str, ...] = ()
-    """Those of them that have no mean, or one over a part of what it should be over."""
+    """Members without a mean, or with a mean over only some of their parts."""
     not_applicable: tuple[str, ...] = ()
-    """Those of `missing` that were played, and whose headlines apply to none of their rows."""
+    """Members in `missing` that were played but whose headline applies to none of their rows."""
 
     @property
     def mean_over(self) -> bool:
@@ -199,15 +199,14 @@ class SuiteLine:
 
     @property
     def lacks(self) -> bool:
-        """Whether something is missing: there is no mean, and not only because headlines apply to
-        none of the rows."""
+        """Whether results are missing. A headline that applies to none of the rows is not missing."""
         if self.cell.whole or self.cell.not_applicable:
             return False
         return not self.missing or set(self.missing) != set(self.not_applicable)
 
     @property
     def coverage(self) -> str:
-        """`4 of 5 members`; empty for what is no mean over any."""
+        """`4 of 5`, the members with a mean; empty if the line is not a mean over members."""
         total = len(self.members)
         return f"{total - len(self.missing)} of {total}" if total else ""
 
@@ -215,7 +214,7 @@ class SuiteLine:
 def suite_lines(suite: Suite, tasks: Cells, scale_of: Scales) -> list[SuiteLine]:
     """Members in published order, each group followed by its tasks; axis means; the suite mean.
 
-    `tasks` holds the cells of a run, `scale_of` tells the scales of the tasks that it lacks.
+    `tasks` holds the cells of a run; `scale_of` gives the scales of tasks that the run lacks.
     """
     ends = _Ends(tasks, scale_of)
     members = {name: _member(suite, name, tasks, ends) for name in suite.members}
@@ -234,7 +233,7 @@ def suite_lines(suite: Suite, tasks: Cells, scale_of: Scales) -> list[SuiteLine]
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The scale of a task: as its run recorded it, else as it is declared."""
+    """Scales of tasks: as recorded in the run, else as declared."""
 
     tasks: Cells
     declared: Scales
@@ -283,7 +282,7 @@ def _not_applicable(lines: Sequence[SuiteLine]) -> tuple[str, ...]:
 
 
 def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -> Cell:
-    """The mean over lines, each counting alike; without a mean where one of them has none."""
+    """The mean over lines with equal weights; only bounds if one of them has no mean."""
     cells = [line.cell for line in lines]
     whole = not _missing(lines)
     scale = mean_interval([cell.scale for cell in cells])
@@ -298,7 +297,7 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
     )  # fmt: skip
     if whole:
         counted = _with_mean(counted, cells)
-    # A truncated episode is scored, and its member has bounds all the same.
+    # Truncated episodes are scored, but their member still has bounds.
     hidden = any(cell.worst is not None for cell in cells)
     incomplete = not whole or hidden or counted.n_scored < counted.n
     return replace(counted, worst=bounds[0], best=bounds[1]) if bounds and incomplete else counted

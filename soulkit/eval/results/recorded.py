@@ -1,11 +1,11 @@
-"""Recorded runs: their tasks with today's code, and scoring their episodes and controls again.
+"""Recorded runs: load their tasks with the current code, and score episodes and controls again.
 
-    record ──▶ task.score(row, recorded episode) ──▶ the record with its score of now, or a miss
+    record ──▶ task.score(row, recorded episode) ──▶ the record with its new score, or a miss
     control ─▶ task.control(name, row, recorded episode) ──▶ the same
 
-Nothing is played: what the actor said stays as it is. Built-in tasks and those of installed
-packages are always at hand. The tasks file that a run names is code: it is imported only for a
-run whose settings are known to be the user's own (trust.py), or when the user trusts it.
+Nothing is played; the actor's replies do not change. Built-in tasks and tasks of installed packages
+are always available. The tasks file of a run is code: it is imported only if the run's settings are
+known to be the user's own (trust.py), or if the user trusts it.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from soulkit.types import (
 )
 
 MISS = "replay_miss"
-"""Why an episode or control is unscored whose judge was never asked this question."""
+"""Unscored reason: no recorded judge reply to this question."""
 UNKNOWN = "unknown_control"
-"""Why a control is unscored that the task does not have any more."""
+"""Unscored reason: the task no longer has this control."""
 
 
 class UnrecordedModel(UnavailableModel):
-    """Takes the place of a model that leaves nothing in a ledger; to ask it is a miss."""
+    """Stands in for a model whose replies are not in any ledger; asking it is a replay miss."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, lambda call: ReplayMiss(
-            f"The scorer asks '{name}' (role {call.role}, example {call.example_id}), whose "
-            "replies no ledger holds.",
-            "Rescoring makes no call, and only what a server answered is recorded.",
+            f"The scorer asks '{name}' (role {call.role}, example {call.example_id}), but no "
+            "ledger has its replies.",
+            "Rescoring makes no calls, and ledgers record only replies from servers.",
             "Evaluate the model again.",
         ))  # fmt: skip
 
 
 def from_ledger(ledger: Ledger) -> Serve:
-    """Players that sat behind vLLM servers, as their replies in `ledger` have them: to ask for
-    another one is a miss. Without its tokenizer such a model is absent."""
+    """Replay players of vLLM servers from `ledger`; a question that is not recorded is a miss. A
+    model whose tokenizer is unavailable becomes an `UnrecordedModel`."""
 
     def serve(who: RoleSettings) -> ChatModel:
         try:
@@ -77,7 +77,7 @@ def from_ledger(ledger: Ledger) -> Serve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run as rescoring needs it."""
+    """Everything that rescoring needs of a run."""
 
     path: Path
     command: str
@@ -85,31 +85,31 @@ class RecordedRun:
     settings: Mapping[str, Any]
     """Its `config.yaml`."""
     sealed: bool
-    """Whether those are known to be the user's own: only then are the new folder's."""
+    """Whether the settings are known to be the user's own; the new folder inherits this."""
     rows: Mapping[str, tuple[Task, Example]]
-    """Example id → the row, and the task as its code is now."""
+    """Example id → the task with its current code, and the row."""
     records: Sequence[Record]
     controls: Sequence[ControlRecord] = ()
     ledger: Path | None
     cast: Callable[[Ledger], Cast]
-    """The players, asking that ledger; called inside the event loop."""
+    """Makes the players that read from a ledger; called inside the event loop."""
     sampling: Callable[[Task], Sampling] | None
-    """How the actor is sampled in a task; None leaves it as the cast says."""
+    """The actor's sampling in a task; None keeps the cast's."""
     summary: Callable[[Sequence[Record], float, float | None, Sequence[ControlRecord]], Summary]
-    """The contents of `summary.json` for records, seconds, cost and controls."""
+    """Makes `summary.json` from records, seconds, cost and controls."""
     config: RolesConfig
-    """The settings, read."""
+    """The validated settings."""
     seed: int
     actor: Callable[[], ChatModel]
-    """Loads or reaches the model under test, for where it judges itself."""
+    """Loads or connects to the model under test, needed if it also judges."""
     load: Callable[[str], ChatModel]
     """Loads another checkpoint."""
     grouped: bool = False
-    """Whether rewards of a row depend on each other, as those of training do."""
+    """Whether rewards depend on the other rollouts of a row, as in training."""
 
 
 def regrouped(recorded: RecordedRun, records: Sequence[Record]) -> list[Record]:
-    """The records, in their order, with what their rewards owe to the others of their rows."""
+    """The records in order, with group-dependent rewards recomputed."""
     if not recorded.grouped:
         return list(records)
     tasks = {task.name: task for task, _ in recorded.rows.values()}
@@ -120,9 +120,9 @@ def regrouped(recorded: RecordedRun, records: Sequence[Record]) -> list[Record]:
 async def score_again(
     recorded: RecordedRun, record: Record, cast: Cast
 ) -> tuple[Record, ReplayMiss | None]:
-    """The record with its score of now, and the question that has no answer, if there is one.
+    """(the record with its new score, the question without a recorded answer, if any).
 
-    Such an episode is unscored; one that was unscored before keeps its reason.
+    A miss makes the episode unscored; an episode that was already unscored keeps its reason.
     """
     task, example = recorded.rows[record.example_id]
     episode, table = replace(record.episode, step=record.step), _cast_of_task(recorded, task, cast)
@@ -142,7 +142,7 @@ def _cast_of_task(recorded: RecordedRun, task: Task, players: Cast) -> Cast:
 
 
 def _with_score(recorded: RecordedRun, record: Record, score: Score) -> Record:
-    """The record with what follows from the task's code: score, break-downs, gold."""
+    """The record with everything that the task code determines: score, tags, gold."""
     task, example = recorded.rows[record.example_id]
     return replace(
         record, score=score, tags=example.tags, cluster=example.cluster,
@@ -155,7 +155,7 @@ def _with_score(recorded: RecordedRun, record: Record, score: Score) -> Record:
 
 
 def recorded_drafts(recorded: RecordedRun) -> list[tuple[ControlRecord, Record | None]]:
-    """Every control with the draft that it is about, or would be if it were one of drafts."""
+    """Every control with the draft of its example and rollout, if there is one."""
     by_key = {record.key: record for record in recorded.records}
     keys = [record_key(0, c.example_id, c.rollout, "draft") for c in recorded.controls]
     return [(c, by_key.get(key)) for c, key in zip(recorded.controls, keys, strict=True)]
@@ -164,14 +164,14 @@ def recorded_drafts(recorded: RecordedRun) -> list[tuple[ControlRecord, Record |
 async def score_control_again(
     recorded: RecordedRun, control: ControlRecord, draft: Record | None, cast: Cast
 ) -> tuple[ControlRecord, ReplayMiss | None]:
-    """The control with its score of now, and the question that has no answer, if there is one.
+    """(the control with its new score, the question without a recorded answer, if any).
 
-    It is about the draft as it was recorded, whatever that scores; one that failed has none.
+    The control gets the recorded draft, or none if the draft failed.
     """
     task, example = recorded.rows[control.example_id]
     declared = next((one for one in task.controls if one.name == control.name), None)
     if declared is None:
-        gone = Failure(UNKNOWN, f"{task.name} has no control '{control.name}' now")
+        gone = Failure(UNKNOWN, f"{task.name} no longer has a control '{control.name}'")
         return replace(control, score=unscored(gone, task.protocol)), None
     job = ControlJob(task, declared, example, control.rollout)
     episode = None if draft is None or draft.episode.failure else draft.episode
@@ -183,25 +183,25 @@ async def score_control_again(
 
 
 def recorded_tasks(folder: Path, names: Iterable[str], *, trust: bool = False) -> dict[str, Task]:
-    """Name → task, for those of `names` whose code can be had; RunError for a damaged folder."""
+    """Name → task, for tasks in `names` whose code is available; RunError for a damaged folder."""
     settings, sealed = run_settings(folder) if (folder / CONFIG).is_file() else ({}, False)
     protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
     registry = _registry_of_run(folder, settings, trust=trust, sealed=sealed)
-    # Options may name files, and a stranger's run is to name none here.
+    # Options may name files; ignore those of an untrusted run.
     recorded = settings.get("option") if trust or sealed else None
     options = dict(recorded) if isinstance(recorded, Mapping) else {}
     live: dict[str, Task] = {}
     for name in names:
         try:
             live[name] = registry.task(name, protocol, options=options)
-        except UserError:  # of another version, or not to be imported: its episodes are still there
+        except UserError:  # unknown here or not importable; the episodes can still be used
             continue
     return live
 
 
 def recorded_cells(folder: Path) -> Cells:
-    """Task → metric → its cell, as the summary of a run has them; none of an unfinished run, nor
-    of a damaged summary: the episodes say all that is needed."""
+    """Task → metric → cell, from the summary of a run. Empty if the run is unfinished or the
+    summary is damaged: callers then use the episodes."""
     try:
         return recorded_summary(folder).tasks
     except UserError:
@@ -209,7 +209,7 @@ def recorded_cells(folder: Path) -> Cells:
 
 
 def summary_steps(folder: Path) -> int:
-    """Over how many of its last steps the summary of a training is; 0 where it does not say."""
+    """The number of last steps that the summary of a training run covers; 0 if not recorded."""
     try:
         steps = summary_line(folder).get("summary_steps")
     except UserError:

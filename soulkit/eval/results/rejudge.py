@@ -1,10 +1,10 @@
-"""Re-judge recorded episodes: with an edited prompt, with another judge, or where a judge failed.
+"""Judge recorded episodes again: with an edited prompt, with another judge, or after judge failures.
 
-    recorded run ──▶ survey: every question whose answer no ledger holds, and what it would cost
-                 ──▶ ask those ──▶ a run folder with a ledger of its own, on top of the old one
+    recorded run ──▶ survey: all questions without a recorded answer, and their cost
+                 ──▶ ask them ──▶ a run folder with its own ledger, layered on the old one
 
-What the actor said stays as it is, and so does the old folder. The same command resumes its
-folder: the new ledger holds what was paid for, so nothing is asked twice.
+The actor's replies and the old folder do not change. Running the same command again resumes its
+folder; the new ledger keeps all replies, so nothing is asked twice.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Seg
 
 LEDGER = "ledger.sqlite"
 AskedPlayer = tuple[str, str]
-"""A role and who fills it, as it is written."""
+"""A role and its player, as written on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejudgePlan:
-    """What is to be judged again, and by whom."""
+    """What to judge again, with which judges and prompts."""
 
     recorded: RecordedRun
     config: RolesConfig
-    """The settings of the run with the judges that are asked now."""
+    """The settings of the run with the new judges."""
     prompts: Path | None
-    """Edited templates; None: as they are."""
+    """Folder of edited templates; None keeps the templates."""
     out: Path
 
     @property
     def ledger(self) -> Path:
-        """Where the new replies are kept."""
+        """The ledger of the new replies."""
         return self.out / LEDGER
 
     @property
@@ -93,20 +93,20 @@ class RejudgePlan:
         return f"{PREFIX}{self.recorded.command}"
 
     def servers(self) -> list[str]:
-        """A line for each server that is asked."""
+        """A line for each server that will be asked."""
         return _judges_only(self.config).servers()
 
 
 @dataclass
 class Survey:
-    """The questions that no ledger answers, by who would be asked."""
+    """The questions without a recorded answer, by role and player."""
 
     words: dict[AskedPlayer, list[int]] = field(default_factory=dict)
-    """Role and player → the words of each prompt that it was not asked yet."""
+    """Role and player → word count of each prompt without an answer."""
     episodes: set[str] = field(default_factory=set)
-    """Keys of the episodes that are to be judged again."""
+    """Keys of the episodes to judge again."""
     controls: set[str] = field(default_factory=set)
-    """Keys of the controls."""
+    """Keys of the controls to judge again."""
 
     @property
     def questions(self) -> int:
@@ -114,7 +114,7 @@ class Survey:
 
 
 class _SurveyedModel(ObservedModel):
-    """A player's model while nothing is asked: notes every question that a ledger lacks."""
+    """Replays a player's model and records every question that the ledger lacks."""
 
     def __init__(self, model: ChatModel, seat: AskedPlayer, survey: Survey) -> None:
         super().__init__(model)
@@ -133,7 +133,7 @@ class _SurveyedModel(ObservedModel):
 
 @dataclass
 class _SurveyPlayers(Players):
-    """Players of whom a survey notes what they would be asked."""
+    """Players whose unanswered questions go into a survey."""
 
     survey: Survey = field(default_factory=Survey)
 
@@ -144,17 +144,17 @@ class _SurveyPlayers(Players):
         return _SurveyedModel(model, (role, settings.written()), self.survey)
 
 
-# -- what is to be done ------------------------------------------------------------------------
+# -- plan --------------------------------------------------------------------------------------
 
 
 def rejudge_plan(
     recorded: RecordedRun, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
     root: Path, *, max_cost: float | None = None, yes: bool = False,
 ) -> RejudgePlan:  # fmt: skip
-    """The plan of a command; ConfigError or RunError for what cannot be done.
+    """The plan of a command; ConfigError or RunError if it is not possible.
 
-    Without `out` the folder is one in `root` whose name follows from what is asked, so that the
-    same command takes up the same folder. `max_cost` (US dollars) and `yes` agree to the cost.
+    Without `out`, the folder is in `root` and its name is derived from the settings, so that the
+    same command resumes the same folder. `max_cost` (US dollars) and `yes` confirm the cost.
     """
     _refuse_rules(recorded)
     config = with_judges(recorded.config, judges)
@@ -174,32 +174,33 @@ def rejudge_plan(
 
 
 def _refuse_rules(recorded: RecordedRun) -> None:
-    """ConfigError where no episode is judged or audited: nothing would be asked."""
+    """ConfigError if no episode is judged or audited, so nothing would be asked."""
     played = {r.example_id for r in recorded.records}
     rows = [row for example_id, row in recorded.rows.items() if example_id in played]
     asked = {role for task, row in rows for role, count in task.calls(row).items() if count}
     if rows and asked.isdisjoint(PANELS):
         names = {task.name for task, _ in rows}
-        again = " Without --ask, soul rescore RUN reads the recorded replies again by the rules."
-        raise no_judge_asked(names, "so nobody would be asked, whoever is named", again)
+        again = " To apply the rules again, use soul rescore RUN without --ask."
+        raise no_judge_asked(names, "so --ask has nothing to ask", again)
 
 
 def judging_players(config: RolesConfig) -> list[tuple[str, RoleSettings]]:
-    """Everybody who judges or audits, with their role, in all tasks or in one."""
+    """All judges and auditors with their role, including those of single tasks."""
     return [(role, who) for role, who in config.players() if role in PANELS]
 
 
 def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesConfig:
-    """The same settings with other judges in every task, if any are named; ConfigError for one
-    that is named twice. An auditor stays where one was named for all tasks."""
+    """The settings with `judges` in every task, or unchanged if there are none. An auditor for all
+    tasks stays. ConfigError for a judge that is listed twice."""
     if not judges:
         return config
     named = [judge.model_dump_json() for judge in judges]
     if len(set(named)) < len(named):
         raise ConfigError(
-            "The same judge is named twice.",
-            "Equal judges would be one ledger entry, and agree with themselves by construction.",
-            "Name it once.",
+            "The same judge is listed twice.",
+            "The second would get the first one's replies from the ledger, so the two would always "
+            "agree.",
+            "List it once.",
         )
     seats = {
         task: _without_roles(own, judge=(), auditor=()) for task, own in config.task_players.items()
@@ -221,12 +222,12 @@ def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None
 
 def _check_folder(plan: RejudgePlan) -> None:
     source = str(plan.recorded.path.resolve())
-    # Run.open refuses what is neither empty nor a run.
+    # Run.open rejects a folder that is neither empty nor a run.
     if is_run(plan.out) and read_object(plan.out / CHANGES).get("source") != source:
         raise RunError(
-            f"'{plan.out}' holds another run already.",
-            f"It was not made by rescoring '{source}', and its replies belong to other episodes.",
-            "Give a new or empty folder with --out.",
+            f"'{plan.out}' already contains another run.",
+            f"It was not made by rescoring '{source}', so its replies belong to other episodes.",
+            "Choose a new or empty folder with --out.",
         )
 
 
@@ -234,7 +235,7 @@ def _check_folder(plan: RejudgePlan) -> None:
 
 
 def survey_of(plan: RejudgePlan) -> Survey:
-    """Every question that would have to be asked; no model is asked. ConfigError for an edited
+    """All questions without a recorded answer; no model is asked. ConfigError for an edited
     template that no question of these episodes uses."""
     survey = Survey()
     with _replay_ledger(plan) as ledger:
@@ -264,7 +265,7 @@ async def _collect_questions(plan: RejudgePlan, ledger: Ledger, survey: Survey) 
     cast = _cast(plan, players, _unrecorded_actor(plan))
     for record in plan.recorded.records:
         _, miss = await score_again(plan.recorded, record, cast)
-        await asyncio.sleep(0)  # other opinions of the same question are noted as well
+        await asyncio.sleep(0)  # lets the survey record other opinions on the same question
         if miss is not None:
             survey.episodes.add(record.key)
     for control, draft in recorded_drafts(plan.recorded):
@@ -276,7 +277,7 @@ async def _collect_questions(plan: RejudgePlan, ledger: Ledger, survey: Survey) 
 
 
 def survey_plan(plan: RejudgePlan, survey: Survey) -> Plan:
-    """What the survey's questions come to: calls, tokens and cost, by task and judge."""
+    """Calls, tokens and cost of the survey's questions, by task and judge."""
     config, tasks = plan.config, sorted({r.task for r in plan.recorded.records})
     actor = PlayerTerms(role="actor", name=str(plan.recorded.settings.get("model", "")), limit=0)
     loads = []
@@ -307,7 +308,7 @@ def _player_arguments(
 
 
 def _cast(plan: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
-    """The judges; the players are not needed to judge what was played."""
+    """The judges; no other player is needed to judge recorded episodes."""
     players.actor = actor
     return cast_of(_judges_only(plan.config), players, Player(actor), plan.recorded.seed)
 
@@ -323,10 +324,10 @@ def _judges_only(config: RolesConfig) -> RolesConfig:
 
 
 def rejudge(plan: RejudgePlan, *, reporter: Reporter = SILENT) -> Rescored:
-    """Ask what is missing and write the run folder, or take it up again.
+    """Ask the missing questions and write the run folder, or resume it.
 
-    A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
-    when the folder is another's, BudgetSpent when the money is.
+    If a judge fails, the episode is unscored; the same command asks it again. RunError if the
+    folder belongs to another run; BudgetSpent at the cost limit.
     """
     recorded, judging, terms = (
         plan.recorded,
@@ -430,20 +431,20 @@ def _with_judges(before: Panel, now: Panel) -> Panel:
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
-    """`--judge WHO` options as players; ConfigError for one that cannot be read or is meant for one
-    task."""
+    """`--judge WHO` options as players; ConfigError for an invalid one, or one for a single task."""
     if any(text.partition("=")[0].isidentifier() and "=" in text for text in texts):
         raise ConfigError(
-            "A judge is named for one task, and episodes of all tasks are judged again.",
-            "Whoever is named takes the place of every judge of the run.",
-            "Write --judge WHO, or leave it out: each task keeps its own judges.",
+            "soul rescore does not accept a judge for a single task.",
+            "--judge replaces all judges of the run, and the episodes of all tasks are judged "
+            "again.",
+            "Write --judge WHO without a task name, or leave it out to keep each task's judges.",
         )
     config = RolesConfig.load(flags={"judge": list(texts) or None, "endpoints": endpoints}, env={})
     return tuple(map(_placed, config.judge))
 
 
 def _placed(judge: RoleSettings) -> RoleSettings:
-    """A file or folder is meant from where the command is given, not from where the run was."""
+    """Resolve a path relative to the current folder, not the run's start folder."""
     if judge.player_kind.may_be_path and Path(judge.model).exists():
         return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
     return judge

@@ -1,7 +1,7 @@
-"""Score recorded episodes again, after a parser or metric was changed, without a single call.
+"""Score recorded episodes again without any call, for example after a parser or metric changed.
 
-Edited prompts (`prompts/judge.md`, `prompts/TASK/judge.md`) go before a task's own: a run that
-was judged with some keeps a copy in its folder, where the next rescoring finds them.
+Edited prompts (`prompts/judge.md`, `prompts/TASK/judge.md`) override a task's own. A run that was
+judged with edited prompts keeps a copy in its folder for the next rescoring.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import ControlRecord, Example, Record, Score
 
 PROMPTS = "prompts"
-"""The folder of edited templates in a rescored run."""
+"""Folder of edited templates in a rescored run."""
 
 
 def templates_in(folder: Path) -> list[Path]:
-    """The templates of a folder of prompts, those for single tasks included."""
+    """All templates in a prompts folder, including those for single tasks."""
     return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
 
 
 def distinct_tasks(rows: Mapping[str, tuple[Task, Example]]) -> list[Task]:
-    """The tasks of rows by id, each once."""
+    """The distinct tasks of rows by id."""
     return list({id(task): task for task, _ in rows.values()}.values())
 
 
 def put_prompts(tasks: Iterable[Task], folder: Path) -> None:
-    """Have the tasks render the templates in `folder` before their own; nothing without any."""
+    """Make the templates in `folder`, if there are any, override the tasks' own."""
     if templates_in(folder):
         for task in tasks:
             task.prompts = task.prompts.over(folder)
 
 
 def copy_prompts(source: Path, run: Path) -> None:
-    """Copy the templates in `source` into the folder of a run; those of equal names go."""
+    """Copy the templates in `source` into a run folder, replacing those with equal names."""
     place = run / PROMPTS
     for path in templates_in(source) if source.resolve() != place.resolve() else ():
         copy = place / path.relative_to(source)
@@ -88,24 +88,24 @@ def refuse_empty(folder: Path) -> None:
     """ConfigError for a folder without any template."""
     if not templates_in(folder):
         raise ConfigError(
-            f"There is no edited prompt in '{folder}'.",
-            "--prompts names a folder with templates: judge.md, or TASK/judge.md for one task.",
-            "Copy a task's judge.md from its folder of prompts there, and edit it.",
+            f"'{folder}' contains no edited prompt.",
+            "--prompts needs a folder with templates: judge.md, or TASK/judge.md for one task.",
+            "Copy judge.md from a task's prompts folder there, and edit it.",
         )
 
 
 def refuse_unused(tasks: Iterable[Task], folder: Path) -> None:
-    """ConfigError for an edited template that was not rendered: it was meant to change something.
+    """ConfigError for an edited template that no question used.
 
-    To be called when every question of the episodes has been put into words.
+    Call it after all questions of the episodes have been rendered.
     """
     opened = {path.resolve() for task in tasks for path in task.prompts.opened}
     unused = [path for path in templates_in(folder) if path.resolve() not in opened]
     if unused:
         names = [path.relative_to(folder).as_posix() for path in unused]
         raise ConfigError(
-            f"No question to a judge of these episodes uses {', '.join(names)}.",
-            "What the actor saw is recorded and stays; only the prompts of judges are put anew.",
+            f"No judge question of these episodes uses {', '.join(names)}.",
+            "Only judge prompts can be edited here, because the actor is not asked again.",
             did_you_mean(unused[0].name, sorted({path.name for path in opened})),
         )
 
@@ -125,27 +125,27 @@ class Change:
     old: float | None
     new: float | None
     changed: int
-    """Episodes whose number is another one now, appeared or went; 0 where it is no mean."""
+    """Episodes whose value changed, appeared or vanished; 0 for a batch statistic."""
     n: int
     old_scored: int
     new_scored: int
     unscored: Mapping[str, int]
-    """Reason → episodes without a number now."""
+    """Reason → episodes that now have no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """What `soul rescore` prints, and keeps as `rescore.json`."""
+    """The result of `soul rescore`, printed and saved as `rescore.json`."""
 
     source: str
     path: str
     episodes: int
     changed: int
-    """Episodes whose value, reward, metrics or status are others now."""
+    """Episodes whose value, reward, metrics or status changed."""
     misses: int
     changes: tuple[Change, ...]
     controls: int = 0
-    """Controls that were judged again, beside the episodes."""
+    """Controls that were scored again."""
     controls_changed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -156,8 +156,8 @@ class Rescored:
 def rescore(recorded: RecordedRun, out: Path | None, missing: RescoreMissing = "stop") -> Rescored:
     """Score every episode of `recorded` again into the new run folder `out`.
 
-    Raises RunError when rows are gone or `out` is taken, ReplayMiss when replies are missing that
-    the scorers need now and `missing` is `stop`. Then nothing has been written.
+    RunError if rows are gone or `out` exists. ReplayMiss if the scorers need replies that were not
+    recorded and `missing` is `stop`; nothing is written then.
     """
     folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
     _check_new(folder)
@@ -177,7 +177,7 @@ async def _scored_again(
     for record in recorded.records:
         scored, miss = await score_again(recorded, record, cast)
         records.append(scored)
-        if miss is not None and record.score.scored:  # else a model failed then: nothing is there
+        if miss is not None and record.score.scored:  # otherwise a model failed in the recorded run
             misses.append(miss)
     for control, draft in recorded_drafts(recorded):
         again, miss = await score_control_again(recorded, control, draft, cast)
@@ -189,18 +189,18 @@ async def _scored_again(
     return regrouped(recorded, records), controls, misses
 
 
-# -- the run that is rescored ----------------------------------------------------------------------
+# -- the recorded run ------------------------------------------------------------------------------
 
 
 def command_of(path: Path) -> str:
-    """The command that played the run in `path`, also when it was rescored since."""
+    """The command that played the run in `path`; for a rescored run, that of the original."""
     return str(read_environment(path).get("command", "")).removeprefix(PREFIX)
 
 
 def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
-    """An evaluation; RunError when it is none, or of settings that this version does not know.
+    """Load an evaluation; RunError if it is not one, or has settings unknown to this version.
 
-    TrustError when it is not known to be the user's own, unless `trust`.
+    TrustError if it may not be the user's own, unless `trust`.
     """
     config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
@@ -209,7 +209,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
     def cast(ledger: Ledger) -> Cast:
         actor = UnrecordedModel(config.model) if config.kind == "local" else None
         players = eval_players(config, ledger, actor)
-        players.load = UnrecordedModel  # a checkpoint that judged left nothing behind either
+        players.load = UnrecordedModel  # local judges are not recorded either
         players.serve = from_ledger(ledger)
         return eval_cast(config, players)
 
@@ -235,19 +235,19 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
 
 
 def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
-    """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
+    """The ledger with the run's replies; None if it kept none. RunError if the file is gone."""
     named = settings.get("ledger_file")
     if named is None:
         if (ledger := path / "ledger.sqlite").is_file():
             return ledger
-        # A training that was rescored names none: its replies are with the first run.
+        # A rescored training run has no ledger: its replies are in the original run.
         source = read_object(path / CHANGES).get("source")
         return ledger_of(Path(source), read_config(Path(source))) if source else None
     if not Path(str(named)).is_file():
         raise RunError(
-            f"The ledger '{named}' of the run '{path}' is gone.",
-            "The run replayed it, and its judges' replies are there.",
-            "Put it back, or correct ledger_file in the run's config.yaml.",
+            f"The ledger '{named}' of the run '{path}' does not exist.",
+            "The run replayed this ledger, which contains its judges' replies.",
+            "Restore the file, or correct ledger_file in the run's config.yaml.",
         )
     return Path(str(named))
 
@@ -255,16 +255,16 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
 def load_recorded(
     kind: type[Config], path: Path, *, trust: bool
 ) -> tuple[Config, dict[str, Any], bool]:
-    """The settings of the run in `path`, the same as they stand there, and whether they are known
-    to be the user's own.
+    """(settings of the run in `path`, the same as plain values, whether they are known to be the
+    user's own).
 
-    RunError for settings that this version does not know. TrustError for foreign ones, unless
-    `trust`, before anything that they name is read.
+    RunError for settings unknown to this version. TrustError for foreign settings, unless `trust`,
+    before anything that they name is read.
     """
     settings, sealed = run_settings(path)
     for name in settings:
         if name not in kind.model_fields:
-            raise unreadable_settings(path, f"{name}: no setting of this version")
+            raise unreadable_settings(path, f"{name}: unknown setting in this version")
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
     try:
@@ -274,10 +274,10 @@ def load_recorded(
 
 
 def unreadable_settings(path: Path, problem: str) -> RunError:
-    """The error of a config.yaml that this version of soulkit cannot read."""
+    """The error for a config.yaml that this version of soulkit cannot read."""
     return RunError(
-        f"The settings of '{path}' cannot be used here ({problem}).",
-        "Its config.yaml was changed by hand, or written by another version of soulkit.",
+        f"The settings of '{path}' cannot be used ({problem}).",
+        "Its config.yaml was edited by hand, or written by another version of soulkit.",
         "Restore the file, or rescore with the version that wrote it.",
     )
 
@@ -285,46 +285,46 @@ def unreadable_settings(path: Path, problem: str) -> RunError:
 def _check_new(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise RunError(
-            f"'{folder}' holds {'a run' if is_run(folder) else 'something else'} already.",
-            "Rescored episodes go into a folder of their own; the old scores stay as they are.",
-            "Give a new or empty folder with --out.",
+            f"'{folder}' already contains {'a run' if is_run(folder) else 'other files'}.",
+            "Rescored episodes need their own folder.",
+            "Choose a new or empty folder with --out.",
         )
 
 
 def refuse_lost_rows(recorded: RecordedRun) -> None:
-    """RunError when there is no episode to score, or when rows of episodes are gone."""
+    """RunError if there is no episode to score, or if rows of episodes are gone."""
     if not recorded.records:
         raise RunError(
-            f"'{recorded.path}' holds no episode to score.",
-            "Its episodes.jsonl is empty: the run was stopped before the first one was finished.",
-            "Give the run's own command again, and rescore when it has episodes.",
+            f"'{recorded.path}' contains no episode to score.",
+            "Its episodes.jsonl is empty: the run stopped before it finished the first episode.",
+            "Resume the run with its original command, then rescore it.",
         )
     gone = [r for r in recorded.records if r.example_id not in recorded.rows]
     if gone:
         raise RunError(
-            f"{len(gone)} of {len(recorded.records)} episodes of '{recorded.path}' are of rows that"
-            f" are not there now, such as {gone[0].example_id} of {gone[0].task}.",
-            "A score needs its row. The data files have changed or moved since, or the task reads "
-            "its rows in another way now.",
-            "Restore the files that the run's config.yaml names, then rescore again.",
+            f"The rows of {len(gone)} of {len(recorded.records)} episodes of '{recorded.path}' are "
+            f"missing, such as {gone[0].example_id} of {gone[0].task}.",
+            "Scoring needs the rows. The data files were changed or moved since the run, or the "
+            "task now reads its rows differently.",
+            "Restore the data files in the run's config.yaml, then rescore again.",
         )
 
 
 def _missed(recorded: RecordedRun, misses: Sequence[ReplayMiss]) -> ReplayMiss:
     beside = f" and {len(recorded.controls)} controls" if recorded.controls else ""
     return ReplayMiss(
-        f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were never "
+        f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were not "
         "recorded; "
         f"the first: {misses[0].what}",
-        "The question to that model has changed since (its prompt, its sampling, its form), and "
-        "rescoring asks nobody.",
-        "Leave them unscored with --missing unscored, or evaluate again to have them asked.",
+        "The question to that model has changed (its prompt, sampling or form), and rescoring makes "
+        "no calls.",
+        "Leave them unscored with --missing unscored, ask a judge with --ask, or evaluate again.",
     )
 
 
 @contextmanager
 def _replay(path: Path | None) -> Iterator[Ledger]:
-    """The ledger for replay; an empty one for a run without, so that every question is a miss."""
+    """The ledger for replay; an empty one if the run has none, so that every question is a miss."""
     with tempfile.TemporaryDirectory() as folder:
         if path is None:
             path = Path(folder) / "empty.sqlite"
@@ -341,10 +341,10 @@ def _write(
     controls: Sequence[ControlRecord], misses: int,
 ) -> Rescored:  # fmt: skip
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
-    if aside.exists():  # of a command that was killed here
+    if aside.exists():  # left by an interrupted command
         shutil.rmtree(aside)
     settings = dict(recorded.settings)
-    if recorded.ledger is not None and "ledger_file" in settings:  # an evaluation's: replayed
+    if recorded.ledger is not None and "ledger_file" in settings:  # evaluations only
         settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
     run = Run.open(aside, f"{PREFIX}{recorded.command}", settings, sealed=recorded.sealed)
     write_conditions(run, rescored_conditions(recorded.path, recorded.rows))
@@ -359,9 +359,8 @@ def write_rescored(
     controls: Sequence[ControlRecord] = (), *, misses: int = 0, paid: Ledger | None = None,
     shown: Path | None = None,
 ) -> Rescored:  # fmt: skip
-    """Write episodes, controls, summary and changes into `run`, in place of earlier ones, and
-    return what changed. `paid` holds what judges were paid for it; `shown` is the folder that will
-    be told."""
+    """Write episodes, controls, summary and changes into `run`, replacing earlier ones, and return
+    the changes. `paid` is the ledger of new judge calls; `shown` is the folder name to report."""
     _write_records(run.episodes, records)
     if controls:
         _write_records(run.path / CONTROLS, controls)
@@ -431,7 +430,7 @@ def _changes(
     olds, news = records_by_task(old), records_by_task(new)
     for task in news:
         first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
-        # Break-downs are the headline again, of fewer rows.
+        # Breakdowns repeat the headline for fewer rows.
         for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
             one, two = first.get(metric, Cell()), second.get(metric, Cell())
             yield Change(

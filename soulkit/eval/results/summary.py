@@ -1,14 +1,11 @@
-"""From the lines of `episodes.jsonl` to the numbers of `summary.json`.
+"""Compute `summary.json` from the records in `episodes.jsonl`.
 
-One pass, no scoring: what a Score says is counted and averaged, never judged again. Means are over
-scored episodes, each beside how many were scored, why the others were not, and, where the scale is
-known, where the mean would lie if they had scored worst or best. Break-downs are metrics with
-names of their own, `value/<tag>=<v>`. `value` is of the drafts; refined episodes stand under
-`value/kind=refined`, since feedback made them another quantity.
+Recorded scores are counted and averaged; nothing is scored again. A mean covers the scored
+episodes. Its cell also counts the scored episodes, gives reasons for the unscored ones and, if the
+scale is known, bounds for the mean. Breakdowns are metrics named `value/<tag>=<v>`. `value` covers
+drafts only; refined episodes are reported under `value/kind=refined`, because they got feedback.
 
-One cell of a task is its headline: `value`, or the number over the batch that the task declares.
-
-`Summary` and `Cell` are what a program reads; `to_json` and `from_json` stand at the file's edge.
+One cell of a task is its headline: `value`, or the batch statistic that the task declares.
 """
 
 from __future__ import annotations
@@ -53,13 +50,13 @@ from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, with
 from soulkit.types import Record
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
-SEVERAL_ORIGINS = "rows of several files of your own are not averaged; each file has its number"
-"""Said of a headline over no row, where the task gives no words of its own."""
+SEVERAL_ORIGINS = "rows from several of your files are not averaged; each file has its own value"
+"""Reasons for a headline without rows, if the task gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What `summary.json` says of a run."""
+    """The contents of `summary.json`."""
 
     command: str = ""
     model: str = ""
@@ -67,7 +64,7 @@ class Summary:
     seconds: float | None = None
     """Wall time."""
     cost: float | None = None
-    """US dollars; None where no price is known."""
+    """US dollars; None if no price is known."""
     n: int = 0
     n_scored: int = 0
     unscored_share: float | None = None
@@ -75,35 +72,35 @@ class Summary:
     statuses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → status → episodes."""
     prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
-    """Task → template → its hashes: more than one if it changed under way."""
+    """Task → template → its hashes; more than one if it changed during the run."""
     cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
+    """Task → number of `episodes` whose texts were cut to their word budgets, and of `words` cut."""
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → the actor's `replies`, how many of them ended `at_limit`, whatever they scored, and
-    how many were `silent`: no visible text, and no refusal."""
+    """Task → number of the actor's `replies`, of those that ended `at_limit`, and of those that
+    were `silent` (no visible text, and no refusal)."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → whose and which sampling parameter a server took and did not follow → how often."""
+    """Task → player and sampling parameter that a server accepted but ignored → count."""
     uniform_verdicts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → `judge: question` → episodes, where that judge gave all of them the same verdict."""
+    """Task → `judge: question` → number of episodes, if the judge gave all the same verdict."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
         default_factory=dict
     )
-    """Task → role → model → sampling setting that its server refused → share of the calls that were
+    """Task → role → model → sampling setting that its server rejected → share of calls that were
     sent without it, in (0, 1]."""
     unpriced_calls: int = 0
-    """Calls that `cost` leaves out, because they have no price."""
+    """Calls that `cost` does not include because they have no price."""
     rescored_from: str = ""
     suite: str = ""
     """The suite that was played."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Task of the suite → why it was not played: the run holds a part of the suite."""
+    """Task of the suite that was not played → why."""
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
-    every player that was asked over HTTP."""
+    """Task → role → `calls`, `tokens` and `cost` (US dollars, None if no price is known) of every
+    player that was asked over HTTP."""
     origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
+    """Task → user's own file → number of rows made from it; other rows are not listed."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
+    """Task → control → `n`, `n_scored`, and `unscored` by reason."""
 
     def to_json(self) -> dict[str, Any]:
         always = (
@@ -119,16 +116,16 @@ class Summary:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The summary in a file; DataError for a damaged one."""
+        """Parse `summary.json`; DataError if it is damaged."""
         return read_value(cls, line, "The summary")
 
 
 def unscored_share(records: Sequence[Record]) -> float:
-    """Share of episodes without a score, in [0, 1]; DataError when there are none."""
+    """Share of episodes without a score, in [0, 1]; DataError if there are no episodes."""
     if not records:
         raise DataError(
             "There are no episodes.",
-            "A share of nothing is no number.",
+            "The share of unscored episodes is undefined.",
             "Check --limit and the task's files with `soul tasks show TASK`.",
         )
     return sum(not r.score.scored for r in records) / len(records)
@@ -149,13 +146,13 @@ def summarise(
     beside: Mapping[str, Sequence[str]] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Summary:
-    """What these records come to. `seconds` is wall time, `cost` US dollars.
+    """Summarise records. `seconds` is wall time, `cost` US dollars.
 
-    By task: `batch` holds what computes its numbers over the whole batch; `headlines` the one of
-    them that is its headline, where that is not `value`; `scale` its (lowest, highest) score, or
-    under `task/metric` that of another metric (binary ones are known to lie in [0, 1]); `beside`
-    the metrics that are read together with its headline; `names` what its mean score is called. In
-    `training` a mean of which parts are missing is that of the others.
+    Arguments by task: `batch` computes its batch statistics; `headlines` names its headline if that
+    is not `value`; `scale` is the (lowest, highest) score, or under `task/metric` that of another
+    metric (binary metrics default to [0, 1]); `beside` lists metrics to show next to the headline;
+    `names` is the name of its mean score. In `training`, a mean with missing parts is the mean of
+    the other parts.
     """
     groups = records_by_task(records)
     if training:  # one batch, whatever the origins of its rows
@@ -197,7 +194,7 @@ def summarise(
 
 
 def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by task, tasks in alphabetical order, so that a resumed run reads the same."""
+    """Records by task, in alphabetical order so that the order of playing does not matter."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.task, []).append(record)
@@ -213,11 +210,10 @@ def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
 
 
 def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:
-    """The records that `metric` applies to, with its value (None: unscored or undefined).
+    """The records that `metric` applies to, with its value (None if unscored or undefined).
 
-    `value` applies to all. Another metric applies to the records that carry it, and to unscored
-    ones too if every scored record carries it: then it is what they would have carried. What is
-    not finite (a task's own code divided by nothing) is undefined.
+    `value` applies to all records. Another metric applies to the records that have it, and also to
+    unscored records if every scored record has it. A value that is not finite counts as undefined.
     """
     if metric == "value":
         return [(r, finite_value(r.score.value)) for r in records]
@@ -265,11 +261,11 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
 def _cell(
     pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False
 ) -> Cell:
-    """The mean of a metric. Where it `hides` what truncated replies would have become, they count
-    in its bounds like unscored ones: a dialogue's score as it stands is not its bound."""
+    """The mean of a metric. With `hides`, truncated episodes count as unscored in its bounds,
+    because the score of a cut dialogue may differ from that of a complete one."""
     values = [v for _, v in pairs]
     scored = [v for v in values if v is not None]
-    # Whole points of a wider scale may all be 0 or 1 without being yes or no.
+    # Scores that are all 0 or 1 are not binary if the task declares a wider scale.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
     limits = scale or ((0.0, 1.0) if binary else None)
     mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
@@ -301,8 +297,8 @@ def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
 
 
 def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record]) -> None:
-    """Mark the headline. A declared one that could not be computed has no mean; one that no row
-    counts for says why."""
+    """Mark the headline. A declared headline that could not be computed gets a cell without a mean;
+    if no row counts for it, the cell says why."""
     if name not in cells and name != VALUE:
         undefined = [(record, None) for record in drafts(records)]
         cells[name] = Cell(n=len(undefined), unscored=_reasons(undefined))
@@ -324,7 +320,7 @@ def _statuses(records: Sequence[Record]) -> dict[str, int]:
 
 
 def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Every template that was used, with its hashes: more than one if it changed under way."""
+    """Template → its hashes; more than one if it changed during the run."""
     templates: dict[str, set[str]] = {}
     for record in records:
         for name, digest in record.score.prompts.items():
@@ -333,14 +329,14 @@ def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def recorded_summary(folder: Path) -> Summary:
-    """The `summary.json` of a run; an empty one without it, RunError or DataError for a damaged
-    one."""
+    """Read the `summary.json` of a run; empty if there is none, RunError or DataError if it is
+    damaged."""
     return Summary.from_json(summary_line(folder))
 
 
 def summary_line(folder: Path) -> dict[str, Any]:
-    """What `summary.json` of a run says; nothing without it. RunError for a damaged one, DataError
-    for one of another schema."""
+    """The raw contents of a run's `summary.json`; empty if there is none. RunError if it is damaged,
+    DataError for another schema."""
     line = read_object(folder / "summary.json")
     refuse_other_schema(line, SUMMARY_SCHEMA, f"'{folder / 'summary.json'}'")
     return line

@@ -1,9 +1,11 @@
-"""What the calls of a run came to: costs and parameters by task and role, from the ledger; and what
-a reader is warned of: words cut to budgets, replies at their limit, sampling settings that a server
-refused or ignored, judges that gave every episode the same verdict.
+"""Costs and warnings of a run.
 
-The ledger names the example of a call; the rows tell its task. Calls of other examples (a ledger
-may be shared) are left out, and so are models on this machine.
+From the ledger: costs and sent parameters by task and role. From the episodes: words cut to
+budgets, replies at their limit, sampling settings that a server rejected or ignored, and judges
+that gave every episode the same verdict.
+
+A call is assigned to a task by its example. Calls of other examples (a ledger may be shared) and of
+models on this machine are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from soulkit.types import Form, Record, Sampling
 
 
 class RoleCost(TypedDict):
-    """The calls of one role in one task. `cost` is in US dollars, None when none is known."""
+    """The calls of one role in one task. `cost` is in US dollars, None if no price is known."""
 
     calls: int
     tokens: int
@@ -37,7 +39,7 @@ TaskCosts = dict[str, dict[str, RoleCost]]
 
 
 def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
-    """Task → role → calls, tokens (of prompts and replies) and cost; `tasks`: example → task."""
+    """Task → role → calls, tokens (prompt and reply) and cost; `tasks` maps example → task."""
     costs: TaskCosts = {}
     for (role, example), sums in ledger.by_example().items():
         if example in tasks:
@@ -47,16 +49,16 @@ def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
 
 
 LOGPROBS = "logprobs"
-"""Listed among the parameters that a reply went without, but no sampling setting."""
+"""Can be among the dropped parameters of a reply, but is not a sampling setting."""
 
 
 class PlayerCalls(TypedDict):
-    """How the calls of one model in one role of one task were sent."""
+    """The parameters that were sent to one model in one role of one task."""
 
     sent: list[dict[str, Any]]
-    """Each set of parameters as it was sent, and under `calls` how often; most frequent first."""
+    """Each distinct set of sent parameters, with the number of `calls`; most frequent first."""
     dropped: dict[str, float]
-    """Setting that the server refused → share of the calls that went without it, in (0, 1]."""
+    """Setting that the server rejected → share of calls that were sent without it, in (0, 1]."""
 
 
 TaskCalls = dict[str, dict[str, dict[str, PlayerCalls]]]
@@ -64,8 +66,8 @@ TaskCalls = dict[str, dict[str, dict[str, PlayerCalls]]]
 
 
 def calls_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCalls:
-    """How the calls were sent; `tasks`: example → task. A detection service samples nothing, and is
-    left out."""
+    """The sent parameters by task, role and model; `tasks` maps example → task. Detection services
+    do not sample and are left out."""
     groups: dict[tuple[str, str, str], list[SentCalls]] = {}
     for one in ledger.sent():
         if one.example_id in tasks and not one.model.startswith(DETECTOR):
@@ -91,8 +93,8 @@ def _player_calls(calls: list[SentCalls]) -> PlayerCalls:
 
 
 def _as_sent(one: SentCalls) -> dict[str, Any]:
-    """The parameters of some calls. A model behind a vLLM server of the run is prompted with ids,
-    always with the neutral values (vllm/client.py)."""
+    """The parameters of some calls as sent. Calls to the run's own vLLM servers always include the
+    neutral values (vllm/client.py)."""
     assert one.asked is not None
     known = {field.name for field in fields(Sampling)}
     asked = {name: value for name, value in one.asked.sampling.items() if name in known}
@@ -121,7 +123,7 @@ def joined_costs(
     before: Mapping[str, Mapping[str, Mapping[str, Any]]],
     new: Mapping[str, Mapping[str, RoleCost]],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """What a run cost by task and role, with what was paid since."""
+    """Costs by task and role: those of `before` plus the `new` ones."""
     joined = {task: {role: dict(one) for role, one in roles.items()}
               for task, roles in before.items()}  # fmt: skip
     for task, roles in new.items():
@@ -141,15 +143,15 @@ def joined_costs(
 
 TRUNCATED = "truncated"
 WARN_ABOVE = 0.01
-"""A larger share of truncated episodes, or of replies at their limit, is said aloud."""
+"""Warn if the share of truncated episodes, or of replies at their limit, is larger."""
 
 Counts = Mapping[str, Mapping[str, int]]
-"""Task → what → how many."""
+"""Task → kind → count."""
 
 
 def word_cuts(records: Sequence[Record]) -> dict[str, int]:
-    """The `episodes` whose texts were cut to their budgets, and the `words` they lost; empty where
-    nothing was cut. A row that is played again is counted again."""
+    """The number of `episodes` with texts cut to their word budgets, and of `words` cut; empty if
+    nothing was cut. Every repeat of a row counts."""
     notes = [r.episode.notes.get("cut_words") or {} for r in drafts(records)]
     lost = [sum(words.values()) for words in notes]
     episodes = sum(words > 0 for words in lost)
@@ -157,9 +159,8 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def limit_counts(records: Sequence[Record]) -> dict[str, int]:
-    """How many `replies` the actor gave, how many of them ended `at_limit`, whatever could be read
-    of them, and how many were `silent`: no visible text, and no refusal. Empty where none was
-    either."""
+    """The number of the actor's `replies`, of those that ended `at_limit`, and of those that were
+    `silent` (no visible text, and no refusal). Empty if none was either."""
     replies = [
         turn.completion
         for record in drafts(records)
@@ -178,9 +179,9 @@ def limit_counts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def silent_tasks(limits: Counts) -> dict[str, int]:
-    """Task → replies, for the tasks in which all replies of the actor were silent.
+    """Task → number of replies, for tasks in which all replies of the actor were silent.
 
-    Replies that all ended at their limit are truncated, which is counted with the unscored.
+    A task whose silent replies all ended at the limit is left out: its episodes count as truncated.
     """
     return {
         task: one["replies"] for task, one in limits.items()
@@ -189,7 +190,7 @@ def silent_tasks(limits: Counts) -> dict[str, int]:
 
 
 def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
-    """`actor seed` → episodes, `judge form` → verdicts in which it was ignored."""
+    """`actor seed` → number of episodes, `judge form` → number of verdicts that ignored it."""
     counts: Counter[str] = Counter()
     for record in drafts(records):
         counts.update(f"actor {name}" for name in record.episode.notes.get("ignored", ()))
@@ -199,12 +200,12 @@ def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
 
 
 UNIFORM_FROM = 10
-"""Equal verdicts on fewer episodes say nothing of a judge."""
+"""Minimum number of episodes for a warning about equal verdicts."""
 
 
 def uniform_verdicts(records: Sequence[Record]) -> dict[str, int]:
-    """`judge: question` → episodes, for a judge that gave every episode the same verdict. What it
-    says in words of its own, such as its reasons, does not count."""
+    """`judge: question` → number of episodes, for judges that gave every episode the same verdict.
+    Free text in a verdict, such as reasons, is ignored."""
     seen: dict[str, set[str]] = {}
     episodes: dict[str, set[str]] = {}
     for record in drafts(records):
@@ -221,7 +222,7 @@ def uniform_verdicts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def _choices(said: object) -> object:
-    """What a verdict chooses: its numbers, flags and single words; None without any."""
+    """The numbers, flags and single words of a verdict; None if there are none."""
     if isinstance(said, Mapping):
         parts = {str(name): _choices(value) for name, value in said.items()}
         return {name: part for name, part in parts.items() if part is not None} or None
@@ -231,9 +232,9 @@ def _choices(said: object) -> object:
 
 
 def uniform_text(uniform: Counts) -> str:
-    """`TASK the same verdict on all of 40 episodes (judge: detector)`, or empty."""
+    """`TASK: the same verdict on all 40 episodes (judge: detector)`, or empty."""
     return "; ".join(
-        f"{task} the same verdict on all of {count} episodes ({who})"
+        f"{task}: the same verdict on all {count} episodes ({who})"
         for task, counts in uniform.items()
         for who, count in counts.items()
     )
@@ -246,8 +247,8 @@ Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
 def dropped_by_actor(
     records: Sequence[Record], model: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """The settings that the actor's replies were sampled without, as the episodes record it; empty
-    when every setting was followed."""
+    """The settings that the actor's replies were sampled without, from the episodes; empty if all
+    settings were used."""
     replies = [
         turn.completion
         for record in drafts(records)
@@ -262,8 +263,8 @@ def dropped_by_actor(
 def with_calls(
     dropped: Mapping[str, Shares], calls: TaskCalls
 ) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """`dropped` by task, with the shares of `calls` for every role that these know. Models that
-    refused no setting are left out."""
+    """`dropped` by task, with the roles in `calls` replaced by their shares. Models that rejected no
+    setting are left out."""
     joined = {task: {role: {model: dict(names) for model, names in models.items()}
                      for role, models in roles.items()}
               for task, roles in dropped.items()}  # fmt: skip
@@ -289,13 +290,13 @@ def dropped_text(dropped: Mapping[str, Shares]) -> str:
 
 
 def share_text(share: float) -> str:
-    """`40 %` of a share in (0, 1]."""
+    """`40 %` for a share in (0, 1]."""
     return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "under 1 %"
 
 
 def truncated_counts(statuses: Counts) -> dict[str, tuple[int, int]]:
-    """Task → (truncated episodes, all of them), where there are any."""
-    numbers = {  # a summary on disk may hold anything
+    """Task → (truncated episodes, all episodes), for tasks with truncated episodes."""
+    numbers = {  # a summary on disk may contain anything
         task: {status: n for status, n in counts.items() if isinstance(n, int)}
         for task, counts in statuses.items()
     }
@@ -307,18 +308,18 @@ def truncated_counts(statuses: Counts) -> dict[str, tuple[int, int]]:
 
 
 def truncated_total(statuses: Counts) -> int:
-    """Episodes of all tasks that are truncated."""
+    """The number of truncated episodes of all tasks."""
     return sum(cut for cut, _ in truncated_counts(statuses).values())
 
 
 def truncation_text(statuses: Counts) -> str:
-    """`TASK 30 of 60 (50 %)` for the tasks in which more than TELLING are; else empty."""
+    """`TASK 30 of 60 (50 %)` for tasks whose truncated share is above WARN_ABOVE; else empty."""
     return _shares_text(truncated_counts(statuses))
 
 
 def limits_text(limits: Counts, statuses: Counts) -> str:
-    """`TASK 30 of 60 (50 %)` for the tasks in which more than TELLING of the replies ended at their
-    limit, except where just as many episodes are truncated: the statuses tell of those already."""
+    """`TASK 30 of 60 (50 %)` for tasks whose share of replies at the limit is above WARN_ABOVE. Tasks
+    with as many truncated episodes are left out: the statuses already show them."""
     truncated = truncated_counts(statuses)
     counts = {
         task: (one["at_limit"], one["replies"])
@@ -331,7 +332,7 @@ def limits_text(limits: Counts, statuses: Counts) -> str:
 
 
 def _shares_text(counts: Mapping[str, tuple[int, int]]) -> str:
-    """`TASK 30 of 60 (50 %)` for every share above TELLING."""
+    """`TASK 30 of 60 (50 %)` for every share above WARN_ABOVE."""
     return ", ".join(
         f"{task} {part} of {total} ({part / total:.0%})".replace("%", " %")
         for task, (part, total) in counts.items()

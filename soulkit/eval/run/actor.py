@@ -1,7 +1,7 @@
-"""The actor of an evaluation, in this process or behind vLLM servers, and what is checked of it.
+"""The actor of an evaluation, in this process or on vLLM servers, and its checks.
 
-local ──▶ the checkpoint is loaded: it knows its prompts' lengths and its adapter's hash
-vllm ───▶ its tokenizer alone is: nothing is started before all checks are passed
+local ──▶ loads the checkpoint, which gives prompt lengths and the adapter's hash
+vllm ───▶ loads only the tokenizer; servers start after all checks have passed
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from soulkit.play.settings import PlayConfig
 
 Reader = Sampler | Codec
-"""Whatever knows how long prompts are."""
+"""Computes prompt lengths."""
 LoadActor = Callable[[EvalConfig], "LocalModel"]
 
 
 def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
-    """What samples the actor; None for a served one. `run` is the one that is taken up.
+    """The engine that samples the actor; None for an API model. `run` is the run to resume.
 
-    ConfigError where that cannot be had, and for settings that nothing reads.
+    ConfigError if the engine is not available, and for settings without effect.
     """
     engine = None
     if config.kind == "local":
@@ -65,19 +65,19 @@ def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
 
 
 def refuse_idle_flags(config: PlayConfig, *, starts: bool, attached: bool) -> None:
-    """ConfigError for flags of vLLM that nothing reads: whether a server `starts`, and whether some
-    are `attached`."""
+    """ConfigError for vLLM flags without effect. `starts`: the run starts a server; `attached`: it
+    uses running servers."""
     if config.vllm_arg and not (starts or config.checkpoints("vllm")):
         raise ConfigError(
-            f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
-            "A setting that nothing reads would be recorded as if it had been followed.",
-            "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
+            f"--vllm-arg {next(iter(config.vllm_arg))}=… has no effect: no vLLM server is started.",
+            "It would be recorded with the run although it was not used.",
+            "Add --engine vllm, write a player as vllm:PATH, or leave out --vllm-arg.",
         )
     if config.verify_weights and not attached:
         raise ConfigError(
-            "--verify-weights is given, and no server is attached.",
-            "It compares servers that somebody else started with the model's folder.",
-            "Name the servers with --engine vllm@URL, or leave it out.",
+            "--verify-weights has no effect: no running server is attached.",
+            "It compares the weights of servers that you started yourself with the model folder.",
+            "Attach a server with --engine vllm@URL, or leave out --verify-weights.",
         )
 
 
@@ -87,14 +87,14 @@ def on_vllm(engine: SamplingEngine | None) -> bool:
 
 
 def eval_needs(config: EvalConfig, engine: SamplingEngine | None) -> list[ServerNeed]:
-    """The models that vLLM servers are needed for, the actor's first. In a replay the ledger speaks
-    for the players; the actor's replies are in none, so it is sampled as ever."""
+    """The models that need vLLM servers, the actor first. In a replay the ledger answers for the
+    other players; local actors are not in a ledger, so they are always sampled."""
     actor = [own_need(config, engine)] if engine is not None and on_vllm(engine) else []
     return actor if config.ledger == "replay" else [*actor, *players_needs(config)]
 
 
 def own_need(config: EvalConfig, engine: SamplingEngine) -> ServerNeed:
-    """What the actor needs."""
+    """The server that the actor needs."""
     return actor_need(config, config.model, _adapter(config), attached=engine.attached)
 
 
@@ -106,7 +106,7 @@ def eval_servers(
     config: EvalConfig, engine: SamplingEngine | None, folder: Path, shared: VllmServers | None,
     reporter: Reporter,
 ) -> AbstractContextManager[VllmServers]:  # fmt: skip
-    """The servers of a run: `shared` ones are left running for their owner."""
+    """The servers of a run. `shared` servers are not stopped at the end."""
     if shared is not None:
         return nullcontext(shared)
     urls = engine.urls if engine is not None else ()
@@ -119,9 +119,9 @@ def eval_servers(
 def actor_reader(
     config: EvalConfig, engine: SamplingEngine | None, load: LoadActor | None
 ) -> Reader | None:
-    """The loaded model, or the tokenizer of one that is served by vLLM; None for an endpoint.
+    """The loaded model, or only the tokenizer of a vLLM actor; None for an API model.
 
-    ModelLoadError when it cannot be loaded.
+    ModelLoadError if it cannot be loaded.
     """
     if engine is None:
         return None
@@ -131,7 +131,7 @@ def actor_reader(
 
 
 def policy_version(config: EvalConfig, reader: Reader) -> str:
-    """The hash of the actor's adapter; empty without one."""
+    """The hash of the actor's adapter; empty if it has none."""
     if not isinstance(reader, Codec):
         return reader.policy_version
     from soulkit.models.local.loading import adapter_hash
@@ -140,12 +140,12 @@ def policy_version(config: EvalConfig, reader: Reader) -> str:
 
 
 def local_model(config: EvalConfig) -> LocalModel:
-    """The actor in this process; ModelLoadError when it cannot be loaded."""
+    """Load the actor in this process; ModelLoadError if that fails."""
     return checkpoint_model(config.model, config, config.adapter)
 
 
 def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
-    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
+    """Load a checkpoint with the settings of `config`; ModelLoadError if that fails."""
     return checkpoint_player(
         model, adapter=adapter, device=config.device, dtype=config.dtype,
         batch_size=config.batch_size, max_context=config.max_context,
@@ -153,38 +153,38 @@ def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None)
 
 
 def starts_servers(config: EvalConfig) -> bool:
-    """Whether a server of vLLM is asked for that is started for the actor."""
+    """Whether a vLLM server has to be started for the actor."""
     return config.kind == "local" and config.engine_choice.starts
 
 
 @dataclass
 class ActorSetup:
-    """The actor and those players who sit behind vLLM servers. `fill` has the servers started."""
+    """The actor and the players on vLLM servers. `fill` starts the servers."""
 
     config: EvalConfig
     settled: SamplingEngine | None
-    """What samples the actor; None for an endpoint."""
+    """The engine that samples the actor; None for an API model."""
     reader: Reader | None
     servers: VllmServers
     calls: bool
-    """Whether any call is left to make: for none, nothing is started."""
+    """Whether any call is left to make; if not, no server is started."""
     actor: ChatModel | None = None
-    """None where it is an endpoint."""
+    """None for an API model."""
 
     def __post_init__(self) -> None:
         self.engine = self.settled.record() if self.settled is not None else {}
-        """What is kept of the engine."""
+        """The recorded facts about the engine."""
         self._ledger: Ledger | None = None
         self._needs = eval_needs(self.config, self.settled) if self.calls else []
 
     def check(self, run: Run | None) -> None:
-        """Raise what can be said before a server is started, or the folder of a new run made."""
+        """Run all checks that need no server and no run folder."""
         if run is not None and self.engine:
             check_engine(run, self.engine)
         self.servers.check(self._needs)
 
     def fill(self, run: Run, ledger: Ledger) -> None:
-        """Start what is needed; RunError where `run` was begun by another version of vLLM."""
+        """Start the servers; RunError if `run` was started with another version of vLLM."""
         config, engine, self._ledger = self.config, self.settled, ledger
         if self._needs:
             self.servers.prepare(self._needs)
@@ -217,7 +217,7 @@ class ActorSetup:
 def check_actor(
     reader: Reader | None, work: Sequence[Work], config: EvalConfig, run: Run | None
 ) -> None:
-    """Raise where prompts do not fit the actor, or `run` holds episodes of other weights."""
+    """Raise if prompts do not fit the actor's context, or `run` has episodes of other weights."""
     if reader is not None:
         check_prompt_lengths(reader, work, config)
         if run is not None:
@@ -227,7 +227,7 @@ def check_actor(
 def note_choices(
     run: Run, threads: ThreadChoice | None, engine: SamplingEngine | None, reporter: Reporter
 ) -> None:
-    """Say, and keep, what was chosen for the user."""
+    """Report and record automatic choices of threads and engine."""
     if threads is not None:
         note_threads(run.path, threads)
         if not threads.asked:
@@ -237,9 +237,9 @@ def note_choices(
 
 
 def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:
-    """ConfigError when a first prompt leaves no room for a reply in the model's context.
+    """ConfigError if a first prompt leaves no room for a reply in the model's context.
 
-    With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
+    With `allow_overflow` such rows are played and stay unscored as `context_overflow`.
     """
     limit = reader.context_limit
     if limit is None or config.allow_overflow:
@@ -251,22 +251,22 @@ def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfi
 
 def unfitting_lines(actor: ChatModel | None, reader: Reader | None, work: Sequence[Work],
                     config: EvalConfig) -> Iterator[str]:  # fmt: skip
-    """A line for every task with first prompts that fit the model, and not its attached servers."""
+    """A line for each task with first prompts that fit the model but not its attached servers."""
     limit = getattr(actor, "context_limit", None)
     if not isinstance(reader, Codec) or limit is None or limit == reader.context_limit:
         return
     for part, over, lengths in _overlong(reader, work, config, limit):
         yield (
-            f"{over} of {len(lengths)} prompts of {part.task.name} do not fit the servers' {limit} "
-            "tokens and stay unscored"
+            f"{over} of {len(lengths)} prompts of {part.task.name} do not fit the servers' context "
+            f"({limit} tokens) and stay unscored"
         )
 
 
 def _overlong(
     reader: Reader, work: Sequence[Work], config: EvalConfig, limit: int
 ) -> Iterator[tuple[Work, int, list[int]]]:
-    """The parts with first prompts that leave no room for a reply within `limit` tokens: how many,
-    and the lengths of all."""
+    """(part, number of first prompts that leave no room for a reply within `limit` tokens, lengths
+    of all first prompts), for parts that have such prompts."""
     for part in work:
         sampling = config.sampling(part.task.spec)
         lengths = [
@@ -279,10 +279,10 @@ def _overlong(
 
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
     longest, spare, least = max(lengths), limit - max(lengths), min_reply_tokens(reply)
-    shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
+    shorter = f"Use --max-tokens {spare} or less, or " if spare > 0 else "Use "
     return ConfigError(
         f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
-        f"The longest has {longest} tokens, its reply needs room for {least}, and the model holds "
-        f"{limit} in all; nothing is cut silently.",
+        f"The longest prompt has {longest} tokens, its reply needs {least}, and the context is "
+        f"{limit} tokens; prompts are never truncated automatically.",
         f"{shorter}--allow-overflow to leave those rows unscored.",
     )

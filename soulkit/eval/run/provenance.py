@@ -1,7 +1,7 @@
-"""Who plays a run, on which rows and by which rules: what its conditions.json is made of.
+"""Contents of conditions.json: the players, rows and scoring rules of a run.
 
-It is written when a run starts, so that a run that was cut short can be told from one of fewer
-rows. How the calls were sent (`sent`, `dropped_settings`, `servers`) is added when the run ends.
+It is written when a run starts, so that an interrupted run can be told from a run with fewer rows.
+The parameters of calls (`sent`, `dropped_settings`, `servers`) are added when the run ends.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from soulkit.tasks.kit.spec import DRAFTED_BY
 from soulkit.types import Example, Sampling
 
 PUBLISHED, MADE_HERE = "published", "made here"
-"""Where rows are from, beside files of somebody's own."""
+"""Origins of rows that do not come from a user's own file."""
 SAMPLING = tuple(
     one.name for one in fields(Sampling) if one.name not in ("seed", "stop", "form")
 )  # fmt: skip
-"""What of a Sampling is compared: the seed only keys the random streams."""
+"""The compared fields of a Sampling; the seed only selects the random streams."""
 CHANGING = {
     "sha256": "content", "address": "address", "weights": "weights", "revision": "revision",
     "max_tokens": "reply limit",
 }  # fmt: skip
-"""What of a player may change while its settings stay, and how it is called."""
+"""Facts of a player that can change although its settings stay the same → their names in errors."""
 
 
 def played_conditions(
@@ -63,7 +63,7 @@ def played_conditions(
 ) -> Conditions:  # fmt: skip
     """The conditions of a run with its players, without rows.
 
-    `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
+    `actor` describes players of the kind `actor`; `sampling` is the actor's sampling by task.
     """
     tasks = {
         part.task.name: TaskFacts(
@@ -82,8 +82,8 @@ def played_conditions(
 
 
 def with_rows(conditions: Conditions, work: Iterable[Work]) -> Conditions:
-    """`conditions` with the rows of every task: what is to be played, whether it was or not, and
-    how many of these are published ones, made here, or of which file of somebody's own."""
+    """`conditions` with all rows to play of every task, and their number by origin (published, made
+    here, or a user's own file)."""
     tasks = dict(conditions.tasks)
     for part in work:
         origins = {row_id(e.id): row_origin(part.task, e) for e in part.examples}
@@ -96,12 +96,12 @@ def with_rows(conditions: Conditions, work: Iterable[Work]) -> Conditions:
 
 
 def panel_facts(config: RolesConfig) -> dict[str, Any]:
-    """How several opinions become one."""
+    """How several opinions are combined."""
     return {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")}
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:
-    """The part of a Sampling that is compared."""
+    """The compared fields of a Sampling."""
     return {name: value for name, value in sampling.identity().items() if name in SAMPLING}
 
 
@@ -111,9 +111,9 @@ def sampling_facts(sampling: Sampling) -> dict[str, Any]:
 def player_facts(
     config: RolesConfig, actor: PlayerFacts, players: Players | None = None, task: str = ""
 ) -> Panel:
-    """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
+    """Role → its players in `task`, or in all tasks. Without `auditor` the judges also audit.
 
-    Without a `players` only what the settings say can be told of them.
+    Without `players`, the facts come from the settings alone.
     """
     table: dict[str, tuple[PlayerFacts, ...]] = dict.fromkeys(SCORING, ())
     samples = config.judge_samples or 1
@@ -124,7 +124,7 @@ def player_facts(
 
 
 def actor_facts(settings: Mapping[str, Any], model: Any = None) -> PlayerFacts:
-    """What a player is that is the actor, from the settings of a run and the live actor."""
+    """Facts about a player that is the actor, from the settings of a run and the live actor."""
     who = PlayerFacts(model=str(settings.get("model") or ""), adapter=settings.get("adapter"))
     if "method" in settings:
         return replace(who, trained=True)
@@ -135,10 +135,10 @@ def actor_facts(settings: Mapping[str, Any], model: Any = None) -> PlayerFacts:
 
 
 def model_facts(settings: Mapping[str, Any], live: Any = None) -> PlayerFacts:
-    """The model under test or in training: where a hub's stands, what tells a folder's weights.
+    """Facts about the model under test or in training: Hub commit, or hash of a folder's weights.
 
-    `live` is the loaded model (anything with a transformers model under `model`), None for a served
-    one, of which only name and address can be told.
+    `live` is the loaded model (anything with a transformers model under `model`). For an API model
+    it is None, and only name and address are known.
     """
     name, adapter = str(settings.get("model", "")), settings.get("adapter")
     who = PlayerFacts(model=name, adapter=adapter or None)
@@ -155,15 +155,15 @@ def model_facts(settings: Mapping[str, Any], live: Any = None) -> PlayerFacts:
 
 
 def with_teachers(conditions: Conditions, settings: Mapping[str, Any], live: Any) -> Conditions:
-    """`conditions` with the second model of a training, as `model_facts` tells the first; `live` is
-    loaded, None for a training without one."""
+    """`conditions` with the `model_facts` of a training run's teacher. `live` is the loaded teacher,
+    None if there is none."""
     if live is None:
         return conditions
     model = settings.get("teacher_model") or settings.get("model")
     adapters = dict(settings.get("teacher_adapters") or {})
 
     def teacher(adapter: str | None) -> PlayerFacts:
-        """A teacher holds several adapters at once, and tells the weights of none."""
+        """Facts of one teacher; a model with several adapters reports no adapter weights."""
         weights = adapter_hash(adapter) if adapter else ""
         who = model_facts({"model": model, "adapter": adapter}, live)
         return replace(who, adapter_weights=weights)
@@ -178,7 +178,7 @@ def with_teachers(conditions: Conditions, settings: Mapping[str, Any], live: Any
 def player_of(
     role: str, settings: RoleSettings, samples: int, actor: PlayerFacts, players: Players | None
 ) -> PlayerFacts:
-    """One player: who it is, and how it is sampled in its role."""
+    """Facts about one player: its identity, and its sampling in its role."""
     kind = settings.player_kind
     live = partial(players.model, role, settings) if players else None
     who = {"model": settings.model, **kind.identity(settings, actor.known(), live)}
@@ -189,7 +189,7 @@ def player_of(
 
 
 def same_players(a: Sequence[PlayerFacts], b: Sequence[PlayerFacts]) -> bool:
-    """Whether both are the same players, in whatever order they were named."""
+    """Whether both are the same players, in any order."""
     left = list(b)
     for player in a:
         twin = next((other for other in left if player.same_as(other)), None)
@@ -203,8 +203,8 @@ def same_players(a: Sequence[PlayerFacts], b: Sequence[PlayerFacts]) -> bool:
 
 
 def row_origin(task: Task, example: Example) -> str:
-    """Where a row is from: `PUBLISHED` for one of a released evaluation file or an importer, else
-    `MADE_HERE`, or the file that it was read from or made of."""
+    """The origin of a row: `PUBLISHED` for released evaluation files and importers, `MADE_HERE` for
+    generated rows, else the file it was read or made from."""
     if example.origin:
         return example.origin
     file = example.source.rpartition(":")[0]
@@ -218,9 +218,9 @@ def row_origin(task: Task, example: Example) -> str:
 
 
 def row_hash(example: Example) -> str:
-    """What a row says to anybody who has a part in its score, beyond what names it.
+    """Hash of the parts of a row that can affect its score.
 
-    Bookkeeping that no seat sees, what only a coach reads and people's labels are left out.
+    Fields that no seat sees, fields for the coach only and people's labels are left out.
     """
     content = {
         name: value
@@ -229,7 +229,7 @@ def row_hash(example: Example) -> str:
     }
     try:
         return content_hash(example.task, {"fields": content, "seats": dict(example.seats)})
-    except DataError:  # a task may bind objects of its own, which have no canonical form
+    except DataError:  # a task may add objects that have no canonical form
         return _hash([content, dict(example.seats)])
 
 
@@ -239,9 +239,9 @@ def row_hashes(examples: Iterable[Example]) -> dict[str, str]:
 
 
 def _task_options(task: Task) -> dict[str, str]:
-    """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
+    """Option → hash of its value; also hashes of the scale and of the code of a user's own task.
 
-    Hashes, since a tasks file may hold what should not be spread.
+    Values are hashed because a tasks file may contain private data.
     """
     metric = task.spec.metric
     parts = {**task.spec.options, "metric": [metric.name, metric.low, metric.high]}
@@ -261,13 +261,13 @@ def _hash(value: Any) -> str:
 
 
 def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Conditions:
-    """What the run in `folder` recorded, with rows and scorers as they are now. `rows` are the
-    examples by their ids. RunError for a run without a record."""
+    """The conditions of the run in `folder`, with current rows and scorers. `rows` are the examples
+    by id. RunError for a run without conditions."""
     conditions = Conditions.read(folder)
     if conditions is None:
         raise RunError(
-            f"'{folder}' does not record its conditions: there is no {CONDITIONS} in it.",
-            "It never began to play.",
+            f"'{folder}' has no {CONDITIONS}, the record of its conditions.",
+            "The run stopped before it played any episode.",
             "Evaluate again.",
         )
     now = {task.name: _task_options(task) for task, _ in rows.values()}
@@ -283,22 +283,22 @@ def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
 
 
 def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None:
-    """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
-    or scorers, or does not say with what. `proven`: whatever was sampled so far came from the
-    weights that are recorded."""
+    """Write `now`. RunError if the run was started with different scripts, addresses, limits, rows
+    or scorers, or has episodes but no conditions. `proven`: all samples so far are known to come
+    from the recorded weights."""
     before = Conditions.read(run.path)
     if before is None and has_lines(run.episodes):
         raise RunError(
-            f"{run.path} holds episodes and no {CONDITIONS}.",
-            "It said with whom and on which rows they were played, which may be others now.",
-            "Bring the file back, or give another folder with --out.",
+            f"{run.path} contains episodes but no {CONDITIONS}.",
+            "Without it soul cannot check that the players and rows are still the same.",
+            "Restore the file, or choose another folder with --out.",
         )
     for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
-            "What is already in the folder was made with the old one, and a mean would mix them.",
-            "Bring the old one back to resume, or give another folder with --out. A scorer that "
-            "was mended is applied to what is there by: soul rescore",
+            "Its episodes were made with the old one, and a mean would mix both.",
+            "Restore the old one to resume, or choose another folder with --out. To apply a changed "
+            "scorer to the recorded episodes, use soul rescore.",
         )
     if before and not proven and has_lines(run.episodes):
         now = _with_weaker_basis(before, now)
@@ -325,9 +325,9 @@ def note_calls(
     folder: Path, calls: TaskCalls, dropped: Mapping[str, Mapping[str, Any]],
     models: Iterable[Any] = (),
 ) -> None:  # fmt: skip
-    """Add to the record of the run in `folder` how its calls were sent, which settings were
-    `dropped` (task → role → model → setting → share) and what the servers of `models` (live ones,
-    endpoints among them) are known to be. Does nothing for a run without a record."""
+    """Add to the conditions of the run in `folder` the sent parameters of its calls, the `dropped`
+    settings (task → role → model → setting → share) and the known facts about the servers of the
+    live `models`. Does nothing for a run without conditions."""
     conditions = Conditions.read(folder)
     if conditions is None:
         return
@@ -345,7 +345,7 @@ def note_calls(
 
 
 def _with_weaker_basis(before: Conditions, now: Conditions) -> Conditions:
-    """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
+    """`now` with the weaker weights basis of both, because some episodes were sampled on the old
     one."""
     tasks = {
         name: replace(facts, players=_weaker(before.of_task(name).players, facts.players))
@@ -373,7 +373,7 @@ def _weaker_of_two(old: PlayerFacts, new: PlayerFacts) -> PlayerFacts:
 
 
 def _directory(folder: Path) -> str:
-    """The working folder as seen from the run: relative paths of its settings begin there."""
+    """The working folder relative to the run folder; relative paths in settings start there."""
     try:
         return os.path.relpath(Path.cwd(), folder.resolve())
     except ValueError:  # on another drive
@@ -381,9 +381,9 @@ def _directory(folder: Path) -> str:
 
 
 def start_folder(folder: Path) -> Path | None:
-    """Where the run in `folder` was started; None where that folder is gone, or on another drive.
+    """The folder where the run in `folder` was started; None if it is gone or on another drive.
 
-    RunError when its record is damaged.
+    RunError if the conditions are damaged.
     """
     conditions = Conditions.read(folder)
     place = folder.resolve() / conditions.directory if conditions and conditions.directory else None
@@ -392,16 +392,16 @@ def start_folder(folder: Path) -> Path | None:
 
 @contextmanager
 def in_start_folder(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it; stay here where the
-    run was moved away from its files."""
+    """Context that changes to the folder where the run in `path` was started, so that its relative
+    paths work. Stays here if the run was moved away from its files."""
     place = start_folder(path)
     with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
         yield
 
 
 def _has_files(place: Path, run: Path) -> bool:
-    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
-    of rows and tasks."""
+    """Whether any file that the run names by a relative path (rows, tasks) exists in `place`, or
+    whether it names none."""
     settings = read_config(run) if is_run(run) else {}
     data = settings.get("data")
     named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
@@ -411,19 +411,21 @@ def _has_files(place: Path, run: Path) -> bool:
 
 
 def _changes(before: Conditions, now: Conditions) -> list[str]:
-    """What the settings do not show and is not as it was."""
+    """Changes since the start of the run that its settings do not show."""
     changes = _other_players(before.players, now.players)
     for task, new in now.tasks.items():
         old = before.of_task(task)
-        if not old.options:  # a training notes its rows before its players are there
+        if not old.options:  # a training run records its rows before its players
             continue
         changes += _other_players(old.players, new.players)
         changed = [i for i, digest in new.rows.items() if old.rows.get(i, digest) != digest]
-        changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+        changes += [f"different content in {len(changed)} rows of {task}"] if changed else []
         limits = [one.sampling.get("max_tokens") for one in (old, new)]
-        changes += [f"another reply limit of the actor in {task}"] if limits[0] != limits[1] else []
+        changes += (
+            [f"a different reply limit of the actor in {task}"] if limits[0] != limits[1] else []
+        )
         changes += [
-            f"another {name} of the task {task}"
+            f"a different '{name}' option of the task {task}"
             for name in sorted({*old.options, *new.options})
             if old.options.get(name) != new.options.get(name)
         ]
@@ -437,7 +439,7 @@ def _other_players(before: Panel, now: Panel) -> list[str]:
         for old, new in zip(before.get(role, ()), players, strict=False)
     ]
     return [
-        f"another {word} of the {role} '{model}'"
+        f"a different {word} of the {role} '{model}'"
         for role, model, old, new in pairs
         for name, word in CHANGING.items()
         if name in old and name in new and old[name] != new[name]

@@ -1,11 +1,10 @@
-"""What a run has of what it is to do, and the controls: asked about when all drafts are there.
+"""State of a run to resume, and controls, which are asked after all drafts are played.
 
     episodes.jsonl ──▶ keys and whether each has a score    controls.jsonl ──▶ the controls
 
-Nothing else of an episode is read where nothing is left to play: then the summary that the run
-wrote is still its summary. Controls are no part of a run's identity: a run that was finished
-without them gets them from the same command with `--controls`. A control that could not be scored
-is data like any other, and is asked about again when the run is taken up.
+If nothing is left to play, episodes are not read further and the existing summary is used. Controls
+are not part of a run's identity: the same command with `--controls` adds them to a finished run.
+Unscored controls are kept and asked again when the run is resumed.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from soulkit.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """What a run has."""
+    """The recorded episodes and controls of a run."""
 
     scored: Mapping[str, bool]
     """Key of an episode → whether it has a score."""
     controls: Sequence[ControlRecord]
     changed: tuple[int, int]
-    """When the files of episodes and controls last changed before they were read."""
+    """Last change of the episodes and controls files when they were read."""
 
     def jobs_left(self, work: Sequence[Work], repeats: int) -> list[Job]:
-        """The plays that have no scored record yet, in order."""
+        """The episodes without a scored record, in order."""
         return [
             Job(part.task, example, index)
             for part in work
@@ -66,15 +65,15 @@ class ResumeState:
         return controls_left(self.controls, work, repeats)
 
     def any_left(self, work: Sequence[Work], repeats: int) -> bool:
-        """Whether there is anything to play or to ask."""
+        """Whether any episode or control is left."""
         return bool(self.jobs_left(work, repeats) or self.controls_left(work, repeats))
 
 
 def resume_state(
     run: Run, work: Sequence[Work], repeats: int, before: ResumeState | None = None
 ) -> ResumeState:
-    """What `run` has of `work`: what it had `before`, where no file has changed since. RunError
-    when it holds episodes of other rows."""
+    """The state of `run`; returns `before` if no file has changed since. RunError if the run
+    has episodes of other rows."""
     changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
     if before is not None and before.changed == changed:
         return before
@@ -82,15 +81,15 @@ def resume_state(
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
         raise RunError(
-            f"{run.path} holds {len(strange)} episodes of rows that are not evaluated now.",
-            "The data files have changed since the run began, and means over both would mix them.",
-            "Restore the files, or give another folder with --out.",
+            f"{run.path} contains {len(strange)} episodes of rows that are not in the data now.",
+            "The data files have changed since the run started, and a mean would mix both.",
+            "Restore the files, or choose another folder with --out.",
         )
     return ResumeState(scored=scored, controls=load_controls(run.path), changed=changed)
 
 
 def draft_keys(work: Sequence[Work], repeats: int) -> list[str]:
-    """The keys of all that an evaluation plays, in order."""
+    """The keys of all episodes of an evaluation, in order."""
     return [draft_key(e.id, i) for part in work for e in part.examples for i in range(repeats)]
 
 
@@ -101,15 +100,15 @@ def draft_key(example_id: str, index: int) -> str:
 def finished_summary(
     run: Run, work: Sequence[Work], standing: ResumeState, suite: str
 ) -> Summary | None:
-    """The summary that a run wrote when nothing was left to play; None where it has to be made:
-    it is older than the episodes, of another version, or a user's own code has a say in it."""
+    """The existing summary of a finished run. None if it has to be made again: it is older than the
+    episodes, is from another version, or depends on a user's own code."""
     if not all(part.task.spec.home.builtin_task for part in work):
         return None
     try:
         written = run.summary_path.stat().st_mtime_ns
         late = max(standing.changed) > written
         line = summary_line(run.path)
-    except (OSError, UserError):  # there is none, or none that can be read: it is made anew
+    except (OSError, UserError):  # missing or unreadable: make it again
         return None
     summary, origin = Summary.from_json(line), line.get("provenance")
     versions = origin.get("versions") if isinstance(origin, dict) else None
@@ -125,30 +124,30 @@ def finished_summary(
 
 
 def resume_text(run: Run, left: int, total: int, controls: int = 0) -> str:
-    """What a run that was begun before still has to do; a finished one says so."""
+    """The line printed when a run is resumed, or is already finished."""
     if left or controls:
-        also = f", controls left to ask about: {controls}" if controls else ""
-        return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
+        also = f", controls left: {controls}" if controls else ""
+        return f"resuming {run.path}: {left} of {total} episodes left to play{also}"
     again = f"soul report {shlex.quote(str(run.path))}"
-    return f"{run.path} is finished already: nothing is left to play; see: {again}"
+    return f"{run.path} is already finished; to see its report: {again}"
 
 
 def check_weights(run: Run, version: str) -> None:
-    """RunError when the episodes of `run` came from another adapter than that of the hash `version`
-    (empty: none), which plays now."""
+    """RunError if the episodes of `run` came from a different adapter than the current one, whose
+    hash is `version` (empty for none)."""
     played = stream_records(run.episodes, light=True) if has_lines(run.episodes) else ()
     turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
     if any(turn.completion.policy != version for turn in turns):
         raise RunError(
-            f"{run.path} holds episodes of other adapter weights than those given now.",
-            "The adapter was trained further or replaced since, and a mean would mix two models.",
-            "Give another folder with --out.",
+            f"{run.path} contains episodes from different adapter weights.",
+            "The adapter has been trained further or replaced, and a mean would mix two models.",
+            "Choose another folder with --out.",
         )
 
 
 def is_unbegun(folder: Path, command: str) -> bool:
-    """Whether the run in `folder` is one of `command` that ended before anything was played, as
-    where a server did not start, and no process works in it."""
+    """Whether the run in `folder` was made by `command`, ended before any episode was played (for
+    example because a server did not start), and is not in use."""
     played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
     if played or not is_run(folder) or (folder / CONDITIONS).exists() or is_locked(folder):
         return False
@@ -156,10 +155,10 @@ def is_unbegun(folder: Path, command: str) -> bool:
 
 
 def begun_engine(run: Run) -> Mapping[str, Any]:
-    """What the actor of `run` has been sampled by so far: kind, version of vLLM, and its context
-    where the model's is longer. Empty for a run that has sampled nothing."""
+    """The engine that sampled the actor of `run` so far: kind, vLLM version, and its context if the
+    model's is longer. Empty if nothing was sampled."""
     if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
-        return {}  # files that were opened, and a start that failed, are no beginning
+        return {}  # a failed start leaves empty files
     conditions = Conditions.read(run.path)
     return conditions.engine if conditions else {}
 
@@ -169,16 +168,16 @@ def _any_line(path: Path) -> bool:
 
 
 def check_engine(run: Run, engine: Mapping[str, Any]) -> None:
-    """RunError when the episodes of `run` were sampled by another engine than `engine` (`kind`,
-    `version`, `max_context`); what one of the two does not tell is passed over."""
+    """RunError if the episodes of `run` were sampled by another engine than `engine` (`kind`,
+    `version`, `max_context`). Fields that one of them lacks are ignored."""
     begun = begun_engine(run)
     if any(begun[name] != engine[name] for name in begun.keys() & engine.keys()):
         raise RunError(
-            f"{run.path} holds episodes sampled by {engine_words(begun)}, not by "
+            f"{run.path} contains episodes sampled by {engine_words(begun)}, not by "
             f"{engine_words(engine)}.",
-            "Two engines round differently or cut replies at other lengths, and a mean would mix "
-            "what they sampled.",
-            f"Go on with --engine {begun['kind']} as it was, or give another folder with --out.",
+            "Engines differ in rounding and in reply limits, and a mean would mix their samples.",
+            f"Continue with the same engine (--engine {begun['kind']}), or choose another folder "
+            "with --out.",
         )
 
 
@@ -189,13 +188,13 @@ if TYPE_CHECKING:
     from soulkit.eval.results.summary import Cells
 
 Notice = Callable[[ControlRecord], None]
-"""Gets every control as soon as it is scored."""
+"""Called with every control as soon as it is scored."""
 
 
 def controls_left(
     recorded: Iterable[ControlRecord], work: Sequence[Work], repeats: int
 ) -> list[ControlJob]:
-    """The controls of `work` that have no score among those that are `recorded`, in order."""
+    """The controls of `work` without a score in `recorded`, in order."""
     done = {control.key for control in recorded if control.score.scored}
     jobs = [job for part in work for job in control_jobs(part, repeats)]
     return [job for job in jobs if job.key not in done]
@@ -205,9 +204,9 @@ async def play_controls(
     folder: Path, work: Sequence[Work], left: Sequence[ControlJob], drafts: Mapping[str, Record],
     engine: Callable[[Work], Engine], notice: Notice,
 ) -> None:  # fmt: skip
-    """Ask about the controls that are `left`; `drafts` holds the episodes by their keys.
+    """Ask the controls in `left`; `drafts` are the episodes by key.
 
-    Each is on disk soon after it is scored, and all of them on return.
+    Each control is written soon after it is scored, and all of them before this returns.
     """
     if not left:
         return
@@ -234,14 +233,13 @@ async def play_controls(
 def ordered_controls(
     recorded: Mapping[str, ControlRecord], work: Sequence[Work], repeats: int
 ) -> list[ControlRecord]:
-    """What a run has, by key: of the controls of `work`, in order, then of others that it once
-    asked about."""
+    """The recorded controls: those of `work` in order, then others that an earlier start asked."""
     keys = [job.key for part in work for job in control_jobs(part, repeats)]
     return [recorded[key] for key in dict.fromkeys([*keys, *recorded]) if key in recorded]
 
 
 def control_counts(controls: Iterable[ControlRecord]) -> dict[str, dict[str, Any]]:
-    """Task → control → `n`, `n_scored`, and `unscored`: reason → how many."""
+    """Task → control → `n`, `n_scored`, and `unscored` (reason → count)."""
     groups: dict[str, dict[str, list[ControlRecord]]] = {}
     for control in controls:
         groups.setdefault(control.task, {}).setdefault(control.name, []).append(control)
@@ -261,7 +259,7 @@ def _counts(controls: Sequence[ControlRecord]) -> dict[str, Any]:
 def unscored_controls(
     counts: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[str]:
-    """A line for each kind of control of which some have no score, of what a summary counts."""
+    """A line for each kind of control that has unscored ones, from the counts of a summary."""
     return [
         f"controls of {task}: {name} {one.get('n_scored', 0)}/{one.get('n', 0)} scored ("
         + ", ".join(f"{reason} {count}" for reason, count in one["unscored"].items()) + ")"
@@ -273,19 +271,19 @@ def unscored_controls(
 
 @dataclass(frozen=True, slots=True)
 class SharedControls:
-    """The controls of two runs, by task, where the one may be held against the other."""
+    """The controls of two runs, by task, if they may be compared."""
 
     sides: Mapping[str, tuple[Sequence[ControlRecord], Sequence[ControlRecord]]]
     remarks: tuple[str, ...]
-    """Tasks whose calibrated numbers are not compared, and why."""
+    """Tasks whose calibrated metrics are not compared, and why."""
 
 
 def shared_controls(
     a: Path, b: Path, tasks: Sequence[str], rows: Mapping[str, Container[str]] | None = None
 ) -> SharedControls:
-    """What the runs in two folders have of the same controls. Runs with and without controls may be
-    compared: the calibrated numbers are left out, as they are where the prompts differ. With `rows`
-    (by task) only controls of these."""
+    """The comparable controls of the runs in two folders. If only one run has controls, or their
+    prompts differ, the runs are compared without calibrated metrics. `rows` (by task) limits the
+    controls to these rows."""
     sides: dict[str, tuple[Sequence[ControlRecord], Sequence[ControlRecord]]] = {}
     reasons: dict[str, list[str]] = {}
     loaded = [
@@ -300,14 +298,16 @@ def shared_controls(
             sides[task] = one, other
         elif one or other:
             lone = "A" if one else "B"
-            why = "asked with other prompts" if one and other else f"only in {lone}"
+            why = "have different prompts" if one and other else f"exist only in {lone}"
             reasons.setdefault(why, []).append(task)
-    remarks = (f"controls {why}: not compared ({', '.join(t)})" for why, t in reasons.items())
+    remarks = (
+        f"controls {why}, so they are not compared ({', '.join(t)})" for why, t in reasons.items()
+    )
     return SharedControls(sides, tuple(remarks))
 
 
 def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]]:
-    """Control → template → its hashes; controls without a score say nothing."""
+    """Control → template → its hashes."""
     prompts: dict[str, dict[str, set[str]]] = {}
     for control in controls:
         for template, digest in control.score.prompts.items():
@@ -317,7 +317,7 @@ def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]
 
 
 def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
-    """A line for each task whose controls left a number undefined, of what a summary holds."""
+    """A line for each task whose controls left a metric undefined."""
     lines = []
     for part in work:
         values = {name: cell.mean for name, cell in cells.get(part.task.name, {}).items()}
@@ -329,11 +329,10 @@ def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:
-    """What to say of controls before a run: that there are some, or none; empty where all is
-    as one would think."""
+    """A note before a run: controls exist but are off, or are on but do not exist; else empty."""
     names = control_names(work)
     if names and not on:
-        return f"not asked about (--controls): the controls of {names}"
+        return f"controls are off for {names}; turn them on with --controls"
     if on and not names:
-        return "--controls changes nothing here: none of these tasks has controls"
+        return "--controls has no effect: none of these tasks has controls"
     return ""

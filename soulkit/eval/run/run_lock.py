@@ -1,8 +1,8 @@
-"""The lock and the clock of a run folder, the unfinished run of a command, and the record writer.
+"""Lock and clock of a run folder, search for a run to resume, and the record writer.
 
-A run may be started many times until all is scored. The clock adds the starts up; the lock keeps
-a second process out while one works, and is gone when that process is, however it ended. The
-writer puts records on disk without letting the players wait.
+The clock adds up the time of all starts of a run. The lock keeps a second process out of the folder
+and is released when its process ends, even after a kill. The writer puts records on disk without
+blocking the players.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _START_FILES = (
     *(CONFIG, ENVIRONMENT, LOCK, CLOCK),
     *("conditions.json", "rescore.json", "rows.json"),
 )
-"""What a start writes before anything is asked."""
+"""Files that a start writes before any call."""
 _SAVE_EVERY = 5.0
 _LOOKS, _LOOK_S = 3, 0.02
-"""How often, and after how many seconds again, a lock is tried before it counts as held."""
+"""Number of attempts to take a lock, and seconds between them."""
 
 
 def find_resumable(
     command: str, config: Mapping[str, Any], root: Path = Path("runs")
 ) -> Path | None:
-    """The newest run under `root` with this command and configuration that lacks scores. Those of
-    earlier versions, which nobody can resume, are passed over."""
+    """The newest unfinished run under `root` with this command and configuration. Runs of earlier
+    versions are skipped, because they cannot be resumed."""
     settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
@@ -58,7 +58,7 @@ def find_resumable(
             same_command = read_environment(path).get("command") == command
             if same_command and not _finished(path) and same_settings(read_config(path), settings):
                 return path
-        except RunError:  # a damaged folder of others is no reason to stop
+        except RunError:  # skip damaged folders
             continue
     return None
 
@@ -73,7 +73,7 @@ def _finished(path: Path) -> bool:
 
 
 class RunClock:
-    """Wall seconds of a run over all its starts; a kill costs the last few seconds at most."""
+    """Wall seconds of a run over all its starts; a kill loses at most a few seconds."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._before = path, _seconds_in(path)
@@ -88,8 +88,7 @@ class RunClock:
             self.save()
 
     def save(self) -> float:
-        """Writes the seconds so far and returns them: what a summary says and what a later start
-        adds to are one number."""
+        """Write the seconds so far and return them, so that summary and clock file agree."""
         self._saved, seconds = time.monotonic(), self.seconds
         write_json(self._path, {"seconds": seconds})
         return seconds
@@ -102,17 +101,17 @@ def _seconds_in(path: Path) -> float:
         return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f"'{path}' does not say how many seconds the run has taken.",
+            f"'{path}' does not contain the seconds that the run has taken.",
             "The file was changed by hand or by another program.",
-            "Delete it: only the time of the earlier starts is lost.",
+            "Delete the file; only the time of earlier starts is lost.",
         ) from error
 
 
 class GroupWriter:
-    """Writes records in groups: those that come while the disk is busy go together next.
+    """Writes records in groups: records that arrive during a write form the next group.
 
-    A kill costs at most the group under way, and its replies are in the ledger. Belongs to one
-    event loop.
+    A kill loses at most the current group, whose replies are in the ledger. Use it in one event
+    loop only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +120,7 @@ class GroupWriter:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, record: Record | ControlRecord) -> None:
-        """Have `record` written soon; raises what broke an earlier group."""
+        """Queue `record` for writing; raises the error of an earlier group, if any."""
         self._waiting.append(record)
         if self._task is not None and self._task.done():
             self._task.result()
@@ -130,7 +129,7 @@ class GroupWriter:
             self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """Everything is on disk on return, or what prevented it is raised."""
+        """Write all queued records; raises the error of a failed write."""
         try:
             if self._task is not None:
                 await self._task
@@ -145,10 +144,10 @@ class GroupWriter:
 
 @contextmanager
 def run_lock(run: Run) -> Iterator[None]:
-    """Hold the run folder for this process; RunError when another one is at work in it.
+    """Lock the run folder for this process; RunError if another process uses it.
 
-    A folder that this start made is removed again where a server refused to answer and nothing was
-    recorded: no run is left that cannot be resumed.
+    If a server rejects all calls and nothing was recorded, a folder that this start created is
+    removed again.
     """
     try:
         with _locked_folder(run):
@@ -174,22 +173,22 @@ def _records_nothing(run: Run) -> bool:
 @contextmanager
 def _locked_folder(run: Run) -> Iterator[None]:
     try:
-        import fcntl  # noqa: F401 - whether it is there
-    except ModuleNotFoundError:  # Windows has no such locks
+        import fcntl  # noqa: F401 - only checks that it exists
+    except ModuleNotFoundError:  # Windows has no fcntl
         yield
         return
     with (run.path / LOCK).open("w") as handle:
         if not _locked(handle):
             raise RunError(
-                f"Another process is at work in {run.path}.",
-                "Two at once would play and pay for the same episodes twice.",
-                "Wait until it ends, or give another folder with --out.",
+                f"Another process is using {run.path}.",
+                "Two processes would play and pay for the same episodes twice.",
+                "Wait until it ends, or choose another folder with --out.",
             )
         yield
 
 
 def _locked(handle: IO[str]) -> bool:
-    """Whether this process has the lock now. `is_locked` holds it for a moment while it looks."""
+    """Try to take the lock. Retries, because `is_locked` holds it for a moment."""
     import fcntl
 
     for _ in range(_LOOKS):
@@ -203,7 +202,7 @@ def _locked(handle: IO[str]) -> bool:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds the run folder; nothing is waited for."""
+    """Whether a process holds the lock of the run folder; does not wait."""
     try:
         import fcntl
 
@@ -211,6 +210,6 @@ def is_locked(folder: Path) -> bool:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (ModuleNotFoundError, OSError):  # no locks here, none taken, or a folder of others
+    except (ModuleNotFoundError, OSError):  # no fcntl, no lock file, or no permission
         return False
     return False

@@ -1,13 +1,12 @@
-"""Evaluation: play every example `repeats` times, score, keep every record, write the summary.
+"""Evaluation: play every example `repeats` times, score it, keep every record, write the summary.
 
-    check all that can be wrong ──▶ open the run ──▶ play what has no score yet ──▶ summary.json
+    run all checks ──▶ open the run ──▶ play episodes without a score ──▶ summary.json
 
-* Nothing is played, and no folder made, before tasks, rows, roles, keys and prompt lengths are
-  known to be in order.
-* A record goes to disk as soon as its episode is scored, and every paid reply is in the ledger
-  before that. A run may die at any moment; the same command finishes it and pays for no reply
-  twice.
-* After many failed episodes in a row the run stops: a dead server would only cost hours.
+* Tasks, rows, roles, keys and prompt lengths are checked before a folder is created or an episode
+  is played.
+* Every paid reply is in the ledger before its episode is scored, and every record is written as
+  soon as it is scored. After a kill, the same command resumes the run and pays for no reply twice.
+* The run stops after many failed episodes in a row, because the server is probably down.
 """
 
 from __future__ import annotations
@@ -101,12 +100,12 @@ _EXTERNAL_FAILURES = ("provider_error", "partner_error", "judge_error", TaskErro
 
 
 class RunningMean:
-    """The mean of the scores so far, in words: of episodes, which need not be the headline."""
+    """The mean score of the episodes so far, for the progress line; may differ from the headline."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.total, self.count, self.failed = 0.0, 0, 0
         for record in records:
-            if record.score.scored:  # the others are about to be played again
+            if record.score.scored:  # unscored episodes are played again
                 self.add(record)
 
     def add(self, record: Record) -> None:
@@ -116,7 +115,7 @@ class RunningMean:
             self.total, self.count = self.total + record.score.value, self.count + 1
 
     def words(self) -> str:
-        mean = f"mean over episodes {self.total / self.count:.3f}" if self.count else "no score yet"
+        mean = f"mean score {self.total / self.count:.3f}" if self.count else "no score yet"
         return f"{mean}, {self.failed} unscored" if self.failed else mean
 
 
@@ -131,21 +130,21 @@ def run_eval(
     servers: VllmServers | None = None,
     reporter: Reporter = SILENT,
 ) -> tuple[Run, Summary]:
-    """Do what `soul eval` does and return the run with its summary.
+    """Run `soul eval` and return the run with its summary.
 
-    `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
-    is taken up, else a new folder made. `load` loads the model, where the caller has it already;
-    it is closed in the end. `servers` are those of several runs, else this one's are stopped in the
-    end.
+    `out` is the run folder. Without it, an unfinished run of the same configuration under `runs/`
+    is resumed, or a new folder is created. `load` returns a model that the caller has loaded; it is
+    closed at the end. `servers` are shared by several runs and keep running; otherwise the run's
+    servers are stopped at the end.
 
-    Raises a UserError before anything is played, ProviderError when the model stays silent.
+    UserError before anything is played; ProviderError if the model does not answer.
     """
     config, work = prepare(config, reporter)
     if remark := controls_words(work, on=config.controls):
         reporter.note(remark)
     begun = out or find_resumable(config.command, config.identity())
     folder = begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
-    # An existing folder is opened first: to be refused it need not wait for a model.
+    # Open an existing folder first, so that its errors appear before the model loads.
     run = _open(folder, config) if is_run(folder) else None
     check_open_batches(config, folder)
     check_endpoints(config)
@@ -192,19 +191,22 @@ def _make_players(
 
 
 UNNAMED_WAYS = {
-    "model": ("model (--model)", "name a model: --model MODEL"),
-    "tasks": ("task (--task or --suite)", "name tasks: --task NAME,NAME, or a suite: --suite NAME"),
+    "model": ("model (--model)", "choose a model: --model MODEL"),
+    "tasks": (
+        "task (--task or --suite)",
+        "choose tasks (--task NAME,NAME) or a suite (--suite NAME)",
+    ),
 }
-"""Setting that is not named → what is missing, and how to give it."""
+"""Required setting → its name in errors, and the fix."""
 STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
-"""What stands in for it while everything else that is missing is collected."""
+"""Placeholders for them while all other missing requirements are collected."""
 
 
 def load_config(
     file: Path | None, flags: Mapping[str, Any], *, trust: bool = False, asking: bool = True
 ) -> EvalConfig:
-    """`EvalConfig.load`. Where no model or no task is named, the error names whatever else is
-    missing, as `prepare` does for the rest (`asking`: also keys and checkpoints)."""
+    """`EvalConfig.load`. If the model or the tasks are missing, the error also lists everything else
+    that is missing (with `asking`, also keys and checkpoints)."""
     unnamed: dict[str, ConfigError] = {}
     while True:
         stand_ins = {name: STAND_INS[name] for name in unnamed}
@@ -226,7 +228,7 @@ def load_config(
 def _refuse_unnamed(
     config: EvalConfig, unnamed: Mapping[str, ConfigError], *, asking: bool
 ) -> None:
-    """Raise everything that is missing; `config` has stand-ins for the settings in `unnamed`."""
+    """Raise one error with all missing requirements; `config` has placeholders for `unnamed`."""
     gaps = [
         MissingRequirement("unnamed", *UNNAMED_WAYS[name], error) for name, error in unnamed.items()
     ]
@@ -244,8 +246,8 @@ def _refuse_unnamed(
 def _role_gaps(
     config: EvalConfig, work: Sequence[Work], *, asking: bool, model: bool = True
 ) -> list[MissingRequirement]:
-    """The players that `work` lacks and, when `asking`, services, keys, checkpoints and vLLM. The
-    actor's checkpoint is looked for only with `model`."""
+    """Missing players of `work` and, with `asking`, missing services, keys, checkpoints and vLLM.
+    The actor's checkpoint is checked only with `model`."""
     gaps = missing_roles(work, config)
     if not asking or config.ledger == "replay":
         return gaps
@@ -262,8 +264,8 @@ def _role_gaps(
 def prepare(
     config: EvalConfig, reporter: Reporter = SILENT, *, asking: bool = True
 ) -> tuple[EvalConfig, list[Work]]:
-    """The configuration with everybody in their seats, and its work; with the checks that need no
-    model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
+    """Check everything that needs no model, and return the configuration with default players and
+    its work. A plan (`asking` is False) needs no keys or checkpoints.
     """
     registry = config.registry()
     work, gaps = work_and_missing(config, registry)
@@ -283,7 +285,7 @@ def prepare(
         if part.bad:
             first = part.bad[0]
             reporter.note(
-                f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
+                f"bad rows of {part.task.name} left out: {len(part.bad)}; the first: "
                 f"{first.source}: {first.why}"
             )
     return config, work
@@ -304,18 +306,18 @@ def _confirm(
 
 
 def _note_declared(run: Run, config: EvalConfig, reporter: Reporter) -> None:
-    """Say where --verify-weights comes too late for a part of the run."""
+    """Report if --verify-weights cannot cover earlier episodes of the run."""
     conditions = Conditions.read(run.path) if config.verify_weights else None
     if conditions and conditions.actor.weights_basis == "declared":
         reporter.note(
-            f"the weights stay declared, not verified: earlier episodes in {run.path} were sampled "
-            "without --verify-weights; give another folder with --out to verify all of it"
+            f"weights declared, not verified: earlier episodes in {run.path} were sampled without "
+            "--verify-weights; to verify all episodes, choose another folder with --out"
         )
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
-    """The run in `folder`. Settings may still change where nothing was played with the old ones:
-    a server that did not start is mended by other settings."""
+    """Open the run in `folder`. Its settings may change if nothing was played yet, for example to
+    fix a server that did not start."""
     command, settings, sealed = config.command, config.identity(), not config.foreign
     try:
         return Run.open(folder, command, settings, sealed=sealed)
@@ -339,7 +341,7 @@ async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, ledger: Ledger,
     before: ResumeState | None, reporter: Reporter,
 ) -> Summary:  # fmt: skip
-    """`before` is what the run had before anybody could be kept out of its folder."""
+    """Play the run and close its models. `before` is its state before it was locked."""
     cast = eval_cast(config, players)
     try:
         standing = resume_state(run, work, config.repeats, before)
@@ -352,11 +354,11 @@ async def _play_and_close(
             suite = config.suite or ""
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
-        # Before anything is played: a local model may play for an hour before it comes to a server.
-        # The ledger of a resumed run may have every reply that is left; then no server need run.
+        # Check servers before playing: a local model may play for an hour before the first call.
+        # The ledger of a resumed run may contain all remaining replies; it needs no server then.
         if left + controls and (config.kind == "local" or not run.resumed):
             await players.preflight.hold()
-        if not run.resumed:  # said now: the folder goes when a server refuses
+        if not run.resumed:  # only now: the folder is removed if a server rejects us
             reporter.note(f"run folder {run.path}")
         with reporter.progress(left + controls) as bar:
             return await run_evaluation(
@@ -373,8 +375,8 @@ async def _play_and_close(
 def eval_players(
     config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None, **others: Any
 ) -> Players:
-    """What makes the players of `config`; `local` is the actor when it is no endpoint, `others` are
-    further fields of Players."""
+    """The players of `config`. `local` is the actor unless it is an API model; `others` are further
+    fields of Players."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
     players = Players(
@@ -387,22 +389,22 @@ def eval_players(
 
 
 def eval_cast(config: EvalConfig, players: Players) -> Cast:
-    """The players of `config`; the actor is sampled as each task says."""
+    """The cast of `config`; each task sets the actor's sampling."""
     assert players.actor is not None
     return cast_of(config, players, Player(players.actor), config.seed)
 
 
 def check_endpoints(config: EvalConfig) -> None:
-    """Raise what is wrong with addresses, keys and prices while no folder has been made."""
+    """Check addresses, keys and prices before a folder is created."""
     if config.ledger == "replay":
-        return  # needs no key, and a ledger is opened in any case
+        return  # a replay needs no key
     if config.kind == "api":
         eval_players(config, None)
     check_players(config)
 
 
 def open_ledger(run: Run, config: EvalConfig) -> Ledger:
-    """The run's own ledger, or the one to replay; shared by actor and partner."""
+    """Open the run's own ledger, or the ledger to replay."""
     path = Path(config.ledger_file) if config.ledger_file else run.ledger_path
     return Ledger(None if config.ledger == "off" else path, config.ledger, mends=True)
 
@@ -420,16 +422,16 @@ async def run_evaluation(
     ledger: Ledger | None = None,
     standing: ResumeState | None = None,
 ) -> Summary:
-    """Play what `run` has no score for yet, write `summary.json` and return it.
+    """Play the episodes of `run` without a score, write `summary.json` and return it.
 
-    Raises ConfigError when a role is not filled, RunError when the folder holds other rows,
-    ProviderError when only failures come. `standing` is what the run has, where the caller knows.
+    ConfigError if a role is not filled, RunError if the folder has other rows, ProviderError after
+    too many failures in a row. `standing` is the run's state, if the caller has it.
     """
     _check_roles(work, players)
     standing = standing or resume_state(run, work, config.repeats)
     jobs = standing.jobs_left(work, config.repeats)
     asks = standing.controls_left(work, config.repeats)
-    # Only controls ask about an episode again, and want all of it.
+    # Only controls need the whole episodes.
     there = stream_records(run.episodes, light=not asks) if standing.scored else ()
     scored = {record.key: record for record in there}
     clock, streak = RunClock(run.path / CLOCK), FailureStreak(max_calls(config), "episodes")
@@ -461,7 +463,7 @@ async def run_evaluation(
                          for part in work)  # fmt: skip
         finally:
             await writer.close()
-        # All drafts are on disk: no control can be about words that a kill would take back.
+        # All drafts are on disk, so a kill cannot lose a draft that has a control.
         await play_controls(run.path, work, asks, scored, engine, notice)
     finally:
         seconds = clock.save()
@@ -480,7 +482,7 @@ def _check_roles(work: Sequence[Work], players: Cast) -> None:
 def _written(
     run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work], players: Cast
 ) -> Summary:
-    """The summary with what the ledger adds, on disk; the records of a whole run are packed."""
+    """Add facts from the ledger to the summary and write it; packs the records of a complete run."""
     tasks = {example.id: part.task.name for part in work for example in part.examples}
     if ledger is not None:
         calls = calls_by_task(ledger, tasks)
@@ -500,7 +502,7 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     sampling = config.sampling(part.task.spec)
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
-    # A local model fills its batches only when enough rollouts wait at once.
+    # A local model needs many waiting rollouts to fill its batches.
     room = max_calls(config) if config.kind == "api" else max(256, 4 * config.batch_size)
     return Engine(table, config.seed, room)
 
@@ -509,7 +511,7 @@ def summary_of(
     work: Sequence[Work], records: Sequence[Record], config: EvalConfig, seconds: float,
     cost: float | None, controls: Sequence[ControlRecord] = (),
 ) -> Summary:  # fmt: skip
-    """What `summary.json` says of these records, and of the controls beside them."""
+    """The summary of these records and controls."""
     summary = summarise(
         records,
         command=config.command,
@@ -534,7 +536,7 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
 
 
 def failures(records: Iterable[Record]) -> dict[str, str]:
-    """`reason (count)` → the words of the first unscored episode of that reason."""
+    """`reason (count)` → message of the first unscored episode with that reason."""
     missing = [r for r in records if not r.score.scored]
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}

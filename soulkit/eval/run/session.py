@@ -1,6 +1,4 @@
-"""Asking the players of a run: how a command that asks them begins, when it gives up, and which of
-them are asked by batch.
-"""
+"""Asking the players of a run: open a session, stop after repeated failures, and use batch calls."""
 
 from __future__ import annotations
 
@@ -24,19 +22,19 @@ if TYPE_CHECKING:
     from soulkit.models.api.batches import Batches
 
 BATCH_CONCURRENCY = 50_000
-"""Rollouts that may wait for one batch: as many as it has lines."""
+"""Rollouts that may wait for one batch; equals its maximum number of lines."""
 _OTHERS = ("partner", "environment")
 GIVE_UP = 20
-"""A command stops after so many failures in a row (or twice the concurrency, if more): a dead
-server would only cost hours."""
+"""Stop after this many failures in a row (or twice the concurrency, if larger), because the server
+is probably down."""
 
 
 def open_session(
     config: RolesConfig, folder: Path, command: str, plan: Callable[[], Plan], *, sealed: bool,
     reporter: Reporter,
 ) -> Run:  # fmt: skip
-    """The run of a command that asks about what is there: its players are checked first, and what
-    `plan` says that it costs is confirmed."""
+    """Open the run of a command that asks about recorded data, after checking its players and
+    confirming the cost of `plan`."""
     check_players(config)
     if pays(config):
         confirm_cost(plan(), config, reporter)
@@ -50,7 +48,7 @@ def open_session(
 async def asking(
     config: RolesConfig, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
 ) -> AsyncIterator[Players]:
-    """Within it the players of `config` can be asked; there is no actor."""
+    """Context with the players of `config`, without an actor."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     players = Players(
         ledger, None, checkpoint_player, calls, config.settings_of_players(),
@@ -63,36 +61,35 @@ async def asking(
 
 
 class FailureStreak:
-    """Counts failures in a row of `what`, and stops the command when there are too many."""
+    """Counts consecutive failures of `what` and stops the command if there are too many."""
 
     def __init__(self, concurrency: int, what: str) -> None:
         self.limit, self.what, self.length = max(GIVE_UP, 2 * concurrency), what, 0
 
     def add(self, failed: bool, words: str, kind: type[CallError] = ProviderError) -> None:
-        """Take up one result; an error of `kind` after `limit` failures in a row."""
+        """Count one result; raises `kind` after `limit` failures in a row."""
         self.length = self.length + 1 if failed else 0
         if self.length >= self.limit:
-            raise kind(f"{self.length} {self.what} in a row failed, the last with: {words}")
+            raise kind(f"{self.length} {self.what} in a row failed; the last error: {words}")
 
 
 # -- by batch --------------------------------------------------------------------------------------
 
 
 def refuse_dialogues(config: EvalConfig, work: Sequence[Work]) -> None:
-    """ConfigError for tasks whose actor cannot be asked by batch: each of its turns would wait a
-    day for the one before it."""
+    """ConfigError for tasks whose actor cannot use batch calls: each turn could wait a day for the
+    one before it."""
     if not config.batch or config.ledger == "replay":
         return
     spoken = [part.task.name for part in work if _turns(part) > 1 or part.roles & set(_OTHERS)]
     if not spoken:
         return
     rest = [part.task.name for part in work if part.task.name not in spoken]
-    alone = f"; by batch alone: --task {','.join(rest)}" if rest else ""
+    alone = f". Tasks that work with --batch: --task {','.join(rest)}" if rest else ""
     raise ConfigError(
-        f"--batch cannot play {', '.join(spoken)}: there the actor speaks in several turns.",
-        "Every turn waits for the one before it, and a batch may take 24 hours.",
-        "Play dialogues without --batch, or with --batch-judges, which asks only their judges that "
-        f"way{alone}.",
+        f"--batch cannot play {', '.join(spoken)}, where the actor replies in several turns.",
+        "Each turn waits for the one before it, and a batch can take 24 hours.",
+        f"Leave out --batch, or use --batch-judges, which batches only the judges' calls{alone}.",
     )
 
 
@@ -101,24 +98,24 @@ def _turns(part: Work) -> int:
 
 
 def batch_words(config: EvalConfig) -> list[str]:
-    """What a plan cannot say in its figures of the players that are asked by batch."""
+    """Notes of a plan on players with batch calls."""
     names = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
     if not names:
         return []
     return [
-        f"by batch at a lower price: {', '.join(names)}; each wave (the actor's replies, then the "
-        "judges') takes up to 24 hours, whatever the time above says, and the first call of each "
-        "is asked at once, at the full price"
+        f"batch calls at a lower price: {', '.join(names)}; each wave (first the actor, then the "
+        "judges) can take 24 hours, which the time above does not include. The first call to each "
+        "model is made live, at the full price"
     ]
 
 
 def max_calls(config: EvalConfig) -> int:
-    """Rollouts of a served model that are under way at once."""
+    """Maximum number of concurrent rollouts of an API model."""
     return BATCH_CONCURRENCY if config.batched else config.concurrency
 
 
 def make_batches(config: EvalConfig, folder: Path, reporter: Reporter) -> Batches | None:
-    """The batches of the run in `folder`; None for a run that is asked live, or replayed."""
+    """The batches of the run in `folder`; None if it uses live calls or is a replay."""
     if not config.batched or config.ledger == "replay":
         return None
     from soulkit.models.api.batches import Batches
@@ -127,7 +124,7 @@ def make_batches(config: EvalConfig, folder: Path, reporter: Reporter) -> Batche
 
 
 def check_open_batches(config: EvalConfig, folder: Path) -> None:
-    """ConfigError where calls of this run wait at a batch service and would be asked live."""
+    """ConfigError if open batches of this run would be asked again by live calls."""
     from soulkit.models.api.batches import BOOK, BatchBook
 
     if config.ledger == "replay" or not (folder / BOOK).is_file():
@@ -145,16 +142,16 @@ def check_open_batches(config: EvalConfig, folder: Path) -> None:
     if left:
         names = ", ".join(f"{s.batch_id} ({s.requests} requests to {s.model})" for s in left)
         raise ConfigError(
-            f"This run left batches at {left[0].base_url}: {names}.",
-            "They are paid for; asked live, the same calls would be paid for a second time.",
-            "Give --batch, or --batch-judges where they are the judges' alone, to take them up. To "
-            f"go on without them, cancel them there and remove '{folder / BOOK}'.",
+            f"This run has open batches at {left[0].base_url}: {names}.",
+            "These batches have already been paid for. Live calls would be charged again.",
+            "Add --batch (or --batch-judges, if only judges are in the batches) to fetch them. To "
+            f"continue without them, cancel them there and delete '{folder / BOOK}'.",
         )
 
 
 @contextmanager
 def report_open_batches(batches: Batches | None, reporter: Reporter) -> Iterator[None]:
-    """Within it a run is played. However it ends, what goes on at a provider is named."""
+    """Context in which a run is played; at its end, even after an error, open batches are listed."""
     try:
         yield
         if batches is not None:
