@@ -189,7 +189,8 @@ class EvalConfig(PlayConfig):
         return self
 
     def _unfollowed(self) -> str:
-        """The error text for settings that running servers cannot apply; empty if there are none."""
+        """The error text for settings that running servers cannot apply; empty if there are
+        none."""
         here = () if self.verify_weights else ("dtype", "device", "threads")
         names = (*here, "vllm_arg") if self.engine_choice.attached else ()
         usual = self.defaults() if names else {}

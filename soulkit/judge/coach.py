@@ -1,12 +1,12 @@
-"""The model coach (one call, one short text for the actor) and the audit for playing to the judge.
+"""The model coach (one call, one short text for the actor), and the audit of replies to the judge.
 
-Feedback is never an error text: a coach that cannot be read gives none.
+An unreadable coach reply gives no feedback; an error text never becomes feedback.
 
-An auditor is a judge with one question: did the actor act, or did it write for whoever scores it?
-It reads the actor's own words only. Its verdict is a risk: `medium` for reciting what a rubric asks
-for or claiming feats that never happened, `high` for text that loops without sense or speaks to a
-judge. An audit that cannot be read leaves the episode unscored. The reference hides turns that look
-like data from its auditor; `paper` shows every turn that has words.
+An auditor is a judge with one question: did the actor play its role, or write for the judge? It
+reads only the actor's own words. Its verdict is a risk: `medium` for reciting a rubric or claiming
+invented feats, `high` for senseless loops or text addressed to a judge. An unreadable audit leaves
+the episode unscored. Under `reference`, turns that look like data are hidden from the auditor;
+under `paper` it sees every turn that has words.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from soulkit.types import Call, Feedback, Protocol, Segment
 
 MAX_COACH_WORDS = 120
 CHARS_A_WORD = 20
-"""Of a text without blanks the characters count."""
+"""Limits texts without spaces by their characters."""
 
 LEAST_DISTINCT = 0.1
-"""Different texts per draft below which feedback is hardly about the draft: it is a fixed sentence
-in the prompt under the name of feedback."""
+"""Minimum share of distinct feedback texts. Below it, feedback is a fixed sentence and does not
+depend on the draft."""
 
 
 def distinct_share(texts: Sequence[str]) -> float | None:
-    """Different texts / texts; None without any."""
+    """Number of distinct texts / number of texts; None if there are none."""
     return len(set(texts)) / len(texts) if texts else None
 
 
 async def ask_coach(
     coach: Player, prompt: str, call: Call, max_words: int = MAX_COACH_WORDS
 ) -> Feedback:
-    """Feedback written by `coach` on `prompt`; of its line breaks those between paragraphs stay.
+    """Ask `coach` for feedback; only line breaks between paragraphs are kept.
 
-    Raises UnreadableVerdict when the reply is empty after thinking is removed, was cut off, or is
-    longer than `max_words` (a coach that rambles is usually solving the task for the actor).
+    UnreadableVerdict if the reply without thinking is empty, was cut off, or is longer than
+    `max_words` (a long reply usually solves the task for the actor).
     """
     completion = await coach.complete((Segment("user", prompt),), call)
     paragraphs = re.split(r"\n\s*\n", spoken(completion.text, "paper"))
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     if not text:
-        raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
+        raise UnreadableVerdict(f"the coach's reply is empty ({completion.stop_reason})")
     if completion.stop_reason == "length":
-        raise UnreadableVerdict("the coach was cut off; raise its max_tokens")
+        raise UnreadableVerdict("the coach's reply was cut off; increase its max_tokens")
     if completion.stop_reason == "content_filter":
-        raise UnreadableVerdict("a content filter held back what the coach wrote")
+        raise UnreadableVerdict("a content filter blocked the coach's reply")
     if len(text.split()) > max_words or len(text) > max_words * CHARS_A_WORD:
         raise UnreadableVerdict(f"the coach wrote more than {max_words} words")
     return Feedback(text=text, author=coach.model.name)
@@ -71,20 +71,20 @@ class Audit(VerdictShape):
 
 
 def agreed_risk(levels: Sequence[Risk]) -> Risk:
-    """The level of several opinions: the middle one, the worse of two middle ones.
+    """The median level of several opinions; the worse of two middle ones.
 
-    Raises ValueError for none.
+    ValueError if there are none.
     """
     if not levels:
-        raise ValueError("no opinion to agree on")
+        raise ValueError("no opinions given")
     ordered = sorted(levels, key=RISKS.index)
     return ordered[len(ordered) // 2]
 
 
 def auditable_texts(utterances: Iterable[str], protocol: Protocol) -> list[str]:
-    """The actor's texts that the auditor gets to see, stripped; empty ones are never shown.
+    """The actor's texts that the auditor sees, stripped and without empty ones.
 
-    Under `reference` what starts like JSON, a list or a call (`word (`) is left out.
+    Under `reference`, texts that start like JSON, a list or a call (`word (`) are left out.
     """
     texts = [text.strip() for text in utterances if text.strip()]
     if protocol == "reference":

@@ -1,15 +1,15 @@
-"""Does a feedback give the answer away, or repeat what its reader must not know?
+"""Leak check: does feedback reveal the answer, or private information of another seat?
 
-Where a question has options, feedback leaks when it holds the gold text, names the gold letter, or
-leaves open one option, or at most half of them. The draft's answer and whole sentences that the
-actor reads do not count.
+For a question with options, feedback leaks if it contains the gold text, names the gold letter, or
+leaves only one option, or at most half of them, open. The draft's answer and whole sentences that
+the actor has read do not count.
 
     red box, red bag (gold), blue jar, green tin: "Not the blue jar" passes, "think of the red one"
     leaks; when the draft said red box, "you said red box, but it is not the jar" passes.
 
-In a dialogue leaks are another seat's texts (`private_text`), words of the rubric (`rubric_words`)
-and what a human wrote in the actor's place (`gold_reference`), found by counting words. A text is
-read as it is and as it looks (obfuscation.py).
+In a dialogue, leaks are another seat's texts (`private_text`), words of the rubric (`rubric_words`)
+and a human's reply in the actor's place (`gold_reference`), found by counting words. Each text is
+also checked with look-alike characters replaced (obfuscation.py).
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
 RUN = 5
-"""So many words in a row, as they stand in a private text, are a quotation …"""
+"""Minimum length in words of a quotation from a private text …"""
 REFERENCE_RUN = 6
-"""… and so many of a reference: whoever learns to write like it shares its turns of phrase."""
+"""… and from a reference, whose phrases a similar style shares …"""
 NEW_IN_RUN = 2
-"""… if so many of them are words of content that the public text does not hold."""
+"""… if at least this many of its words are content words that the public text does not contain."""
 LONG_RUN = 8
-"""So many in a row are a quotation even when each of them is known: in "five points for a lamp, one
-for a chair" the order is the secret."""
+"""Minimum length of a quotation whose words are all public: in "five points for a lamp, one for a
+chair" the order is the secret."""
 SENTENCE_WORDS = 3
 SENTENCE_SHARE = 0.6
-"""A private sentence is told when so many of its new words of content are said, as a count and as a
-share of all that it has. A text with fewer new words of content (a code word, a name), or one too
-short for a run, is told when it is said whole."""
+"""Minimum number and share of a private sentence's new content words for a leak. A text with fewer
+new content words (a code word, a name), or one too short for a run, leaks if it is said whole."""
 REFERENCE_GRAM = 3
 REFERENCE_SHARE = 0.2
-"""A reference is handed over when at least two, and this share, of its three-word runs with new
-content are said."""
+"""A reference leaks if at least two, and this share, of its three-word runs with new content
+appear."""
 
 _TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _GROUPED = re.compile(r"[,.'\u2019\u00a0\u202f](?<=\d.)(?=\d{3}(?!\d))")
@@ -71,25 +70,25 @@ _STEMS = frozenset(_ENDING.sub("", word) for word in _FUNCTION.split())
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in one case, without marks; 1,500 is one word, and the same as 1500."""
+    """The words of a text, case-folded, without punctuation; 1,500 is one word, equal to 1500."""
     return _TOKEN.findall(plain(_GROUPED.sub("", text)))
 
 
 def tokens(text: str) -> list[str]:
-    """The words of a text without their common endings."""
+    """The words of a text without common endings."""
     return [_ENDING.sub("", word) for word in words(text)]
 
 
 def content(stems: Iterable[str]) -> set[str]:
-    """Of words as `tokens` gives them, those that are no function words."""
+    """The content words among stems from `tokens`, without function words."""
     return {word for word in stems if word not in _STEMS}
 
 
 def echoes_private(text: str, private: str, public: str) -> bool:
-    """Whether `text` quotes `private`, tells one of its sentences, says all of a short one, or
-    names one of its figures of two digits or more.
+    """Whether `text` quotes `private`, retells one of its sentences, contains all of a short one,
+    or contains one of its numbers of two or more digits.
 
-    `public` is what the reader of `text` knows anyway.
+    `public` is text that the reader of `text` already knows.
     """
     stems, hidden, shown = tokens(text), _material(private), _material(public)
     if hidden.figures & figures(stems) - shown.figures:
@@ -105,7 +104,7 @@ def echoes_private(text: str, private: str, public: str) -> bool:
 
 
 def echoes_reference(text: str, reference: str, public: str) -> bool:
-    """Whether `text` quotes `reference` or hands over a good part of its three-word runs."""
+    """Whether `text` quotes `reference` or contains many of its three-word runs."""
     stems, gold, shown = tokens(text), _material(reference), _material(public)
     if _is_short(gold, shown, REFERENCE_GRAM + 1):
         return _says_whole(stems, gold, shown)
@@ -119,7 +118,7 @@ def echoes_reference(text: str, reference: str, public: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Material:
-    """A text that many sentences are held against; what is counted of it is counted once."""
+    """A text to compare many sentences with; its counts are cached."""
 
     stems: Sequence[str]
     text: str
@@ -134,7 +133,7 @@ class _Material:
 
     @cached_property
     def sentences(self) -> tuple[frozenset[str], ...]:
-        """The words of content of every sentence."""
+        """The content words of every sentence."""
         return tuple(frozenset(content(tokens(part))) for part in SENTENCE_END.split(self.text))
 
     @cached_property
@@ -154,13 +153,13 @@ def _material(text: str) -> _Material:
 
 
 def _quotes(stems: Sequence[str], hidden: _Material, shown: _Material, length: int) -> bool:
-    """Whether both share a run of `length` words that is not public and says something new."""
+    """Whether both share a run of `length` words that is not public and has new content words."""
     shared = (grams(stems, length) & hidden.runs(length)) - shown.runs(length)
     return any(len(content(run) - shown.vocabulary) >= NEW_IN_RUN for run in shared)
 
 
 def figures(stems: Iterable[str]) -> set[str]:
-    """The numbers of two digits or more: a price, a date, a house number."""
+    """The numbers of two or more digits, such as prices, dates or house numbers."""
     return {word for word in stems if len(word) > 1 and word.isdecimal()}
 
 
@@ -170,9 +169,9 @@ def grams(stems: Sequence[str], length: int) -> set[tuple[str, ...]]:
 
 
 def says_phrase(text: str, phrase: str) -> bool:
-    """Whether the very words of `phrase` stand in `text`, in a row, endings included.
+    """Whether `text` contains exactly the words of `phrase` in a row.
 
-    A label in capitals must be in capitals: the same word otherwise belongs to ordinary talk.
+    A phrase in capitals must appear in capitals, because in lower case it may be an ordinary word.
     """
     if phrase.isupper() and phrase not in text:
         return False
@@ -201,9 +200,9 @@ def _tells(stems: Collection[str], new_stems: frozenset[str]) -> bool:
 
 SIGNIFICANCE = 0.05
 MAX_CHARACTERS = 30_000
-"""No coach writes that much; what nobody has read is not shown."""
+"""Longer feedback counts as a leak without a check."""
 QUOTED_WORDS = 3
-"""So many words a sentence of the story has beside options, or quoting it names the options."""
+"""Minimum number of words other than options in a story sentence that may be quoted."""
 _NUMBERED = re.compile(r"^\s*\d+[.):]?\s+")
 _NO_ANSWER = re.compile(
     r"\byes or no\b|(?P<said>\b(?:say|said|answer|answered|choose|chose|pick|picked|or|than)\s+)?"
@@ -213,18 +212,18 @@ _NUMBER_WORD = re.compile(
     rf"\b(?:{'|'.join(CARDINALS[1:])})\b(?=\s*(?:[.,;:!?)\"'”’]|\Z|(?:or|and|nor|is|was)\b))",
     re.IGNORECASE,
 )
-"""`say four.`, not `four facts`; `one` is too common a word."""
+"""Matches `say four.`, not `four facts`; `one` is left out because it is too common."""
 _OR_TWO = re.compile(r"\ban? \w+ or two\b", re.IGNORECASE)
-"""`in a sentence or two` names no number."""
+"""`in a sentence or two` does not name a number."""
 MAX_NAME_WORDS = 3
-"""Options up to this length are names, whose single words (`the red one`) point at them."""
+"""Options up to this length count as names: single words (`the red one`) can identify them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeakView:
-    """What a blind reader may see, and what it must not find out.
+    """The material that a blind reader may see, and the secrets that feedback must not reveal.
 
-    Every part may be missing: only a view with options is read blind.
+    Every part may be empty; only a view with options gets a blind read.
     """
 
     question: str = ""
@@ -234,45 +233,47 @@ class LeakView:
     private: tuple[str, ...] = ()
     """Texts of other seats: the partner's goal, background, secret."""
     private_by_seat: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """Acted seat → what it alone may know, where several seats read the same feedback: what one of
-    them knows must not reach the others, so none of it may stand there."""
+    """Acted seat → its private texts, if several seats read the same feedback. None of them may
+    appear, because the other seats would read it."""
     rubric: tuple[str, ...] = ()
     """Words and phrases that only a judge's rubric uses."""
     reference: str = ""
+    """The human's reply in the actor's place."""
     reference_parts: tuple[str, ...] = ()
-    """Its messages, where it has several: one of them, said whole, is a small share of all."""
+    """The messages of `reference`, if there are several; each is checked separately."""
     public: str = ""
-    """What the actor sees anyway (scenario, names, its own profile): repeating it gives nothing
-    away. The question need not be repeated here."""
+    """Text that the actor sees anyway (scenario, names, its own profile) and that may be repeated.
+    The question is added automatically."""
     story: str = ""
-    """What the actor reads beside question and options: its sentences may be quoted whole."""
+    """Text that the actor reads in addition to question and options; whole sentences of it may be
+    quoted."""
     drafted: tuple[str, ...] = ()
-    """The options other than the gold that the draft answered."""
+    """The wrong options that the draft answered."""
     shown: bool = False
-    """Whether the actor reads its draft with the feedback, and so knows what the draft answered."""
+    """Whether the actor sees its draft with the feedback, and so knows the draft's answer."""
     each: bool = False
-    """Whether every option tells something of the answer by itself (one name of a list, one word of
-    a sentence), so that naming any of them leaks."""
+    """Whether every option alone reveals a part of the answer (a name in a list, a word in a
+    sentence), so that naming any of them is a leak."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Every text that some reader of the feedback must not come to know."""
+        """All texts that some reader of the feedback must not learn."""
         return (*self.private, *(t for texts in self.private_by_seat.values() for t in texts))
 
     @property
     def letter(self) -> str:
-        """The gold option's letter, empty without one."""
+        """The gold option's letter; empty if it has none."""
         pairs = zip(self.letters, self.options, strict=False)
         return next((letter for letter, option in pairs if option == self.gold), "")
 
     @property
     def chance(self) -> float:
-        """What guessing gives: 1 / number of different options."""
+        """The chance of guessing right: 1 / number of different options."""
         return 1 / max(len(self.names()), 1)
 
     def of_draft(self, answer: str, story: str) -> LeakView:
-        """The view for feedback on a draft that answered `answer`, a letter or letters where the
-        options have them, else a text; `story` is what its actor has read."""
+        """The view for feedback on a draft that answered `answer` (letters if the options have
+        them, else text); `story` is the text that its actor has read."""
         words = answer.upper().replace(",", " ").split()
         if words and set(words) <= set(self.letters):
             pairs = zip(self.letters, self.options, strict=False)
@@ -283,7 +284,7 @@ class LeakView:
         return replace(self, story=story, drafted=drafted)
 
     def names(self) -> dict[str, set[str]]:
-        """Plain option text → the letters that stand for it."""
+        """Plain option text → its letters."""
         letters_by_name: dict[str, set[str]] = {}
         for index, option in enumerate(self.options):
             letters_by_name.setdefault(plain(option), set()).update(self.letters[index : index + 1])
@@ -291,14 +292,14 @@ class LeakView:
 
 
 def names_gold(text: str, view: LeakView) -> bool:
-    """Whether the gold stands in `text` (inside the name of another option it does not)."""
+    """Whether `text` contains the gold answer, other than inside the name of another option."""
     return plain(view.gold) in named_options(text, (*view.options, view.gold))
 
 
 def names_letter(text: str, letter: str) -> bool:
-    """`option B`, `answer: b`, `(B)`, `<answer>B`, a lone `B`.
+    """Whether `text` names an option letter: `option B`, `answer: b`, `(B)`, `<answer>B`, or `B`.
 
-    The words `a` and `I` are no letters unless they stand where only a letter can.
+    The words `a` and `I` count only in positions where they can only be letters.
     """
     return bool(letter) and re.search(_letter_pattern(letter), text) is not None
 
@@ -321,7 +322,7 @@ def _letter_pattern(letter: str) -> str:
 
 
 def left_open(text: str, view: LeakView) -> frozenset[str]:
-    """The options that may still be the gold for a reader of words, at its best reading."""
+    """The options that can still be the gold after reading `text` in the most revealing way."""
     names, gold = view.names(), plain(view.gold)
     mentioned = named_options(text, names) | spelled_names(text, names) | _pointed_at(text, view)
     mentioned |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
@@ -333,8 +334,8 @@ def left_open(text: str, view: LeakView) -> frozenset[str]:
 
 
 def _gives_away(left: Collection[str], view: LeakView) -> bool:
-    """Whether so few options are left open that the answer is told: one, or at most half of those
-    that the draft did not answer (all of them, where its answer is not mentioned)."""
+    """Whether the options left open reveal the answer: only one, or at most half of the options
+    that the draft did not answer (of all options, if the draft's answer is not mentioned)."""
     names = view.names()
     if view.each or len(names) < 2:
         return len(left) < len(names)
@@ -348,9 +349,9 @@ def _known(left: Collection[str], view: LeakView) -> set[str]:
 
 
 def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
-    """Options set apart by a single word of `text`, where options are names.
+    """Groups of options that a single word of `text` identifies, if the options are names.
 
-    Words of the question are known to the reader already, and words like `the` point at nothing.
+    Words of the question and function words are ignored.
     """
     if any(len(name.split()) > MAX_NAME_WORDS for name in names):
         return []
@@ -367,7 +368,7 @@ def _stems(words: str) -> set[str]:
 
 @lru_cache(maxsize=8)
 def _pointed_at(text: str, view: LeakView) -> frozenset[str]:
-    """The options that `text` names by their place, or by their letter without writing it."""
+    """The options that `text` names by their position, or by describing their letter."""
     options = [plain(option) for option in view.options]
     pointed = {options[place] for place in places_named(text, len(options))}
     letters = letters_named(text, view.options) if view.letters else frozenset()
@@ -376,15 +377,14 @@ def _pointed_at(text: str, view: LeakView) -> frozenset[str]:
 
 
 def above_chance(hits: int, reads: int, chance: float) -> bool:
-    """Whether `hits` of `reads` is more than guessing gives (one-sided binomial test)."""
+    """Whether `hits` of `reads` is significantly above guessing (one-sided binomial test)."""
     tail = upper_tail(hits, reads, chance)
     return tail < SIGNIFICANCE
 
 
 def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
-    """The feedback with `leak` filled by the rules that need no model, and where the view has
-    options, `blind` and `chance`. A leak that a task saw itself (in what was said in a draft, which
-    no view of a row knows) stays one.
+    """The feedback with `leak` set by rules (no model), and with `blind` and `chance` if the view
+    has options. A leak that the task itself found, for example from the turns of the draft, stays.
     """
     if view is None:
         return feedback
@@ -405,10 +405,10 @@ def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
 
 
 def unquoted(text: str, view: LeakView) -> str:
-    """`text` without the whole sentences of the story that it quotes.
+    """`text` without whole sentences quoted from the story.
 
-    A sentence that is a part of an option stays, and so does one that says little more than an
-    option's name: quoting it would be answering.
+    A sentence that is part of an option, or has few words other than an option, is kept, because
+    quoting it would reveal the answer.
     """
     if not view.story:
         return text
@@ -423,8 +423,7 @@ def unquoted(text: str, view: LeakView) -> str:
 
 @lru_cache(maxsize=64)
 def _sentences(story: str) -> tuple[str, ...]:
-    """The sentences of a story in their plain form, the longest first; numbers at their beginning
-    are left out."""
+    """The plain sentences of a story without leading numbers, longest first."""
     parts = {plain(_NUMBERED.sub("", part)) for part in SENTENCE_END.split(story)}
     return tuple(sorted(parts - {""}, key=lambda part: (-len(part), part)))
 
@@ -440,8 +439,8 @@ def _is_quotable(sentence: str, view: LeakView) -> bool:
 
 
 def _as_answers(text: str, view: LeakView) -> str:
-    """`text` without words that stand in options and answer nothing (`no reason`, `from 1 to 5`
-    where 1 and 5 are the first and the last number), and with numbers in words as figures."""
+    """`text` without option words that do not answer (`no reason`; `from 1 to 5` if that is the
+    whole scale), and with number words as digits."""
     names = view.names()
     if "no" in names:
         text = _NO_ANSWER.sub(lambda no: no[0] if no["said"] else " | ", text)
@@ -457,9 +456,10 @@ def _as_answers(text: str, view: LeakView) -> str:
 
 
 def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
-    """The text as it is, as it looks, and with spelled words joined; each with what it is read for.
+    """(text, view) pairs: the text as written, with look-alikes replaced, and with spelled-out
+    words joined.
 
-    Options that look alike in another way than they are written cannot be told apart by looks.
+    Look-alikes are not replaced if that would make different options equal.
     """
     yield text, view
     looks, looked_for = folded(text), _folded_view(view)
@@ -504,7 +504,7 @@ def _text_leak(text: str, view: LeakView) -> str:
         return "private_text"
     if any(says_phrase(text, word) and not says_phrase(public, word) for word in view.rubric):
         return "rubric_words"
-    # A greeting or a thank-you is nobody's own.
+    # Skip short parts such as greetings and thanks.
     parts = (p for p in view.reference_parts if len(content(tokens(p))) >= SENTENCE_WORDS)
     echoed = any(echoes_reference(text, part, public) for part in (view.reference, *parts))
     return "gold_reference" if echoed else ""
@@ -522,11 +522,11 @@ def _blind_prompt(text: str, question: str, options: Sequence[str]) -> str:
 async def read_blind(
     feedback: Feedback, view: LeakView, reader: Player, calls: Sequence[Call]
 ) -> Feedback:
-    """Let a model read blind once per call; `answerable` when it beats chance (binomial test).
+    """Let a model guess the answer from the feedback alone, once per call; the leak is `answerable`
+    if it beats chance (binomial test).
 
-    Options stand in another order in each read, so that a reader with a favourite letter is no
-    better than chance. A view without options leaves nothing to pick. Raises CallError when a
-    read fails.
+    Options are shuffled for each read, so that a preference for one letter does not beat chance.
+    Does nothing for a view without options. CallError if a read fails.
     """
     if not calls or not view.options:
         return feedback

@@ -1,15 +1,14 @@
-"""What a disguised text says to whoever reads it with human eyes.
+"""Decode disguised text into what a human reader sees.
 
-    folded(text)      signs that nobody sees are gone, look-alikes are the letters they look like
-    respelled(text)   letters one by one (`b-l-u-e`) are words again
-    spelled_names     options that are written joined, apart, one letter at a time, in digits for
-                      letters, or backwards
-    places_named      options that are named by their place: "the second option", "option two"
-    letters_named     letters that are spoken or pointed at: "option bravo", "the one after A"
+    folded(text)      removes invisible characters, replaces look-alikes by the letters they imitate
+    respelled(text)   joins letters written one by one (`b-l-u-e`) into words
+    spelled_names     options written joined, split, letter by letter, with digits for letters, or
+                      backwards
+    places_named      options named by position: "the second option", "option two"
+    letters_named     letters that are spoken or described: "option bravo", "the one after A"
 
-All of it is about form. What a text means is not read: translations, synonyms, descriptions,
-riddles, acrostics, rhymes and codes (base64, rot13, Morse) pass:
-`docs/reference/benchmarks-as-played.md`.
+Only the form is decoded, not the meaning: translations, synonyms, descriptions, riddles, acrostics,
+rhymes and codes (base64, rot13, Morse) are not detected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from soulkit.text import normalised
 # -- signs ---------------------------------------------------------------------------------------
 
 _DIACRITICS = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")
-"""Marks on Latin, Greek and Cyrillic letters. Those of other scripts are vowels, and stay."""
+"""Marks on Latin, Greek and Cyrillic letters. Marks of other scripts are vowels and are kept."""
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,80}>")
 _LETTER_LIKE = {
     # Cyrillic
@@ -47,16 +46,16 @@ _LETTER_LIKE = {
     "ᴊ": "j", "ᴋ": "k", "ʟ": "l", "ᴍ": "m", "ɴ": "n", "ᴏ": "o", "ᴘ": "p", "ʀ": "r", "ꜱ": "s",
     "ᴛ": "t", "ᴜ": "u", "ᴠ": "v", "ᴡ": "w", "ʏ": "y", "ᴢ": "z",
 }  # fmt: skip
-"""The commonest of what Unicode lists as confusable with a Latin letter (UTS 39), chosen here."""
+"""A selection of the most common Unicode confusables of Latin letters (UTS 39)."""
 _LOOKS = str.maketrans(_LETTER_LIKE)
 _DIGIT_LETTERS = str.maketrans("013457@$|i", "oleastasll")
-"""Digits and signs in the place of letters. 1 stands for l as for i, so both become l."""
+"""Digits and signs used as letters. 1 can be l or i, so both become l."""
 
 
 def folded(text: str) -> str:
-    """`text` as it looks: without what is invisible, without accents, look-alikes as letters.
+    """`text` without invisible characters and accents, with look-alikes replaced by letters.
 
-    Look-alikes of other scripts count in texts that are mostly Latin: a Russian text stays Russian.
+    Look-alikes of other scripts are replaced only in texts that are mostly Latin.
     """
     if text.isascii() and "&" not in text and "<" not in text:
         return text
@@ -68,7 +67,7 @@ def folded(text: str) -> str:
 
 @cache
 def _signs() -> Mapping[int, str | None]:
-    """Invisible signs → nothing; letters in boxes, circles, flags and tags → letters."""
+    """Invisible characters → None; letters in boxes, circles, flags and tags → plain letters."""
     signs: dict[int, str | None] = {
         code: None for code in range(0x10000) if unicodedata.category(chr(code)) == "Cf"
     }
@@ -91,21 +90,21 @@ _WORD = re.compile(r"[^\W_]+")
 _ONE_BY_ONE = re.compile(r"(?<![^\W_])[^\W\d_](?:[\W_]{1,3}[^\W\d_](?![^\W_])){2,}")
 _BETWEEN = re.compile(r"[\W_]+")
 WHOLE = 5
-"""Letters of a name that may be joined to it or torn apart anywhere; shorter ones only letter by
-letter: `b o x` is spelled, `so me` is not `some`."""
+"""Minimum length of a name that may be split or joined anywhere. Shorter names match only letter by
+letter: `b o x` is `box`, but `so me` is not `some`."""
 SPELLED = 3
 
 
 def respelled(text: str) -> str:
-    """`text` with letters one by one joined to words: `b-l-u-e`, `b l u e`, `b.l.u.e`."""
+    """`text` with letters written one by one joined into words: `b-l-u-e`, `b l u e`, `b.l.u.e`."""
     return _ONE_BY_ONE.sub(lambda run: _BETWEEN.sub("", run[0]), text)
 
 
 def spelled_names(text: str, names: Collection[str]) -> frozenset[str]:
-    """Those of `names` that stand in `text` whatever blanks and marks are in or missing from them.
+    """The `names` that `text` contains when spaces and punctuation are ignored.
 
-    A name begins and ends where words do, or behind "the". Longer names are read first and their
-    letters are then spent, as `named_options` does.
+    A name must start and end at word boundaries, or start after "the". Longer names are matched
+    first and their letters are then used up, as in `named_options`.
     """
     readings = [text.casefold()]
     if any(c in "013457@$|" for c in text):
@@ -132,7 +131,7 @@ class _Letters:
             self.edges.add(place)
 
     def spend(self, name: str) -> bool:
-        """Whether `name` is there; every place where it is will not be read again."""
+        """Whether `name` occurs; its occurrences are used up."""
         if len(name) < SPELLED:
             return False
         parts, begin = [], 0
@@ -198,7 +197,7 @@ _OF_ANOTHER = re.compile(
     r"thoughts?|words?|wom[ae]n)\b[^.!?\n]*\Z",
     re.IGNORECASE,
 )
-"""What "the last one" may be one of, if it stands before it in the same sentence."""
+"""Nouns that "the last one" may refer to, if they come before it in the same sentence."""
 _ALONE = re.compile(rf"\bthe\s+(former|latter|penultimate)\b(?!\s+[a-z])|^\W*the\s+({_PLACE})\W*$",
                     re.IGNORECASE)  # fmt: skip
 _NO_COUNT = (
@@ -235,10 +234,10 @@ _IN_ALPHABET = re.compile(
 
 
 def places_named(text: str, count: int) -> frozenset[int]:
-    """Places (from 0) of `count` options that `text` names: "the 2nd option", "option two".
+    """Positions (from 0) among `count` options that `text` names: "the 2nd option", "option two".
 
-    "Your first choice" is somebody's; "the last one who left", "not only the last one" and "the
-    options one by one" are none.
+    "Your first choice", "the last one who left", "not only the last one" and "the options one by
+    one" do not count.
     """
     if count < 2:
         return frozenset()
@@ -264,7 +263,8 @@ def places_named(text: str, count: int) -> frozenset[int]:
 
 
 def _place(word: str, count: int) -> int | None:
-    """Where an ordinal points; None for the middle of an even number, or one of two of more."""
+    """The position of an ordinal; None for the middle of an even count, or former/latter of more
+    than two."""
     word = " ".join(word.lower().replace("-", " ").split())
     if word[0].isdigit():
         return int(re.sub(r"\D", "", word)) - 1
@@ -282,9 +282,10 @@ def _numbered(word: str) -> int:
 
 
 def letters_named(text: str, options: Collection[str]) -> frozenset[str]:
-    """Letters that `text` names without writing them: spoken, or by what stands beside them.
+    """Letters that `text` names without writing them: spoken, or described by a neighbouring
+    letter.
 
-    A word that is part of an option (somebody called Charlie) is no letter.
+    A word that is part of an option (a person called Charlie) does not count.
     """
     words = {word for option in options for word in _WORD.findall(option.casefold())}
     spoken = (match["name"].lower() for match in _BY_NAME.finditer(text))

@@ -1,9 +1,9 @@
-"""Which of two? Asked both ways round, because judges like what they read first (or last).
+"""Pairwise judging, in both orders, because judges tend to prefer the first (or last) text.
 
 The judge sees two texts as A and B and answers A, B or Tie. With `panel.orders` "both" every judge
-is asked twice, the sides exchanged; the episode's value is the mean, so that a judge who only looks
-at the position gives 0.5, and `flips` says how often that happened. With "seeded" it is asked
-once, the side drawn from the example: half the price, unbiased over many rows, blind in one.
+is asked twice with the sides exchanged. The episode's value is the mean, so a judge that only looks
+at the position gives 0.5; `flips` counts these cases. With "seeded" it is asked once, with the
+order drawn from the example: half the cost, unbiased over many rows but not for a single one.
 
     outcome = await judge_pair(cast, episode, lambda first: render(a if first else b, ...))
     outcome.value      # 1 the episode's side won, 0.5 a tie, 0 the other won; then averaged
@@ -43,34 +43,35 @@ class Ballot:
 
     @property
     def value(self) -> float:
-        """1 when the episode's side won, 0.5 for a tie, 0 when the other won."""
+        """1 if the episode's side won, 0.5 for a tie, 0 if the other side won."""
         return _worth(self.verdict, self.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOutcome:
-    """What the panel made of a pair."""
+    """The panel's result on a pair."""
 
     value: float
-    """In [0, 1], from the episode's side: the combined opinions of each order, then their mean."""
+    """In [0, 1], for the episode's side: opinions combined per order, then the mean of both."""
     flips: tuple[bool, ...]
-    """One for each judge and sample that answered in both orders: whether the two disagree."""
+    """For each judge and sample that answered in both orders: whether its answers disagree."""
     ballots: tuple[Ballot, ...]
     verdicts: tuple[Verdict, ...]
-    """For the Score; the purpose says the order: `pairwise_first`, `pairwise_second`."""
+    """For the Score; the purpose gives the order: `pairwise_first`, `pairwise_second`."""
 
     @property
     def position_flip(self) -> float | None:
-        """Share of judges and samples whose answer turned with the order; None: one order only."""
+        """Share of judges and samples whose answer changed with the order; None if only one order
+        was asked."""
         return sum(self.flips) / len(self.flips) if self.flips else None
 
 
 async def judge_pair(cast: Cast, episode: Episode, prompt: Callable[[bool], str]) -> PairOutcome:
-    """The cast's judges on a pair, in the orders that `cast.panel` asks for, asked at once.
+    """Ask the cast's judges about a pair, in the orders of `cast.panel`, concurrently.
 
-    `prompt(first)` is the question with the episode as A (True) or as B (False); texts of models
-    are in it through `fence` only. Raises ConfigError without a judge, UnreadableVerdict when a
-    judge has no readable answer in some order.
+    `prompt(first)` is the question with the episode as A (True) or as B (False); it must quote
+    texts of models with `fence`. ConfigError without a judge, UnreadableVerdict if a judge has no
+    readable answer in some order.
     """
     questions = pair_questions(cast, episode, prompt)
     return pair_outcome(cast, await ask_several(cast, questions, episode))
@@ -82,10 +83,10 @@ def pair_questions(
     prompt: Callable[[bool], str],
     samples: int = 1,
 ) -> list[JudgeQuestion[Preference]]:
-    """The question in each order, for whoever asks others beside it (`ask_several`).
+    """The question in each order, to ask together with others (`ask_several`).
 
-    Each takes so many opinions as the task declares for `pairwise` (or for the order alone:
-    `pairwise_first`, `pairwise_second`); without a declaration, `samples`.
+    The number of opinions is what the task declares for `pairwise` (or for one order:
+    `pairwise_first`, `pairwise_second`), else `samples`.
     """
     times = cast.panel.questions.get(PURPOSE, samples)
     return [
@@ -95,9 +96,9 @@ def pair_questions(
 
 
 def pair_outcome(cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]]) -> PairOutcome:
-    """What the opinions on `pair_questions` come to; other purposes in `replies` are left alone.
+    """The result of the opinions on `pair_questions`; other purposes in `replies` are ignored.
 
-    Raises ValueError when there are none, or none readable in some order.
+    ValueError if there are none, or none is readable in some order.
     """
     orders = [first for first in (True, False) if _ordered(first) in replies]
     panels = [replies[_ordered(first)] for first in orders]
@@ -106,7 +107,7 @@ def pair_outcome(cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]]) -> P
         for first, panel in zip(orders, panels, strict=True)
     ]
     if not means:
-        raise ValueError(f"nobody was asked for {PURPOSE}")
+        raise ValueError(f"there is no opinion on {PURPOSE}")
     by_order = [
         [_ballot(opinion, first) for opinion in panel if opinion.answer is not None]
         for first, panel in zip(orders, panels, strict=True)
@@ -120,8 +121,8 @@ def pair_outcome(cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]]) -> P
 
 
 def purposes_asked(purposes: Collection[str], orders: Literal["both", "seeded"]) -> tuple[str, ...]:
-    """Of the purposes of one episode's questions those that are asked: where the order of a pair is
-    drawn, one question of its two."""
+    """The purposes that are asked in an episode: with seeded orders, only one of the two questions
+    of a pair."""
     pairs = {name.removesuffix(_FIRST) for name in purposes if name.endswith(_FIRST)}
     second = {f"{name}{_SECOND}" for name in pairs} if orders == "seeded" else set()
     return tuple(name for name in purposes if name not in second)

@@ -1,12 +1,12 @@
-"""Several opinions of one episode: who is asked, what is kept, and how far they agree.
+"""Several opinions on one episode: ask judges, combine their answers, measure agreement.
 
-A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
-a panel may say another number. All are asked at once. An opinion that could not be read is kept as
-its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean over
-the others would be the score of another panel. `may_miss` names questions that may go unanswered.
+A question is for the judges or the auditors, with a number of opinions that the panel can override.
+All are asked concurrently. An unreadable opinion is kept with its reason. If a judge has no
+readable opinion, the episode is unscored, because a mean over the other judges would be the score
+of a different panel. Questions in `may_miss` may stay unanswered.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
-    readable(replies["audit"]) or "nobody could be read"
+    readable(replies["audit"]) or "no readable audit"
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Combine = Literal["mean", "vote"]
 
 @dataclass(frozen=True, slots=True)
 class Opinion(Generic[T]):
-    """One answer of one judge; `answer` is None exactly when `problem` says why."""
+    """One answer of one judge. If it is unreadable, `answer` is None and `problem` gives the
+    reason."""
 
     judge: str
     purpose: str
@@ -45,7 +46,7 @@ class Opinion(Generic[T]):
     ignored: tuple[str, ...] = ()
 
     def verdict(self) -> Verdict:
-        """The opinion as it stands in a Score."""
+        """The opinion as a Verdict of a Score."""
         return Verdict(
             judge=self.judge, purpose=self.purpose, sample=self.sample, said=self.fields,
             problem=self.problem, replies=self.replies, quoting=self.quoting, ignored=self.ignored,
@@ -53,9 +54,9 @@ class Opinion(Generic[T]):
 
 
 def judge_call(episode: Episode, sample: int = 0, role: Role = "judge", purpose: str = "") -> Call:
-    """The call of a judge or auditor on an episode: the same whenever the episode is judged.
+    """The call of a judge or auditor on an episode; equal whenever the episode is judged again.
 
-    `purpose` is that of the cast, where something else than the episode's score is asked for.
+    `purpose` is the cast's purpose, if the question is not about the episode's score.
     """
     return Call(
         role=role,
@@ -69,10 +70,10 @@ def judge_call(episode: Episode, sample: int = 0, role: Role = "judge", purpose:
 
 
 async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> list[Opinion[T]]:
-    """What everybody answers whom the question is for, in order of judges and samples.
+    """Ask all players of the question's role; opinions in order of judges and samples.
 
-    Raises ConfigError when the cast has nobody for it, UnreadableVerdict when some judge gave no
-    readable answer at all.
+    ConfigError if the cast has no player for it, UnreadableVerdict if a judge gave no readable
+    answer.
     """
     panel_opinions = await all_opinions(cast, question, episode)
     refuse_silent_judges(panel_opinions)
@@ -82,11 +83,11 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
 async def all_opinions(
     cast: Cast, question: JudgeQuestion[T], episode: Episode
 ) -> list[Opinion[T]]:
-    """`opinions`, where a judge without a readable answer is no error."""
+    """`opinions` without an error for judges that have no readable answer."""
     cast.player(question.role)
     judges = cast.panel_of(question.role)
     times = cast.panel.samples_of(question.purpose, question.samples)
-    # A judge that stands in for an auditor is called as the judge that it is.
+    # A judge that audits for lack of an auditor is called with the role judge.
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
@@ -103,16 +104,16 @@ async def all_opinions(
 
 
 def refuse_silent_judges(panel_opinions: Sequence[Opinion[T]]) -> None:
-    """UnreadableVerdict when one of the judges gave no readable answer at all."""
+    """UnreadableVerdict if a judge gave no readable answer."""
     for name in dict.fromkeys(opinion.judge for opinion in panel_opinions):
         errors = [opinion.error for opinion in panel_opinions if opinion.judge == name]
         unreadable = [error for error in errors if error is not None]
-        if len(unreadable) == len(errors):  # who answered tells more than who was away
+        if len(unreadable) == len(errors):  # prefer the error of an actual reply
             raise next((error for error in unreadable if error.forgery), unreadable[-1])
 
 
 def judge_names(judges: Sequence[Player]) -> list[str]:
-    """The judges' names; those that are called alike are numbered."""
+    """The judges' names; equal names are numbered."""
     counts = Counter(judge.model.name for judge in judges)
     places: Counter[str] = Counter()
     names = []
@@ -126,7 +127,7 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
 async def _ask_judge(
     name: str, judge: Player, question: JudgeQuestion[T], call: Call
 ) -> Opinion[T]:
-    """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
+    """One opinion of the judge called `name`; an unreadable answer is also an opinion."""
     try:
         reply = await answer(judge, question, call)
     except UnreadableVerdict as error:
@@ -139,7 +140,7 @@ async def _ask_judge(
 
 def reading_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """`judge/reasked` and `judge/quoted`: shares of the readable verdicts of an episode whose judge
-    was asked again, or repeated a verdict that somebody wrote for it. Empty without a judge."""
+    was asked again, or repeated a verdict from its prompt. Empty without a judge."""
     read = [verdict for verdict in verdicts if verdict.replies]
     if not read:
         return {}
@@ -150,17 +151,17 @@ def reading_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def readable(panel_opinions: Sequence[Opinion[T]]) -> list[T]:
-    """The answers that could be read."""
+    """The readable answers."""
     return [opinion.answer for opinion in panel_opinions if opinion.answer is not None]
 
 
 def combined(values: Sequence[float], how: Combine) -> float:
-    """One number from several: their mean, or the commonest (the mean of those that tie).
+    """Combine values: their mean, or the most frequent value (the mean of tied ones).
 
-    Raises ValueError for no values.
+    ValueError if there are none.
     """
     if not values:
-        raise ValueError("nothing to combine")
+        raise ValueError("no values to combine")
     if how == "mean":
         return sum(values) / len(values)
     counts = Counter(values)
@@ -172,10 +173,9 @@ def combined(values: Sequence[float], how: Combine) -> float:
 def pooled(
     panel_opinions: Sequence[Opinion[T]], value: Callable[[T], float], how: Combine
 ) -> float:
-    """One number from a panel's readable opinions.
+    """Combine a panel's readable opinions into one number.
 
-    In a mean each judge counts alike, however many of its opinions could be read; in a vote each
-    opinion does. Raises ValueError when none could be read.
+    In a mean all judges have equal weight, in a vote all opinions. ValueError if none is readable.
     """
     by_judge: dict[str, list[float]] = {}
     for opinion in panel_opinions:
@@ -195,11 +195,12 @@ def agreement(values: Sequence[float], low: float, high: float) -> float | None:
 
 
 Rated = tuple[Sequence[Opinion[T]], Callable[[T], float], float, float]
-"""Opinions, the number in each, and the ends of its scale."""
+"""Opinions, a function that returns the number of each, and the ends of the scale."""
 
 
 def mean_agreement(rated: Iterable[Rated[Any]]) -> dict[str, float]:
-    """The metric `judge_agreement`, a mean over what was rated; empty for one opinion of each."""
+    """The metric `judge_agreement`, a mean over the rated questions; empty if each has only one
+    opinion."""
     values = (
         agreement([read(answer) for answer in readable(opinions)], low, high)
         for opinions, read, low, high in rated
@@ -209,7 +210,7 @@ def mean_agreement(rated: Iterable[Rated[Any]]) -> dict[str, float]:
 
 
 def verdicts_of(*panels: Iterable[Opinion[Any]]) -> tuple[Verdict, ...]:
-    """The opinions as they stand in a Score."""
+    """The opinions as Verdicts of a Score."""
     return tuple(opinion.verdict() for opinions in panels for opinion in opinions)
 
 
@@ -235,9 +236,9 @@ def _part_in_words(part: Any) -> str:
 def pair_orders(
     episode: Episode, how: Literal["both", "seeded"], key: str = ""
 ) -> tuple[bool, ...]:
-    """In which orders a pair is shown: True stands for "the episode first".
+    """The orders in which a pair is shown; True means that the episode comes first.
 
-    `both` asks twice; `seeded` once, the side drawn from the example and `key`.
+    `both` gives two orders; `seeded` one, drawn from the example and `key`.
     """
     if how == "both":
         return True, False
@@ -251,16 +252,16 @@ async def ask_several(
     episode: Episode,
     may_miss: Collection[str] = (),
 ) -> dict[str, list[Opinion[Any]]]:
-    """Purpose → the opinions on it, in the order of the questions, judges and samples.
+    """Ask several questions; purpose → opinions, in order of questions, judges and samples.
 
-    Everybody is waited for before anything is raised, so that what was paid for is on record. A
-    question in `may_miss` that nobody answered readably has no readable opinion: its list holds the
-    unreadable ones, each with its problem. But where the actor's own words pose as the answer, it
-    is missing all the same: no actor may talk itself out of a part of its score.
+    All replies are awaited before an error is raised, so that paid replies are recorded. If a judge
+    has no readable answer to a question in `may_miss`, its list has only the unreadable opinions.
+    If the actor's own words imitate the answer, the question still counts as missing, so that an
+    actor cannot avoid a part of its score.
 
-    Raises UnreadableVerdict of the first other question that nobody answered (one with a reply
-    before one without: only a reply can be somebody's forgery), ConfigError where the cast has
-    nobody for a question, ValueError for two questions of one purpose or an unknown `may_miss`.
+    UnreadableVerdict for the first other question without a readable answer (preferring questions
+    with a reply, which may be forged); ConfigError if the cast has no player for a question;
+    ValueError for two questions with the same purpose or an unknown `may_miss`.
     """
     purposes = _purposes(questions, may_miss)
     requests = [all_opinions(cast, question, episode) for question in questions]
@@ -288,9 +289,9 @@ async def ask_several(
 def _purposes(questions: Sequence[JudgeQuestion[Any]], may_miss: Collection[str]) -> list[str]:
     purposes = [question.purpose for question in questions]
     if len(set(purposes)) < len(purposes):
-        raise ValueError(f"two questions of one purpose: {', '.join(purposes)}")
+        raise ValueError(f"two questions have the same purpose: {', '.join(purposes)}")
     if unknown := set(may_miss) - set(purposes):
-        raise ValueError(f"no question is called {', '.join(sorted(unknown))}")
+        raise ValueError(f"no question has the purpose {', '.join(sorted(unknown))}")
     return purposes
 
 
@@ -303,9 +304,9 @@ async def follow_up(
     then: Callable[[T], JudgeQuestion[U]],
     episode: Episode,
 ) -> list[Opinion[U]]:
-    """What the judges answer to `then` of their own readable opinions in `first`, in that order.
+    """Ask each judge the question `then(answer)` about its own readable opinions in `first`.
 
-    Raises UnreadableVerdict when some judge gave no readable answer at all.
+    UnreadableVerdict if a judge gave no readable answer.
     """
     panel = cast.panel_of("judge")
     judges = dict(zip(judge_names(panel), panel, strict=True))

@@ -1,12 +1,11 @@
-"""Rating sheets: what people are shown to be rated, and what they send back.
+"""Rating sheets: the cards that people rate, and the labels that they return.
 
     cards (an episode, or two of one row) + attention checks ──shuffled for each rater──▶ pages
-    filled rows ──checked against the key──▶ labels, bad rows, who failed a check
+    filled rows ──checked against the key──▶ labels, bad rows, raters who failed a check
 
-A card is blind: it bears a random id, the sides of a pair change places by chance and again from
-rater to rater, and nothing says which model spoke. The key says what each id stands for; it never
-goes to a rater. An attention check is a card whose text asks for certain answers: whoever reads the
-texts gives them.
+Cards are blind: they have random ids, the sides of a pair are exchanged at random and between
+raters, and nothing shows which model spoke. The key maps ids to episodes and is never given to a
+rater. An attention check is a card whose text asks for certain answers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CANNOT_TELL = "?"
 COLUMNS = ("sheet", "task", "example", "rollout", "dimension", "label", "rater")
 MAX_LABELS = 101
 _SHOWN_OF_CHECK = 12
-"""Words of a real text that an attention check begins with, so that nobody sees it at a glance."""
+"""Words of a real text at the start of an attention check, to make it look like other cards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class RatingScale:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Lowest and highest value; of names 0 and 1, since shares of them are counted."""
+        """Lowest and highest value; 0 and 1 for named labels, which are counted as shares."""
         return (float(self.labels[0]), float(self.labels[-1])) if self.numeric else (0.0, 1.0)
 
 
@@ -55,25 +54,26 @@ PAIR_SCALE = RatingScale(PREFERENCE, SIDES, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingCard:
-    """One thing to be rated: an episode, or two of the same row side by side."""
+    """One card to rate: an episode, or two episodes of the same row side by side."""
 
     task: str
     cluster: str
     example_id: str
     keys: tuple[str, ...]
-    """The records it shows, in the order of the key; none for an attention check."""
+    """Keys of the shown records, in the order of the key; none for an attention check."""
     setting: str
     sides: tuple[tuple[Line, ...], ...]
     seats: tuple[str, ...]
-    """Who of the speakers is to be rated."""
+    """The seats to rate."""
     scales: tuple[RatingScale, ...]
     example: str = ""
-    """The blind id of the row; `rollout` that of the episode among those of the row."""
+    """Blind id of the row."""
     rollout: str = ""
+    """Number of the episode among those of the row."""
     prints: tuple[str, ...] = ()
     """`text_print` of each record."""
     expected: Mapping[str, str] = field(default_factory=dict)
-    """Dimension → the only right label, of an attention check."""
+    """Dimension → the correct label of an attention check."""
 
     @property
     def blind(self) -> str:
@@ -82,13 +82,13 @@ class RatingCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaterSheet:
-    """What one rater gets: the cards in an order of their own."""
+    """The cards of one rater, in this rater's order."""
 
     name: str
-    """`<sheet>.<number of the rater>`."""
+    """`<sheet>.<rater number>`."""
     rater: str
     cards: tuple[RatingCard, ...]
-    """Their sides as this rater sees them."""
+    """The cards, with sides as this rater sees them."""
 
 
 # -- making --------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class RaterSheet:
 def episode_card(
     record: Record, scales: Sequence[RatingScale], hidden: Sequence[str]
 ) -> RatingCard:
-    """One episode, its texts sanitised and without the `hidden` names."""
+    """A card for one episode, with sanitised texts and without the `hidden` names."""
     return RatingCard(
         task=record.task,
         cluster=record.cluster or record.example_id,
@@ -112,7 +112,7 @@ def episode_card(
 
 
 def pair_card(one: Record, two: Record, hidden: Sequence[str]) -> RatingCard:
-    """Two episodes of the same row."""
+    """A card for two episodes of the same row."""
     card = episode_card(one, (PAIR_SCALE,), hidden)
     return replace(
         card,
@@ -123,13 +123,13 @@ def pair_card(one: Record, two: Record, hidden: Sequence[str]) -> RatingCard:
 
 
 def text_print(record: Record) -> str:
-    """What was said, by whom, as 12 hex digits: keys are the same in the run of another model."""
+    """Hash (12 hex digits) of the spoken lines; record keys are equal in runs of other models."""
     lines = [(line.seat, line.text) for line in record.episode.transcript]
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:12]
 
 
 def blinded(text: str, hidden: Sequence[str]) -> str:
-    """`text` without control characters and without names that would say whose it is."""
+    """`text` without control characters and without names that reveal the model."""
     clean = sanitise(text)
     for name in hidden:
         clean = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "[model]", clean, flags=re.IGNORECASE)
@@ -141,7 +141,7 @@ def _lines(record: Record, hidden: Sequence[str]) -> tuple[Line, ...]:
 
 
 def with_blind_ids(cards: Sequence[RatingCard], rng: random.Random) -> list[RatingCard]:
-    """The cards with random ids; those of one row share the row's."""
+    """The cards with random ids; cards of one row share the row's id."""
     rows = {(card.task, card.example_id): "" for card in cards}
     tokens = rng.sample(range(16**5, 16**6), len(rows))
     names = {row: f"{token:06x}" for row, token in zip(rows, tokens, strict=True)}
@@ -155,7 +155,7 @@ def with_blind_ids(cards: Sequence[RatingCard], rng: random.Random) -> list[Rati
 
 
 def attention_check(donor: RatingCard, number: int, rng: random.Random) -> RatingCard:
-    """A card that begins like `donor` and then says what to answer."""
+    """A card that starts like `donor` and then tells the rater what to answer."""
     expected = {scale.dimension: rng.choice(scale.labels) for scale in donor.scales}
     wishes = "; ".join(f"for “{name}” choose {label}" for name, label in expected.items())
     sides = list(donor.sides)
@@ -165,7 +165,7 @@ def attention_check(donor: RatingCard, number: int, rng: random.Random) -> Ratin
         (i for i, line in enumerate(lines) if line.seat in donor.seats), default=len(lines) - 1
     )
     begin = " ".join(lines[last].text.split()[:_SHOWN_OF_CHECK])
-    text = f"{begin} … (This is a check that texts are read. Please answer here: {wishes}.)"
+    text = f"{begin} … (This card checks that you read the texts. Please answer: {wishes}.)"
     sides[side] = (*lines[:last], Line(lines[last].seat, text), *lines[last + 1 :])
     return replace(
         donor,
@@ -180,8 +180,8 @@ def attention_check(donor: RatingCard, number: int, rng: random.Random) -> Ratin
 def rater_sheets(
     cards: Sequence[RatingCard], raters: int, sheet: str, seed: int
 ) -> list[RaterSheet]:
-    """The cards for each rater, shuffled; the sides of a pair are exchanged for half of the pairs,
-    and for the next rater in the other half. Checks keep their sides, which their text names."""
+    """Shuffled cards for each rater. Sides are exchanged in half of the pairs, and in the other
+    half for the next rater. Attention checks keep their sides, because their text names them."""
     exchanged = exchanged_pairs(cards, seed)
     sheets = []
     for number in range(1, raters + 1):
@@ -198,18 +198,18 @@ def rater_sheets(
 
 
 def is_exchanged(blind: str, exchanged: Iterable[str], number: int) -> bool:
-    """Whether rater `number` (from 1) sees the sides of a pair in the other order than the key."""
+    """Whether rater `number` (from 1) sees the sides of a pair in the reverse order of the key."""
     return (blind in exchanged) == (number % 2 == 1)
 
 
 def exchanged_pairs(cards: Sequence[RatingCard], seed: int) -> list[str]:
-    """The pairs that odd raters see in the other order: for the key."""
+    """The pairs that odd-numbered raters see in reverse order."""
     pairs = sorted(card.blind for card in cards if len(card.keys) > 1)
     return sorted(random.Random(f"{seed}/sides").sample(pairs, len(pairs) // 2))
 
 
 def empty_rows(sheet: RaterSheet) -> Iterator[dict[str, str]]:
-    """The rows of a sheet, to be filled in: one for each card and dimension."""
+    """The rows of a sheet to fill in, one per card and dimension."""
     for card in sheet.cards:
         for scale in card.scales:
             row = (
@@ -229,7 +229,7 @@ def empty_rows(sheet: RaterSheet) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class FilledRow:
-    """One answer as it came: where it stands, and its columns."""
+    """One filled-in row: its place in the file, and its columns."""
 
     source: str
     columns: Mapping[str, str]
@@ -237,18 +237,18 @@ class FilledRow:
 
 @dataclass
 class FilledSheets:
-    """What the filled sheets of all raters came to."""
+    """The contents of the filled sheets of all raters."""
 
     labels: list[dict[str, Any]] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     unrated: int = 0
-    """Rows left empty, or marked as not to be told."""
+    """Number of rows that are empty or marked as undecidable."""
     checks: dict[str, list[bool]] = field(default_factory=dict)
-    """Rater → whether each of the checks they answered was right."""
+    """Rater → whether each answered attention check was correct."""
 
     @property
     def failed(self) -> list[str]:
-        """Raters who gave a wrong answer to a check."""
+        """Raters with a wrong answer to an attention check."""
         return sorted(rater for rater, answers in self.checks.items() if not all(answers))
 
     @property
@@ -260,7 +260,7 @@ class FilledSheets:
 
 
 def read_filled(rows: Iterable[FilledRow], key: Mapping[str, Any]) -> FilledSheets:
-    """The labels of filled rows, by the key of their sheet. What fits no card is a bad row."""
+    """Read filled rows with the key of their sheet. A row that fits no card is a bad row."""
     filled = FilledSheets()
     answers: dict[tuple[str, str, str], str] = {}
     for row in rows:
@@ -286,14 +286,14 @@ def _read_row(
     dimension, rater = columns["dimension"], columns["rater"] or f"rater {number}"
     scales = {PREFERENCE: PAIR_SCALE} if card["pair"] else scales_in(key, columns["task"])
     if dimension not in scales:
-        raise ValueError(f"'{blind}' is not rated by '{dimension}', but by {', '.join(scales)}")
+        raise ValueError(f"'{blind}' has no dimension '{dimension}', only {', '.join(scales)}")
     if columns["label"] in ("", CANNOT_TELL):
         filled.unrated += 1
         return
     label = _label_on(scales[dimension], columns["label"])
     if answers.setdefault((rater, blind, dimension), row.source) != row.source:
         first = answers[rater, blind, dimension]
-        raise ValueError(f"{rater} has rated this already, in {first}")
+        raise ValueError(f"{rater} already rated this in {first}")
     if card["expected"]:
         filled.checks.setdefault(rater, []).append(card["expected"][dimension] == label)
         return
@@ -303,12 +303,12 @@ def _read_row(
 def _rater_number(name: str, key: Mapping[str, Any]) -> int:
     sheet, _, number = name.rpartition(".")
     if sheet != key["sheet"] or not number.isascii() or not number.isdigit():
-        raise ValueError(f"it is of sheet '{name}', and the key is that of '{key['sheet']}'")
+        raise ValueError(f"it belongs to sheet '{name}', but the key is for '{key['sheet']}'")
     return int(number)
 
 
 def scales_in(key: Mapping[str, Any], task: str) -> dict[str, RatingScale]:
-    """The scales of a task as a key has them."""
+    """The scales of a task in a key."""
     return {
         name: RatingScale(name, tuple(scale["labels"]), scale["numeric"])
         for name, scale in key["scales"].get(task, {}).items()
@@ -323,12 +323,12 @@ def _label_on(scale: RatingScale, text: str) -> str:
         ends = (
             f"{scale.labels[0]} to {scale.labels[-1]}" if scale.numeric else ", ".join(scale.labels)
         )
-        raise ValueError(f"'{text[:40]}' is no label of '{scale.dimension}', which has {ends}")
+        raise ValueError(f"'{text[:40]}' is not a label of '{scale.dimension}' ({ends})")
     return same[0]
 
 
 def _same(label: str, text: str, numeric: bool) -> bool:
-    """A spreadsheet writes 7 as 7.0, and a hasty rater `lively` as `Lively`."""
+    """Whether both are the same label; 7 equals 7.0 (spreadsheets), `lively` equals `Lively`."""
     if not numeric:
         return label.casefold() == text.casefold()
     try:

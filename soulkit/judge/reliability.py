@@ -1,12 +1,12 @@
-"""Can the judge be trusted? From judgements to statements, each with a number and an interval.
+"""Reliability of judges: statistics with intervals, computed from repeated judgements.
 
-* retest: the same judge asked again; between: two judges; people: a judge and human labels,
-* length: whether longer answers score higher, and still do at equal numbers of turns,
-* position: whether of two answers the first one wins, whichever it is,
-* reading: how often no verdict could be read, and how often the question had to be put again.
+* retest: the same judge asked again; between: two judges; people: a judge and human labels
+* length: do longer answers score higher, also at equal numbers of turns?
+* position: does the first of two answers win, regardless of content?
+* reading: how often was a verdict unreadable, and how often was the question asked again?
 
-Agreement is Krippendorff's alpha of single opinions; numbers are compared as intervals, labels as
-names. An episode that rules decided without asking the judge says nothing about any of this.
+Agreement is Krippendorff's alpha of single opinions: interval level for numbers, nominal level for
+labels. Episodes that rules scored without asking the judge are left out.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from soulkit.types import Score, Verdict
 
 Grade = float | str
 OpinionKey = tuple[str, int]
-"""An episode, and the number of the opinions on it that are held against each other."""
+"""An episode, and the number of the opinion on it."""
 HEADLINE = "headline"
-"""The dimension that is the score itself."""
+"""The dimension of the score itself."""
 PROSE = frozenset(
     ("reasoning", "reason", "reasons", "explanation", "comment", "quote", "evidence", "analysis")
 )
-"""Fields of verdicts that are words for readers, not what was decided."""
+"""Verdict fields with explanations, which are not part of the decision."""
 _NUMBER = ("score", "value", "rating")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one judge said of one episode, once."""
+    """One opinion of one judge on one episode."""
 
     key: str
-    """The episode's."""
+    """Key of the episode."""
     cluster: str
     judge: str
     sample: int
     said: Mapping[str, Grade] = field(default_factory=dict)
-    """Dimension → number or label; empty when there is no verdict."""
+    """Dimension → number or label; empty if there is no verdict."""
     problem: str = ""
-    """Why there is no verdict, empty when there is."""
+    """Why there is no verdict; empty if there is one."""
     answered: bool = True
-    """False: the judge itself failed (server, context), which says nothing about its verdicts."""
+    """False if the judge itself failed (server, context), which does not count as unreadable."""
     asked: int = 0
-    """Questions that were put; 0 when rules alone decided the episode."""
+    """Number of questions; 0 if rules alone scored the episode."""
     again: int = 0
-    """How many of them were put a second time."""
+    """Number of re-asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is known of an episode apart from any judge."""
+    """Facts about an episode that do not depend on a judge."""
 
     words: int
     """Words of the actor."""
@@ -73,7 +73,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairJudgement:
-    """Two answers to one example, in both orders; `flips` as in `pairwise.PairOutcome`."""
+    """A judge's preference between two answers to one example, in both orders; `flips` as in
+    `pairwise.PairOutcome`."""
 
     key: str
     cluster: str
@@ -87,12 +88,11 @@ class PairJudgement:
 
 
 def grades_in(score: Score) -> dict[str, Grade]:
-    """Dimension → number or label of a score that one judge made with one opinion.
+    """Dimension → number or label of a score with one opinion of one judge.
 
-    `headline` is the score's value. Of every verdict: numbers and labels under their field's name,
-    `{score, reasoning}` objects under theirs, what serves readers (PROSE) left out. Dimensions of
-    other purposes than `score` are called `purpose/field`.
-    """
+    `headline` is the score's value. The dimensions of a verdict are its fields that are numbers,
+    labels or `{score, reasoning}` objects, without explanations (PROSE). Dimensions of purposes
+    other than `score` are named `purpose/field`."""
     grades: dict[str, Grade] = {}
     if score.value is not None:
         grades[HEADLINE] = score.value
@@ -103,7 +103,7 @@ def grades_in(score: Score) -> dict[str, Grade]:
 
 
 def dimensions(verdict: Verdict) -> dict[str, Grade]:
-    """What a verdict decided, by field."""
+    """Field → number or label of a verdict."""
     decided = {name: _grade_of(value) for name, value in verdict.said.items() if name not in PROSE}
     return {name: value for name, value in decided.items() if value is not None}
 
@@ -131,10 +131,8 @@ class _Ratings:
     level: Level
 
     def agreement(self) -> dict[str, Any]:
-        """Every statistic that suits the level, as plain JSON values, with the words on alpha.
-
-        `trust` is about its value, `at_worst` about the lower end of its interval.
-        """
+        """All statistics for the level as plain JSON values, with alpha in words: `trust` for its
+        value, `at_worst` for the lower end of its interval."""
         statistics = {"alpha": self._with_interval(lambda t: stats.alpha(t, self.level), 2)}
         statistics["exact"] = self._point_value(stats.exact_agreement)
         if self.level == "interval":
@@ -153,7 +151,7 @@ class _Ratings:
 
     @property
     def n(self) -> int:
-        """Episodes with two values or more."""
+        """Number of episodes with two or more values."""
         return len(
             {key for key, rated in zip(self.keys, self._has_ratings(2), strict=True) if rated}
         )
@@ -174,7 +172,7 @@ class _Ratings:
 
 
 def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floats], Rating]:
-    """The mean of a statistic of two raters over all pairs of them that it can be computed for."""
+    """The mean of a two-rater statistic over all pairs of raters for which it is defined."""
 
     def mean(table: Floats) -> Rating:
         pair_values = []
@@ -221,15 +219,15 @@ def _as_number(value: Grade) -> Rating:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Judgements of one task, and everything that is computed from them."""
+    """The judgements of one task, and the statistics computed from them."""
 
     judgements: Sequence[Judgement]
     subjects: Mapping[str, Subject]
-    """Episode → what is known of it."""
+    """Episode → facts about it."""
     matches: Sequence[PairJudgement] = ()
 
     def report(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """All statistics as plain JSON values."""
         return {
             "episodes": len({j.key for j in self.judgements if j.asked}),
             "by_rules": len({j.key for j in self.judgements if not j.asked}),
@@ -240,7 +238,7 @@ class Reliability:
         }
 
     def _unmatched(self) -> list[str]:
-        """Dimensions that people labelled and no verdict has; none while there is no verdict."""
+        """Dimensions that people labelled but no verdict has; empty if there is no verdict."""
         if not self.dimensions:
             return []
         labelled = {name for s in self.subjects.values() for name in s.people}
@@ -255,7 +253,7 @@ class Reliability:
         return list(dict.fromkeys(name for j in self.judgements for name in j.said))
 
     def level(self, dimension: str) -> Level:
-        """`interval` when every value is a number."""
+        """`interval` if every value is a number, else `nominal`."""
         values = [j.said[dimension] for j in self.judgements if dimension in j.said]
         return "nominal" if any(isinstance(v, str) for v in values) else "interval"
 
@@ -304,7 +302,7 @@ class Reliability:
         return {(j.key, j.sample): j.said[dimension] for j in judgements}
 
     def opinion(self, dimension: str, judge: str) -> dict[str, float]:
-        """Episode → the mean of the numbers that a judge gave it."""
+        """Episode → the mean number that a judge gave it."""
         numbers_by_episode: dict[str, list[float]] = {}
         for (key, _), grade in sorted(self._single(dimension, judge).items()):
             if not isinstance(grade, str):
@@ -320,7 +318,7 @@ class Reliability:
     # -- biases --
 
     def _length(self, dimension: str, judge: str) -> dict[str, Any]:
-        """Correlation of score and words; the slope is points per 100 words."""
+        """Correlation of score and length in words; the slope is in points per 100 words."""
         judged = self.opinion(dimension, judge)
         keys = sorted(key for key in judged if key in self.subjects)
         clusters = {j.key: j.cluster for j in self.judgements}
@@ -346,7 +344,7 @@ class Reliability:
         }
 
     def _position(self, judge: str) -> dict[str, Any] | None:
-        """None when no pair was judged. Ties take no part in the preference for the first."""
+        """Position bias; None if no pair was judged. Ties are left out of `prefers_first`."""
         pairs = [m for m in self.matches if m.judge == judge]
         if not pairs:
             return None
@@ -397,8 +395,8 @@ def rater_agreement(
     clusters: Mapping[str, str],
     level: Level,
 ) -> dict[str, Any]:
-    """Agreement of raters who are the columns of `rows`, as plain JSON values.
+    """Agreement of raters (the columns of `rows`) as plain JSON values.
 
-    `clusters` names the cluster of each episode. Fewer than two raters agree with nobody: n is 0.
+    `clusters` maps episode → cluster. With fewer than two raters, n is 0.
     """
     return _ratings(rows, clusters, level).agreement()

@@ -1,14 +1,14 @@
-"""Verdicts with a shape: asked for as JSON Schema, read strictly, asked for once more, or missing.
+"""Structured verdicts: requested with a JSON Schema, validated strictly, re-asked once.
 
     class Rating(VerdictShape):
         reasoning: str
         score: int = Field(ge=0, le=10)
     rating = await ask(judge, question("rating", prompt, Rating), call)
 
-A verdict is the one object of the shape that the judge wrote itself. Nothing off the shape counts.
-A reply without a verdict is answered with what is wrong, once; after that UnreadableVerdict. An
-actor may say a verdict: nothing inside an object that does not parse is taken for a judge's
-own, nor what stands in the material that it was shown (compared by words).
+A verdict must be the only object of the shape that the judge wrote itself. After an invalid reply,
+the judge gets the error and is asked once more; then UnreadableVerdict is raised. Because an actor
+may fake a verdict, objects inside broken JSON and objects that repeat the material in the prompt
+(compared by words) do not count.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _QUOTES = (
 )
 _BRACE = re.compile(r"[{}]")
 _BRACES = 2_000
-"""Braces and objects that are looked at; a text with more is no answer to anything."""
+"""Maximum number of braces and objects to scan; a text with more is rejected."""
 _KEY = re.compile(rf"\{{\s*+(?:\\*+[{_QUOTES}]|[\w$.-]{{1,80}}+\s*+[:=]|\}})")
-"""A brace that begins an object, in JSON or in what passes for it; any other is prose."""
+"""A brace that starts an object in JSON or something like it; other braces are prose."""
 
 
 def _refuse(constant: str) -> Any:
@@ -48,7 +48,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that names a key twice says two things, and which one is chance."""
+    """Reject objects with duplicate keys."""
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key stands twice")
     return dict(pairs)
@@ -56,12 +56,12 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
 LENIENT = json.JSONDecoder(object_pairs_hook=_unique, strict=False)
-"""Allows raw line breaks inside texts."""
+"""Allows raw line breaks inside strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectSpan:
-    """An outermost object and where it stands."""
+    """An outermost object and its position."""
 
     value: dict[str, Any]
     start: int
@@ -70,18 +70,18 @@ class ObjectSpan:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a look at the braces of a text gave."""
+    """The objects in a text."""
 
     spans: tuple[ObjectSpan, ...]
-    """Objects that stand in no other braces, in order."""
+    """Outermost objects, in order."""
     broken: int | None = None
-    """Where an object begins that does not parse; behind it nothing was looked for."""
+    """Start of an object that does not parse; the scan stops there."""
     stray: bool = False
-    """Whether a brace lacks its counterpart."""
+    """Whether a brace is unmatched."""
 
 
 def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
-    """The outermost objects of `text`, in one pass."""
+    """Find the outermost objects of `text` in one pass."""
     spans: list[ObjectSpan] = []
     depth, looks, brace = 0, 0, _BRACE.search(text)
     while brace is not None:
@@ -113,7 +113,7 @@ def _decode_at(text: str, place: int, decoder: json.JSONDecoder) -> ObjectSpan |
 
 
 def whole_object(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
-    """The object that `text` is from end to end, None when it is none."""
+    """The object that is the whole of `text`; None if it is not one object."""
     try:
         value = decoder.decode(text)
     except (ValueError, RecursionError):
@@ -129,13 +129,13 @@ _ESCAPE = re.compile(
 )
 _TAG = re.compile(r"[<\u2039]/?[A-Za-z][^<>\u2039{}:]{0,80}>|/\*[^*]{0,80}\*/")
 _BOTTOMLESS = re.compile(r"&#[0-9]{8,};?")
-"""No character has such a number, and reading one of thousands of digits fails."""
+"""Character references that are too large for any character."""
 _ENTITIES = 3
-"""So often may a reference stand in a reference."""
+"""Maximum depth of nested character references."""
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _DROPPED = re.compile(r"[^\w:{./=>-]|_")
 _MINOR = re.compile(r"-(?:(?<!:-)|(?!\d))|/(?:(?<!\d/)|(?!\d))")
-"""What counts in a number alone: a sign before it, a stroke between two."""
+"""Signs that are kept only in numbers: a minus before one, a slash between two."""
 _COLONS = re.compile("[\u2192\u2236\ua789]")
 _ASSIGNS = ("=>", "->", "=")
 _ALIKE = str.maketrans(
@@ -143,26 +143,26 @@ _ALIKE = str.maketrans(
     "\u03b1\u03b5\u03bf\u03c1\u03b9\u03ba\u03bd\u03c7\u0131",
     "aeopcyxisjkdqaeopikvxi",
 )
-"""Letters of other scripts that look like Latin ones: whoever retypes them writes those."""
+"""Letters of other scripts that look like Latin ones."""
 _LEFT_OUT = re.compile(r"\.{2,}|\u2026")
 _TELLING_WORDS = 3
-"""A text of so many words stands nowhere under the same name by chance."""
+"""Minimum words of a value whose repetition under the same name is not a coincidence."""
 _ATTEMPTS = 500
-"""Broken objects of a question after which no other is looked for: each costs a look at all."""
+"""Maximum number of broken objects to skip in a question; limits the time."""
 
 
 class JudgeMaterial:
-    """What a model was shown before it wrote: a question with others' words in it."""
+    """The prompt that a model was shown, including texts by others."""
 
     def __init__(self, question: str, words: str | None = None) -> None:
-        """`words` are the others' own (None: what is fenced in the question, else all of it)."""
+        """`words` are the texts by others; default: the fenced texts in the question, else all."""
         fenced = [part for _, _, part in _FENCED.findall(question)] if words is None else [words]
         self._question = question
         self._apart = bool(fenced)
         self._words = "\n".join(fenced) if fenced else question
 
     def holds(self, value: Mapping[str, Any]) -> bool:
-        """Whether `value` stands in the question as it is, or repeats others' words."""
+        """Whether `value` is in the question, or repeats texts by others."""
         return value in self._objects or self._repeats(value)
 
     @cached_property
@@ -178,14 +178,14 @@ class JudgeMaterial:
         wordy = [leaf for leaf in leaves if len(leaf[1].split()) >= _TELLING_WORDS]
         if any(_stands_in(leaf, self._squeezed) for leaf in wordy):
             return True
-        # A rubric names scores, too: where it cannot be told from others' words, words decide.
+        # Rubrics contain scores too, so scores count only in fenced texts.
         telling = bool(leaves) and self._apart and "{" in self._squeezed
         return telling and all(_stands_in(leaf, self._squeezed) for leaf in leaves)
 
 
 def resembles(words: str, names: Collection[str]) -> bool:
-    """Whether an utterance holds an object with at least two of the keys `names` (the only one of
-    one), however it is spelled, and whether or not it parses."""
+    """Whether an utterance contains an object with at least two of the keys `names` (or the only
+    one), in any spelling, even if it does not parse."""
     _, _, inside = _squeeze(words).partition("{")
     keys = {_squeeze(name) for name in names}
     seen = sum(f"{key}:" in inside for key in keys if key)
@@ -215,7 +215,7 @@ def _with_inner(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(key, text) of every value that is no object; a list of plain values is one text."""
+    """(key, text) of every value that is not an object; a list of plain values is one text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, str(key))
@@ -235,17 +235,17 @@ def _plain_text(value: Any) -> str:
 
 
 def _stands_in(leaf: tuple[str, str], squeezed: str) -> bool:
-    """Whether a value stands under its name; what a quotation leaves out ("…") is no difference."""
+    """Whether `squeezed` contains a value after its name; "…" in the value matches any text."""
     name, text = leaf
     first, *others = (_squeeze(part) for part in _LEFT_OUT.split(f"{name}:{text}"))
     start = first.rstrip(".")
-    if first[-1:].isdecimal():  # 1 does not stand in 10
+    if first[-1:].isdecimal():  # 1 does not match in 10
         return re.search(rf"{re.escape(start)}(?:\.0+)?(?!\d|\.\d)", squeezed) is not None
     return start in squeezed and all(part.strip(".") in squeezed for part in others)
 
 
 def _squeeze(text: str) -> str:
-    """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
+    """Case-folded letters, digits, colons, points, hyphens and opening braces of `text`."""
     for _ in range(_ENTITIES if "&" in text else 0):
         text = html.unescape(_BOTTOMLESS.sub("", text))
     plain = _TAG.sub("", _ESCAPE.sub(_unescape, text)).translate(_SIGNS)
@@ -255,7 +255,8 @@ def _squeeze(text: str) -> str:
 
 
 def _squeezed_sign(sign: str) -> str:
-    """What stands for a sign, a blank for nothing: an arrow is one only where its halves touch."""
+    """The normalised form of a character; a space if it is dropped, so that split arrows stay
+    split."""
     if is_mark(sign):
         return ""
     bare = unicodedata.normalize("NFKD", _DASHES.sub("-", sign)).casefold().translate(_ALIKE)
@@ -277,11 +278,11 @@ QUESTION_ATTEMPTS = 2
 _DECORATION = " \t\r\n*`\"'.:!()[]"
 _BLOCK = re.compile(r"```\w*\s((?:(?!```).)*)```", re.DOTALL)
 _QUOTED = 2_000
-"""Characters of an unreadable reply that are shown to its author again."""
+"""Maximum characters of an unreadable reply that are quoted in the re-ask."""
 
 
 class VerdictShape(BaseModel):
-    """Base of a verdict: every field is required, of its very type, finite, and nothing else."""
+    """Base of a verdict: all fields are required, strictly typed and finite; no others allowed."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -289,7 +290,7 @@ class VerdictShape(BaseModel):
 def rated_part(
     name: str, number: type[int] | type[float], reasons: str, ends: tuple[int, int] | None = None
 ) -> type[VerdictShape]:
-    """The shape of `{reasons: "...", "score": number}`, the number within `ends`."""
+    """The shape of `{reasons: "...", "score": number}`, with the number within `ends`."""
     limits = Field() if ends is None else Field(ge=ends[0], le=ends[1])
     fields: dict[str, Any] = {reasons: (str, ...), "score": (number, limits)}
     return create_model(name, __base__=VerdictShape, **fields)
@@ -301,7 +302,7 @@ def dimension_shape(
 ) -> type[VerdictShape]:  # fmt: skip
     """A shape with a part for each dimension; `titles` are their names in the judge's JSON.
 
-    `about` is part of the schema, and so of the question.
+    `about` becomes part of the schema, and so of the question.
     """
     fields: dict[str, Any] = {
         slug: (part, Field(alias=titles.get(slug))) for slug, part in parts.items()
@@ -311,38 +312,38 @@ def dimension_shape(
 
 @dataclass(frozen=True, slots=True)
 class JudgeQuestion(Generic[T]):
-    """What a judge is asked, and how its answer is read."""
+    """A question to a judge, and how its answer is read."""
 
     purpose: str
-    """A slug for the record: `score`, `audit`, `detector`."""
+    """Its name in records: `score`, `audit`, `detector`."""
     prompt: str
     read: Callable[[str], T]
-    """The answer in a reply; raises UnreadableVerdict with what is wrong, for the re-ask."""
+    """Reads the answer in a reply; raises UnreadableVerdict with the problem, for the re-ask."""
     dump: Callable[[T], dict[str, Any]]
-    """The answer as plain JSON values, for the record."""
+    """Converts the answer to plain JSON values for the record."""
     form: Form | None = None
     attempts: int = QUESTION_ATTEMPTS
     samples: int = 1
-    """Opinions of each judge that it takes, where neither task nor user says another number."""
+    """Default number of opinions per judge; task and user can override it."""
     role: Role = "judge"
-    """Whom it is for: `judge`, or `auditor` for what must not depend on who judges."""
+    """`judge`, or `auditor` for questions that must not depend on the judge."""
     quotes: Callable[[str], bool] = lambda text: False
-    """Whether a reply repeats an answer that somebody else wrote into the question."""
+    """Whether a reply repeats an answer that is in the prompt."""
     forgery: Callable[[str], bool] = lambda words: False
-    """Whether words of an actor hold what poses as an answer."""
+    """Whether an actor's text imitates an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer(Generic[T]):
-    """A readable answer, and how it was come by."""
+    """A readable answer, with facts about its replies."""
 
     value: T
     replies: int
-    """Asked for so often."""
+    """Number of replies needed."""
     quoting: int
-    """So many of the replies repeated an answer from the question."""
+    """Number of replies that repeated an answer from the prompt."""
     ignored: tuple[str, ...] = ()
-    """What the server took of the sampling and did not follow: `form`."""
+    """Sampling settings that the server accepted but ignored, such as `form`."""
 
 
 def question(
@@ -354,8 +355,8 @@ def question(
 ) -> JudgeQuestion[S]:
     """A question to the players of `role` whose answer is a JSON object of `shape`.
 
-    `beside` are the shapes of what else is asked about the same words: whoever forges one of them
-    spoils this answer, too.
+    `beside` are the shapes of other questions about the same text; a forgery of any of them
+    invalidates this answer too.
     """
     material, names = JudgeMaterial(prompt), _names(shape, *beside)
     return JudgeQuestion(
@@ -371,7 +372,7 @@ def question(
 
 
 def label_question(purpose: str, prompt: str, labels: tuple[str, ...]) -> JudgeQuestion[str]:
-    """A question whose answer is one of a few words, in any case of letters."""
+    """A question whose answer is one of `labels`, ignoring case."""
     either = "|".join(map(re.escape, labels))
     alone = re.compile(
         rf"^(?:[^\n:=]{{0,80}}[:=])?[^\w\n]{{0,9}}(?:{either})[^\w\n]*$", re.MULTILINE
@@ -387,7 +388,7 @@ def label_question(purpose: str, prompt: str, labels: tuple[str, ...]) -> JudgeQ
 
 @lru_cache(maxsize=256)
 def schema_form(shape: type[VerdictShape]) -> Form:
-    """The JSON Schema of a shape; its name is the class's. Made once: it takes milliseconds."""
+    """The JSON Schema of a shape, named after the class. Cached, because it takes milliseconds."""
     schema = json.dumps(shape.model_json_schema(), sort_keys=True, separators=(",", ":"))
     return Form(shape.__name__.lstrip("_"), schema)
 
@@ -400,15 +401,15 @@ def _names(*shapes: type[VerdictShape]) -> frozenset[str]:
 
 
 async def ask(judge: Player, question: JudgeQuestion[T], call: Call) -> T:
-    """What `judge` answers to `question`; see `answer`."""
+    """The value of `answer`."""
     return (await answer(judge, question, call)).value
 
 
 async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> JudgeAnswer[T]:
-    """What `judge` answers to `question`, and how often it was asked.
+    """Ask `judge` a question, with re-asks after unreadable replies.
 
-    A reply that was cut is not asked for again: nothing would be other about the second one. Raises
-    UnreadableVerdict when no attempt could be read, or the judge itself failed.
+    A reply that was cut off is not asked for again, because the next one would be cut off too.
+    UnreadableVerdict if no attempt was readable.
     """
     player = judge.with_form(question.form)
     context: tuple[Segment, ...] = (Segment("user", question.prompt),)
@@ -424,7 +425,7 @@ async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> Judge
             return JudgeAnswer(value, attempt, quoting, tuple(sorted(ignored)))
         except UnreadableVerdict as error:
             problem = error.detail
-            if reply.stop_reason == "length":  # the same question would end in the same place
+            if reply.stop_reason == "length":  # the next reply would be cut off too
                 problem = _cut_problem(reply, player.sampling.max_tokens)
                 break
             context = (context[0], *_reask(reply.text, problem))
@@ -449,10 +450,10 @@ def _cut_problem(reply: Completion, limit: int) -> str:
     length = reply.usage.completion_tokens
     if 0 < length < limit:
         return (
-            f"the reply was cut at {length} tokens, a limit of the server or of its context "
-            f"({limit} were allowed)"
+            f"the reply was cut off at {length} tokens by the server or its context ({limit} were "
+            "allowed)"
         )
-    return f"the reply was cut at its limit of {limit} tokens; the judge's max_tokens raises it"
+    return f"the reply was cut off at {limit} tokens; increase the judge's max_tokens"
 
 
 def _reask(reply: str, problem: str) -> tuple[Segment, Segment]:
@@ -468,7 +469,7 @@ def _reask(reply: str, problem: str) -> tuple[Segment, Segment]:
 
 
 def read_label(text: str, labels: tuple[str, ...]) -> str:
-    """The label that is the whole answer; thinking and decoration removed."""
+    """The label that is the whole answer, ignoring thinking and decoration."""
     by_folded = {label.casefold(): label for label in labels}
     before, label = (
         by_folded.get(part.strip(_DECORATION).casefold()) for part in split_thinking(text)
@@ -479,9 +480,9 @@ def read_label(text: str, labels: tuple[str, ...]) -> str:
 
 
 def read_shape(text: str, shape: type[S], material: JudgeMaterial | None = None) -> S:
-    """The one verdict of `shape` in a reply that was not in the `material` it was shown.
+    """The only verdict of `shape` in a reply, ignoring verdicts from the `material` it was shown.
 
-    UnreadableVerdict says what is wrong.
+    UnreadableVerdict with the problem if there is none.
     """
     thinking, reply = _scans(text)
     if reply.stray:
@@ -499,10 +500,9 @@ def read_shape(text: str, shape: type[S], material: JudgeMaterial | None = None)
 
 
 def _scans(text: str) -> tuple[Scan, Scan]:
-    """The objects of a reply: those of its unmarked thinking, and those of its answer.
+    """(objects in the untagged thinking, objects in the answer) of a reply.
 
-    What is one object from end to end, fenced or not, does not think: it may quote an actor who
-    wrote <think>.
+    A reply that is a single object has no thinking; it may quote an actor that wrote <think>.
     """
     rest = text[after_blocks(text) :].strip()
     block = _BLOCK.fullmatch(rest)

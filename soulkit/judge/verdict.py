@@ -1,10 +1,10 @@
-"""A model's words: its answer read, and its text quoted in somebody else's prompt.
+"""Read answers in model replies, and quote model text safely in other prompts.
 
-Reading goes two ways, by protocol. `reference` reproduces the published parsers, quirks included:
-only closed thinking is removed, the first tag decides. `paper` repairs them: unclosed and orphaned
-thinking goes too, and the last tag decides, so that a model may correct itself.
+Reading depends on the protocol. `reference` reproduces the published parsers with their quirks:
+only closed thinking is removed, and the first tag counts. `paper` fixes them: unclosed and orphaned
+thinking is removed too, and the last tag counts, so that a model may correct itself.
 
-Quoted text stands between two marks that it cannot contain: they carry a digest of the very text.
+Quoted text is put between two marks that it cannot contain, because they include its hash.
 
     <transcript 9f2c41d07b3e>
     Ana: “Would you take forty?”
@@ -38,24 +38,24 @@ _OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
 _LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
 
-# Scripts that write words without blanks, or hang particles on them: no word boundary there.
+# Scripts that write words without spaces, or attach particles: they have no word boundaries.
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _OPEN, _CLOSE = r"(\[\u3010\u3014\u300c\u300e", r")\].:\u3011\u3015\u300d\u300f\u3002"
 _LOOSE_LETTER = re.compile(
-    # An enumerating comma may stand for a stop, but not between two letters.
+    # An enumeration comma may end the letter, but not between two letters.
     rf"[{_OPEN}]?\s*([A-Za-z])\s*(?:(?:[{_CLOSE}]+|\u3001(?!\s*[A-Za-z]\b))(?:[\s{UNSPACED}].*)?)?",
     re.DOTALL,
 )
 _NO_LETTERS = str.maketrans("\u212a\u017f", "\ufffd\ufffd")
-"""The signs for kelvin and the long s would fold to letters, and are none of an option."""
+"""The Kelvin sign and the long s would be folded to letters, but are never option letters."""
 _LONGEST_ANSWER = 50_000
-"""Characters of an answer that are read. No question has a longer one, and readers of lists and
-names would take a second for what a broken model writes into its tag."""
+"""Maximum characters of an answer that are read; limits the time to parse a broken reply."""
 _AROUND = "*`\"' \u201c\u201d\u2018\u2019"
 
 
 def remove_think(text: str, remove_unclosed: bool = False) -> str:
-    """Without closed `<think>` and `<seed:think>` blocks (unclosed ones on request), stripped."""
+    """`text` without closed `<think>` and `<seed:think>` blocks (optionally also unclosed ones),
+    stripped."""
     text = _without_blocks(text, re.RegexFlag(0))
     if remove_unclosed:
         text = _UNCLOSED.sub("", text)
@@ -65,8 +65,7 @@ def remove_think(text: str, remove_unclosed: bool = False) -> str:
 def _without_blocks(text: str, flags: re.RegexFlag) -> str:
     """`text` without closed blocks.
 
-    A kind of block that closes nowhere is looked for once: a reply that opens block after block
-    would else cost the square of its length.
+    A kind of block without a closing tag is searched only once, to keep the time linear.
     """
     parts: list[str] = []
     place, kinds = 0, _KINDS
@@ -89,10 +88,10 @@ def _opening(kinds: tuple[str, ...], flags: re.RegexFlag) -> re.Pattern[str]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(thinking whose beginning bears no mark, the answer) of a judge's reply.
+    """(thinking without an opening tag, answer) of a judge's reply.
 
-    Thinking stands before the answer, in closed blocks or up to the one closing mark. Wherever else
-    a mark stands it may be a quotation, and both sides of it might be meant: UnreadableVerdict.
+    Thinking comes before the answer, in closed blocks or up to a single closing tag. A tag in any
+    other place is ambiguous, because it may be a quotation: UnreadableVerdict.
     """
     place, before = after_blocks(text), ""
     marks = list(islice(_ANY_MARK.finditer(text, place), 2))
@@ -104,7 +103,7 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def after_blocks(text: str) -> int:
-    """Where the closed blocks of thinking end that `text` begins with; 0 without one."""
+    """The end of the closed thinking blocks at the start of `text`; 0 if there are none."""
     place = 0
     while (block := _LEADING.match(text, place)) is not None:
         closing = _ENDINGS[block[1].lower()].search(text, block.end())
@@ -115,7 +114,7 @@ def after_blocks(text: str) -> int:
 
 
 def spoken(text: str, protocol: Protocol) -> str:
-    """What is left of a completion when the thinking is taken out."""
+    """A completion without its thinking."""
     if protocol == "reference":
         return remove_think(text)
     text = _without_blocks(text, re.IGNORECASE)
@@ -123,7 +122,7 @@ def spoken(text: str, protocol: Protocol) -> str:
 
 
 def tagged_text(text: str, protocol: Protocol) -> str | None:
-    """The text of the deciding `<answer>` tag, None without one."""
+    """The text of the `<answer>` tag that counts; None if there is none."""
     answer = spoken(text, protocol)
     if protocol == "reference":
         start = _OPEN_TAG.search(answer)
@@ -137,10 +136,10 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     """(upper-case letter or "", status): `B`; under `paper` also `B.`, `(B)` and `B. some text`.
 
-    `paper` takes full-width signs and brackets of other scripts for what they stand for.
+    `paper` also accepts full-width characters and brackets of other scripts.
 
-    The status is `ok`, `no_tag`, or (`paper` only) `salvaged` for a letter with more around it and
-    `malformed` for what is no letter.
+    The status is `ok`, `no_tag`, or (`paper` only) `salvaged` for a letter with text around it and
+    `malformed` for anything else.
     """
     if protocol == "reference":
         match = _LETTER.search(spoken(text, protocol))
@@ -157,24 +156,24 @@ def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether `word` stands in `text` as it is written, as a whole word, case ignored."""
+    """Whether `text` contains `word` as a whole word, ignoring case."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def plain(text: str) -> str:
-    """Words only, in one case: `Red_Box.`, `red  box` and `**red-box**` are all `red box`."""
+    """Case-folded words only: `Red_Box.`, `red  box` and `**red-box**` all become `red box`."""
     return words_only(normalised(text).casefold())
 
 
 def named_options(text: str, options: Iterable[str]) -> frozenset[str]:
     """The options that `text` names, in their `plain` form.
 
-    A longer option is read first and its words are then spent: `treasure box` does not name `box`.
-    """
+    Longer options are matched first and their words are used up: `treasure box` does not name
+    `box`."""
     rest, names = plain(text), set()
     for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
         if option not in rest:
-            continue  # compiling a pattern of a long option costs far more than looking for it
+            continue  # avoids compiling a pattern for most options
         rest, times = _phrase_pattern(option).subn(" | ", rest)
         if times:
             names.add(option)
@@ -186,28 +185,28 @@ def _phrase_pattern(phrase: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!{joined}){re.escape(phrase)}(?!{joined})")
 
 
-# -- text of a model inside another prompt ---------------------------------------------------------
+# -- model text in other prompts -------------------------------------------------------------------
 
 MAX_FENCED_CHARS = 60_000
-"""Characters of one fenced text; about 15,000 tokens."""
+"""Maximum characters of a fenced text; about 15,000 tokens."""
 _MARK = re.compile(r"<(?=(?:\s*/\s*)?[A-Za-z][\w-]*(?:\s[^<>]{0,80})?/?>)")
 
 
 def fence(text: str, label: str) -> str:
-    """`text` between an opening and a closing mark named `label`."""
+    """`text` between an opening and a closing mark with the name `label`."""
     clean = _MARK.sub("\u2039", shortened(sanitise(text), MAX_FENCED_CHARS))
     digest = hashlib.sha256(clean.encode("utf-8", "replace")).hexdigest()[:12]
     return f"<{label} {digest}>\n{clean}\n</{label} {digest}>"
 
 
 def utterance(text: str) -> str:
-    """Speech on one line, its quotation marks bent: it cannot end its own line in a transcript, nor
-    begin somebody else's."""
+    """Speech on one line with replaced quotation marks, so that it cannot end its own line in a
+    transcript or fake another one."""
     return one_line(text).replace('"', "\u201d")
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """`text`, or its beginning and end with a note between them on what was left out."""
+    """`text`, or if it is too long, its beginning and end with a note between them."""
     if len(text) <= max_chars:
         return text
     half = max_chars // 2
@@ -221,16 +220,16 @@ NO_LABELS: Mapping[str, str] = MappingProxyType({})
 def transcript(
     lines: Iterable[Line], labels: Mapping[str, str] = NO_LABELS, mark: str = "transcript"
 ) -> str:
-    """The lines between two marks named `mark`; empty between them where nobody spoke.
+    """The lines of a conversation between two marks with the name `mark`.
 
-    `labels` is what a seat is called there (otherwise its own name). A label stands outside the
-    quotation marks, so what could end it, a line break or a quotation mark, is taken out of it.
+    `labels` maps seats to display names (default: the seat's name). Line breaks and quotation marks
+    are removed from labels, which are not quoted.
     """
     return fence("\n".join(_quoted(line, labels) for line in lines), mark)
 
 
 def utterances(episode: Episode) -> list[str]:
-    """What the acted seats said, turn by turn, as everybody heard it."""
+    """The public lines of the acted seats, in order."""
     seats = {trace.seat for trace in episode.traces}
     return [line.text for line in episode.transcript if line.seat in seats]
 

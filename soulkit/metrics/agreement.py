@@ -1,13 +1,10 @@
-"""How far raters agree, and what moves them that should not.
+"""Agreement of raters, and biases of judges (length, position).
 
-Units are rows (episodes), raters are columns; `None` stands for an opinion that is missing. Nothing
-is imputed: a statistic that the data cannot support is None, with the reason in words. Units of one
-cluster (the rollouts of one example) are not independent: means of units have the interval of every
-mean, a slope that of the jackknife over clusters, and what has no formula for clusters (alpha,
-kappa, correlations) a percentile interval from drawn clusters, which is too narrow for few of them.
-
-The libraries that have alpha, kappa and the intraclass correlation are under a licence that does
-not fit, unkept, or far larger than what they would be used for.
+Units are rows (episodes) and raters are columns; `None` is a missing opinion, and nothing is
+imputed. A statistic that the data cannot support is None, with a reason. Units of one cluster (the
+rollouts of one example) are not independent: means have the usual interval of a mean, slopes a
+jackknife over clusters, and statistics without a cluster formula (alpha, kappa, correlations) a
+percentile bootstrap over clusters, which is too narrow for few clusters.
 
 Notation: m_u values of unit u, n the number of pairable values (those of units with m_u > 1).
 """
@@ -31,18 +28,18 @@ Rating = float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistic:
-    """A statistic with its 95 % interval; without a value `why` says what is lacking."""
+    """A statistic with its 95 % interval; if there is no value, `why` gives the reason."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
     n: int = 0
-    """Units that it rests on."""
+    """Number of units."""
     n_clusters: int = 0
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `why` only where there is no value."""
+        """Plain JSON values; `why` only if it is not empty."""
         values = {
             "value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n,
             "n_clusters": self.n_clusters,
@@ -54,15 +51,15 @@ class Statistic:
 
 
 def rating_table(ratings: Sequence[Sequence[Rating]]) -> Floats:
-    """Units × raters, NaN where a rating is missing; ValueError for ragged rows or infinities."""
+    """Units × raters, NaN for missing ratings; ValueError for ragged rows or infinities."""
     if not ratings:
         return np.empty((0, 0))
     width = len(ratings[0])
     if any(len(row) != width for row in ratings):
-        raise ValueError("every unit needs one place per rater")
+        raise ValueError("every unit needs one value (or None) per rater")
     array = np.array([[np.nan if v is None else float(v) for v in row] for row in ratings])
     if np.isinf(array).any():
-        raise ValueError("ratings are finite")
+        raise ValueError("ratings must be finite")
     return array.reshape(len(ratings), width)
 
 
@@ -70,10 +67,8 @@ def alpha(ratings: Floats, level: Level = "interval") -> float | None:
     """Krippendorff's alpha, 1 − D_o / D_e, for any number of raters and missing values.
 
     interval: D_o = Σ_u Σ_{i≠j} (x_ui − x_uj)² / (m_u − 1) / n, D_e the mean of (x − x')² over all
-    pairs of pairable values; nominal: 0/1 differences. None when no unit has two values, or all
-    values are equal (there is nothing to agree about). Krippendorff (2011), *Computing
-    Krippendorff's Alpha-Reliability*.
-    """
+    pairs of pairable values; nominal: 0/1 differences. None if no unit has two values, or all
+    values are equal. Krippendorff (2011), *Computing Krippendorff's Alpha-Reliability*."""
     if ratings.size == 0:
         return None
     pairable = ratings[(~np.isnan(ratings)).sum(axis=1) > 1]
@@ -90,7 +85,7 @@ def _interval(pairable: Floats) -> tuple[float, float]:
     n = int(count.sum())
     within = float(np.sum(2 * (count * square - total**2) / (count - 1))) / n
     whole = 2 * (n * float(square.sum()) - float(total.sum()) ** 2) / (n * (n - 1))
-    equal = bool(np.ptp(pairable[~np.isnan(pairable)]) == 0)  # rounding leaves a speck of spread
+    equal = bool(np.ptp(pairable[~np.isnan(pairable)]) == 0)  # ignores rounding errors
     return within, 0.0 if equal else whole
 
 
@@ -141,7 +136,7 @@ def kappa(a: Floats, b: Floats) -> float | None:
     """
     if not a.size:
         return None
-    # E (a − b')² over independent pairs, from moments; values are shifted against cancellation.
+    # E (a − b')² over independent pairs, from moments; values are shifted to avoid cancellation.
     a, b = a - a.mean(), b - a.mean()
     chance = float(np.mean(a**2) + np.mean(b**2) - 2 * a.mean() * b.mean())
     return None if chance <= 1e-12 else 1 - float(np.mean((a - b) ** 2)) / chance
@@ -156,7 +151,7 @@ def pearson(a: Floats, b: Floats) -> float | None:
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Ranks from 1 on, ties at their mean."""
+    """Ranks starting at 1; ties get their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     mean: Floats = np.cumsum(count) - (count - 1) / 2
     return mean[place]
@@ -170,8 +165,7 @@ def spearman(a: Floats, b: Floats) -> float | None:
 def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
     """Rank correlation of `a` and `b` with the ranks of `held` partialled out of both.
 
-    A constant `held` explains nothing, so the plain one is returned. None also when `held`
-    explains one side wholly.
+    For a constant `held`, the plain correlation. None also if `held` fully explains one side.
     """
     a, b, held = mean_ranks(a), mean_ranks(b), mean_ranks(held)
     plain = pearson(a, b)
@@ -184,7 +178,7 @@ def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
 
 
 def slope(x: Floats, y: Floats) -> float | None:
-    """Least-squares rise of `y` for one unit of `x`; None for a constant `x`."""
+    """Least-squares slope of `y` on `x`; None for a constant `x` or fewer than three points."""
     if x.size < 3 or np.ptp(x) == 0:
         return None
     moved = x - x.mean()
@@ -213,12 +207,11 @@ def with_interval(
     smooth: bool = False,
     seed: int = 0,
 ) -> Statistic:
-    """`statistic` of `rows` (one a unit) with its interval by clusters of rows.
+    """`statistic` of `rows` (one per unit) with an interval that respects clusters of rows.
 
-    `smooth` statistics (slopes, ratios of sums) have the jackknife's; the others a percentile
-    interval over drawn clusters, with the limits that `intervals.cluster_bootstrap` states.
-    `lacking` is the reason that is given where the statistic is None. ValueError unless there is
-    one cluster per row.
+    `smooth` statistics (slopes, ratios of sums) use the jackknife, others the percentile bootstrap
+    of `intervals.cluster_bootstrap`, with its limitations. `lacking` is the reason given if the
+    statistic is None. ValueError unless there is one cluster per row.
     """
     if len(rows) != len(clusters):
         raise ValueError("one cluster per unit is needed")
@@ -244,7 +237,7 @@ def _ends(
 
 
 def _members(clusters: Sequence[Hashable]) -> list[Indices]:
-    """Row numbers of each cluster, clusters in the order of their text."""
+    """Row numbers of each cluster, clusters sorted by their repr."""
     places: dict[Hashable, list[int]] = {}
     for place, cluster in enumerate(clusters):
         places.setdefault(cluster, []).append(place)
@@ -254,19 +247,19 @@ def _members(clusters: Sequence[Hashable]) -> list[Indices]:
 def columns(
     statistic: Callable[..., float | None],
 ) -> Callable[[Floats], float | None]:
-    """A statistic of pairs (or triples) as one of a table whose columns they are."""
+    """Turn a statistic of two (or three) arrays into one of a table with these columns."""
     return lambda rows: statistic(*rows.T)
 
 
 # -- words ---------------------------------------------------------------------------------------
 
 RELIABLE, TENTATIVE = 0.8, 0.667
-"""Krippendorff (2004), *Content Analysis*, ch. 11: from .8 on conclusions may rest on the values,
-from .667 on tentative ones."""
+"""Thresholds of alpha for reliable and tentative conclusions: Krippendorff (2004), *Content
+Analysis*, ch. 11."""
 
 
 def alpha_in_words(value: float | None) -> str:
-    """What an alpha allows, in words."""
+    """The conclusions that an alpha allows, as text."""
     if value is None:
         return "not measurable"
     if value >= RELIABLE:

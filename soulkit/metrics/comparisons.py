@@ -1,10 +1,10 @@
-"""Is B better than A, and how surely? Pairs, gaps, curves, and many tests at once.
+"""Comparisons of A and B: paired differences, gaps, learning curves, and multiple tests.
 
-A difference is taken row by row, so that the difficulty of the rows falls out. Its interval is that
-of a mean (`intervals.estimate`); differences of 0/1 scores add pseudo-clusters to it. Without them
-the interval of a rare change is too short, or there is none. The p-value beside an interval
-belongs to the same statistic and is not adjusted for other tests: p is below 0.05 exactly where the
-95 % interval leaves zero out. Holm's adjustment is a number of its own.
+Differences are taken row by row, which removes the difficulty of the rows. The interval is that of
+a mean (`intervals.estimate`). For 0/1 scores pseudo-clusters are added, because otherwise the
+interval of a rare change is too short or undefined. The p-value belongs to the same statistic and
+is not adjusted for other tests: p is below 0.05 exactly if the 95 % interval excludes zero. Holm's
+adjustment is reported separately.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from soulkit.metrics.student import CONFIDENCE, significance, t_p_value, t_quant
 
 N_FLIPS = 10_000
 _EXACT_CLUSTERS = 13
-"""Up to 2**13 = 8192 sign patterns are enumerated; beyond that they are drawn."""
+"""Up to 2**13 = 8192 sign patterns are enumerated; with more clusters they are drawn at random."""
 _SPECK = 1e-12
-"""A difference below this share of the larger value is rounding."""
+"""A difference below this share of the larger value counts as rounding error."""
 _CHUNK = 4_000_000
-"""Random numbers held at a time, so that large runs do not need gigabytes."""
+"""Maximum number of random numbers in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
-    """B minus A on what both scored, in the unit of the values."""
+    """B minus A over the keys that both scored, in the unit of the values."""
 
     mean_a: float | None
     mean_b: float | None
@@ -48,23 +48,23 @@ class PairedDifference:
     ci_low: float | None
     ci_high: float | None
     p: float | None
-    """Two-sided, not adjusted; None when fewer than two clusters are shared."""
+    """Two-sided, not adjusted; None if fewer than two clusters are shared."""
     n_shared: int
     n_only_a: int
     n_only_b: int
     n_clusters: int
     variance: float | None = None
-    """Of the difference, in the unit squared; includes `unseen`."""
+    """Variance of the difference, in squared units; includes `unseen`."""
     df: float | None = None
     method: str = ""
     """`agresti-min-t` (0/1 scores), `cr2-t` or `jackknife-t`; without interval `no-spread` (p from
     sign flips), `one-cluster`, `undefined` or `nothing-scored`."""
     unseen: float = 0.0
-    """The part of `variance` that stands for changes that were not seen (`agresti-min-t`)."""
+    """The part of `variance` from pseudo-clusters (`agresti-min-t`)."""
 
 
 class Signs(NamedTuple):
-    """In how many tasks B was better, whatever the intervals."""
+    """The number of tasks in which B was better, worse or equal, regardless of intervals."""
 
     better: int
     worse: int
@@ -73,28 +73,28 @@ class Signs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardGroup:
-    """The drafts of one example and their refined twins: index i is rollout i.
+    """Scores of the drafts of one example and of their refined rollouts; index i is rollout i.
 
-    None stands for an unscored draft, an unscored refined rollout, or no refined rollout at all.
+    None is an unscored draft, or a refined rollout that is unscored or does not exist.
     """
 
     drafts: Sequence[float | None]
     refined: Sequence[float | None]
     cluster: Hashable = None
-    """What the example shares with others (its story, the same row of another step); None: a
-    cluster of its own."""
+    """The cluster that the example shares with others (its story, the same row in another step);
+    None for its own cluster."""
 
     def __post_init__(self) -> None:
         if len(self.drafts) != len(self.refined):
-            raise ValueError("drafts and refined must be aligned by rollout")
+            raise ValueError("drafts and refined must have the same length")
 
 
 # -- differences ---------------------------------------------------------------------------------
 
 
 def difference_of(a: float, b: float, size: float = 0.0) -> float:
-    """b - a, and 0 where it is rounding beside a, b or `size`: grades that were added up in another
-    order are equal, and specks of one sign would make a significant difference."""
+    """b - a, or 0 if it is within rounding error of a, b or `size`. Otherwise sums in a different
+    order could give tiny differences of one sign that look significant."""
     difference = b - a
     return difference if abs(difference) > _SPECK * max(abs(a), abs(b), size) else 0.0
 
@@ -110,13 +110,13 @@ def paired_difference(
 ) -> PairedDifference:
     """mean(b) - mean(a) over the keys that both scored.
 
-    `clusters` names the cluster of each shared key. Interval and p are CR2's with t at Bell and
-    McCaffrey's degrees of freedom. Where every shared value is at an end of the `scale` (without
-    one: 0 or 1), the variance also counts one pseudo-cluster in each corner of the 2 × 2 table, as
-    Agresti & Min (2005) do, so that an interval exists from two clusters on. Where all other
-    differences are equal there is no interval, and p comes from `sign_flip_p`. A `scale` of the
-    values cuts the interval where no difference can be, which moves neither p nor its side of zero.
-    `n_only_a` counts keys scored in A but not in B (unscored or not played there).
+    `clusters` maps each shared key to its cluster. Interval and p use CR2 variances and t with Bell
+    and McCaffrey's degrees of freedom. If every shared value is at an end of the `scale` (default:
+    0 or 1), one pseudo-cluster is added in each corner of the 2 × 2 table, as in Agresti & Min
+    (2005), so an interval exists from two clusters on. Otherwise, if all differences are equal,
+    there is no interval, and p comes from `sign_flip_p`. The interval is clipped to the differences
+    that are possible on `scale`; this does not change p. `n_only_a` counts keys that are scored in
+    A but not in B (unscored or not played).
     """
     in_a, in_b = scored_values(a), scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
@@ -150,7 +150,7 @@ def paired_difference(
 
 
 def _yes_no_width(values: Sequence[float], scale: Interval | None) -> float | None:
-    """The width of the scale when every value is at one of its ends; None for other values."""
+    """The width of the scale if every value is at one of its ends, else None."""
     low, high = scale or (0.0, 1.0)
     return high - low if low < high and all(v in (low, high) for v in values) else None
 
@@ -176,8 +176,8 @@ def jackknife_difference(
 ) -> PairedDifference:
     """b - a for two statistics over the same clusters (batch metrics of two runs).
 
-    Delete-one-cluster jackknife of the difference, t at C - 1 degrees of freedom. Here `n_shared`
-    counts clusters. Undefined where either side is.
+    Delete-one-cluster jackknife of the difference, with t at C - 1 degrees of freedom. `n_shared`
+    counts clusters here. Undefined if either side is.
     """
 
     def difference(clusters: Sequence[int]) -> float | None:
@@ -210,12 +210,12 @@ def suite_difference(
     scale: Interval | None = None,
     confidence: float = CONFIDENCE,
 ) -> PairedDifference:
-    """The mean of the parts' differences, every task the same weight.
+    """The mean of the parts' differences with equal weights.
 
     V = (Σ V_k + max U_k) / K², t at Welch & Satterthwaite's degrees of freedom. V_k is a part's
-    variance without its `unseen` part U_k. Only the largest U_k counts: the changes that were not
-    seen could all be in the part that is known least, but not in every part at once. No difference
-    where a part has none, no interval and no p where a part has no variance or V is 0.
+    variance without its `unseen` part U_k. Only the largest U_k counts, because all unseen changes
+    may be in the least known part, but not in every part at once. There is no difference if a part
+    has none, and no interval or p if a part has no variance or V is 0.
     """
     differences = [p.difference for p in parts if p.difference is not None]
     complete = len(differences) == len(parts) > 0
@@ -251,7 +251,7 @@ def suite_difference(
 
 
 def signs_of(parts: Iterable[PairedDifference]) -> Signs:
-    """How many differences are above zero, below and equal to it."""
+    """Count the differences above, below and equal to zero."""
     differences = [p.difference for p in parts if p.difference is not None]
     return Signs(
         better=sum(d > _SPECK for d in differences),
@@ -261,14 +261,15 @@ def signs_of(parts: Iterable[PairedDifference]) -> Signs:
 
 
 def mean_of_all(values: Iterable[float | None]) -> float | None:
-    """The mean; None where one is missing."""
+    """The mean; None if any value is None."""
     numbers = list(values)
     there = [value for value in numbers if value is not None]
     return _mean(there) if len(there) == len(numbers) else None
 
 
 def _p_value(outcome: Estimate, confidence: float) -> float | None:
-    """The p of the t statistic whose interval this is; rounding cannot set the two at odds."""
+    """The p-value of the t statistic of this interval; adjusted so that rounding cannot make the
+    two disagree."""
     mean, low, high = outcome.mean, outcome.ci_low, outcome.ci_high
     if mean is None or low is None or high is None or not outcome.variance or outcome.df is None:
         return None
@@ -278,12 +279,12 @@ def _p_value(outcome: Estimate, confidence: float) -> float | None:
 
 
 def _cut(outcome: Estimate, scale: Interval | None) -> tuple[float | None, float | None]:
-    """The interval inside what differences of values on `scale` can be."""
+    """The interval clipped to the differences that are possible on `scale`."""
     low, high = outcome.ci_low, outcome.ci_high
     if scale is None or low is None or high is None:
         return low, high
     width = scale[1] - scale[0]
-    if abs(outcome.mean or 0.0) > width:  # values off the scale: it says nothing of them
+    if abs(outcome.mean or 0.0) > width:  # values are off the scale
         return low, high
     return max(low, -width), min(high, width)
 
@@ -294,15 +295,15 @@ def sign_flip_p(
     n_flips: int = N_FLIPS,
     seed: int = 0,
 ) -> float:
-    """Two-sided p-value of "the differences are symmetric around zero", by cluster.
+    """Two-sided p-value of the hypothesis that differences are symmetric around zero, by cluster.
 
     With D_c the sum of the differences in cluster c and s_c = ±1, p is the share of sign patterns
     with |sum s_c D_c| >= |sum D_c|: all 2**C of them for C <= 13, otherwise `n_flips` random ones
-    with the observed one added, (1 + hits) / (1 + n_flips). Raises ValueError without differences.
+    with the observed one added, (1 + hits) / (1 + n_flips). ValueError without differences.
     """
     sums = _cluster_sums(differences, clusters)
     observed = abs(float(sums.sum()))
-    limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))  # rounding is no difference
+    limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))  # tolerates rounding
     if limit <= 0:
         return 1.0
     if sums.size <= _EXACT_CLUSTERS:
@@ -319,7 +320,7 @@ def sign_flip_p(
 
 
 def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> Floats:
-    """The sum of each cluster, by size, so that names of clusters change nothing."""
+    """The sum of each cluster, sorted by value so that cluster names do not matter."""
     if not values or len(values) != len(clusters):
         raise ValueError("at least one value, and one cluster per value, are needed")
     by_cluster: dict[Hashable, list[float]] = {}
@@ -329,7 +330,7 @@ def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> Floa
 
 
 def holm(pvalues: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjusted p-values, in the order given; None (no test) stays None and is not counted.
+    """Holm's adjusted p-values in the given order; None (no test) stays None and is not counted.
 
     With p sorted upwards, adjusted_(i) = max over j <= i of min(1, (m - j) p_(j)), j from 0.
     """
@@ -346,13 +347,12 @@ def holm(pvalues: Sequence[float | None]) -> list[float | None]:
 
 
 def leave_one_out_gap(groups: Sequence[RewardGroup]) -> Estimate:
-    """How much better refined rollouts are than *other* drafts of the same example.
+    """The mean advantage of refined rollouts over *other* drafts of the same example.
 
-    Mean over pairs of r'_i - mean of r_j over j != i; the interval is that of a mean over the
-    groups' clusters. Feedback that says nothing gives zero in expectation, which the raw pair gap
-    does not when only poor drafts get feedback. A pair needs a scored refined rollout and another
-    scored draft; `n` counts the refined rollouts that were scored, `n_scored` those with such a
-    draft.
+    Mean over pairs of r'_i - mean of r_j over j != i, with the interval of a mean over clusters.
+    Its expectation is zero for useless feedback, unlike the raw pair gap if only poor drafts get
+    feedback. A pair needs a scored refined rollout and another scored draft; `n` counts the scored
+    refined rollouts, `n_scored` those with such a draft.
     """
 
     def gap(group: RewardGroup, i: int, refined: float) -> float | None:
@@ -363,9 +363,9 @@ def leave_one_out_gap(groups: Sequence[RewardGroup]) -> Estimate:
 
 
 def pair_gap(groups: Sequence[RewardGroup]) -> Estimate:
-    """Mean over pairs of r'_i - r_i, refined against its own draft, by cluster.
+    """Mean over pairs of r'_i - r_i (refined minus its own draft), by cluster.
 
-    Regression to the mean is in it wherever feedback goes to poor drafts: read it beside
+    If only poor drafts get feedback, it includes regression to the mean; compare it with
     `leave_one_out_gap`.
     """
 
@@ -394,9 +394,9 @@ def _gap(
 
 
 def auc(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
-    """Area under a curve by trapezoids, divided by its width: a mean height, in the values' unit.
+    """Area under a curve (trapezoids) divided by its width: the mean height, in the values' unit.
 
-    Missing points are bridged by a straight line. None with fewer than two different steps.
+    Missing points are interpolated linearly. None with fewer than two different steps.
     """
     points = sorted((s, v) for s, v in zip(steps, values, strict=True) if v is not None)
     if len({s for s, _ in points}) < 2:
@@ -406,7 +406,7 @@ def auc(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
 
 
 def scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
-    """The values that are finite numbers."""
+    """The finite values."""
     return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
 
 

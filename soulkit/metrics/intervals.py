@@ -1,10 +1,10 @@
-"""How surely a mean is known.
+"""Means with confidence intervals.
 
-Every number that soulkit prints with an interval passes through here. A mean is over scored
-episodes only and says how many those are; rows of one cluster (one story, one conversation, the
-rollouts of one example) are one observation, because they are not independent; and what the data
-cannot support is None: no interval from fewer than two clusters, none of zero width, none that
-leaves the scale. Deterministic, and blind to the order of the rows and the names of the clusters.
+All intervals that soulkit prints are computed here. A mean covers only scored episodes and reports
+their number. Rows of one cluster (a story, a conversation, the rollouts of one example) are not
+independent and count as one observation. A result that the data cannot support is None: there is no
+interval from fewer than two clusters, none of zero width, and none beyond the scale. Results are
+deterministic and do not depend on the order of rows or the names of clusters.
 
 Notation: x a value, N their number, C the number of clusters, S_c and n_c the sum and the size of
 cluster c, h_c = n_c / N, μ the mean, t a quantile of Student's t.
@@ -25,59 +25,61 @@ from soulkit.metrics.student import CONFIDENCE, significance, t_quantile
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 ClusterStatistic = Callable[[Sequence[int]], float | None]
-"""Numbers of clusters, from 0 on and some perhaps repeated → a statistic of their rows."""
+"""Indices of clusters (from 0, possibly repeated) → a statistic of their rows."""
 
 FEW_CLUSTERS = 10
-"""Below this many clusters an interval says so: its width is itself uncertain."""
+"""Intervals from fewer clusters are marked, because their width is uncertain."""
 FEW_EVENTS = 30
-"""Below this many failures, or successes, an interval on a scale may cover .91 instead of .95."""
+"""With fewer failures or successes, an interval on a scale may cover .91 instead of .95."""
 UNSEEN = 4.0
 """Pseudo-clusters added to paired 0/1 scores, one in each corner of the 2 × 2 table of outcomes.
-The two corners where the sides disagree add 1 each to Σ d² (compare Agresti & Min 2005, who add
-half as much: then a change in 2 % of 100 rows is covered in .87 of the samples)."""
+The two corners where the sides disagree add 1 each to Σ d². Agresti & Min (2005) add half as much,
+but then a change in 2 % of 100 rows is covered in only .87 of the samples."""
 FEW_INDEPENDENT = 15
-"""Below this many independent failures, or successes, in clusters of different sizes an interval
-near an end of the scale says that its clusters are few."""
+"""With fewer independent failures or successes in clusters of different sizes, an interval near an
+end of the scale is marked as having few clusters."""
 _NEAR = 0.2
-"""A share this close to 0 or 1 is near an end."""
+"""Maximum distance from 0 or 1 of a share that counts as near an end."""
 RESAMPLES = 1000
 MIN_CLUSTERS = 5
-"""Fewer clusters give no bootstrap interval: it would be a line, or a guess."""
+"""Minimum number of clusters for a bootstrap interval."""
 _MOST_UNDEFINED = 0.1
 _SAME = 1e-9
-"""Draws that differ by less are equal."""
+"""Draws that differ by less count as equal."""
 _SPECK = 1e-12
-"""Spread below this share of the largest value is rounding."""
+"""Spread below this share of the largest value counts as rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over what was scored, in the unit of the values, with its interval."""
+    """A mean over scored values, in their unit, with its interval."""
 
     mean: float | None = None
-    """None when nothing was scored."""
+    """None if nothing was scored."""
     ci_low: float | None = None
     ci_high: float | None = None
-    """None when the data support no interval; `method` says why."""
+    """None if the data support no interval; `method` gives the reason."""
     n_scored: int = 0
     n: int = 0
     n_clusters: int = 0
-    """Of what was scored."""
+    """Number of clusters with a scored value."""
     variance: float | None = None
-    """Of the mean, in the unit squared; without spread on a known scale that of the interval."""
+    """Variance of the mean, in squared units; without spread on a known scale, the variance that
+    corresponds to the interval."""
     df: float | None = None
     """Degrees of freedom of `variance`."""
     scale: Interval | None = None
-    """Lowest and highest value there can be; None: unknown, or there is none."""
+    """Lowest and highest possible value; None if unknown or unbounded."""
     events: float | None = None
-    """Failures or successes on the scale, whichever are fewer: 0.8 is that much of a success."""
+    """Number of failures or successes on the scale, whichever is smaller; a score of 0.8 counts as
+    0.8 successes."""
     method: str = ""
     """`wilson-t`, `cr2-t`, `strata-t`, `jackknife-t`; without interval `no-spread`, `one-cluster`,
     `undefined` (a part has no variance) or `nothing-scored`."""
 
 
 class Stratum(Protocol):
-    """What a suite's mean needs of a part; `Estimate` and the cells of a summary have it."""
+    """The fields that a suite mean needs of a part, as in `Estimate` and the cells of a summary."""
 
     @property
     def mean(self) -> float | None: ...
@@ -106,17 +108,17 @@ def estimate(
     scale: Interval | None = None,
     confidence: float = CONFIDENCE,
 ) -> Estimate:
-    """The mean of the scored values (None, NaN, infinite: unscored) with an interval that suits.
+    """The mean of the scored values (None, NaN and infinite are unscored) with an interval.
 
-    V is the CR2 variance Σ (S_c − n_c μ)² / (1 − h_c) / N², its degrees of freedom are those of
-    Bell & McCaffrey (2002), as recommended by Imbens & Kolesár (2016). Where every score lies at an
-    end of the scale and clusters differ in size, the divisor (1 − h_c) is squared (CR3): CR2 is too
-    small there, most of all for shares near 0 or 1. With a known `scale`
-    (`binary`: 0 to 1) the interval is Wilson's with the effective number of trials that V stands
-    for, μ(1 − μ)/V, and t in place of z (`wilson-t`; compare Korn & Graubard 1998); it is at most
-    N where every score lies at an end of the scale, and C where there is no spread. Otherwise it is
-    μ ± t √V (`cr2-t`), or none without spread. A value off the scale makes the scale unknown.
-    ValueError unless there is one cluster per value.
+    V is the CR2 variance Σ (S_c − n_c μ)² / (1 − h_c) / N² with the degrees of freedom of Bell &
+    McCaffrey (2002), as recommended by Imbens & Kolesár (2016). If every score is at an end of the
+    scale and clusters differ in size, the divisor (1 − h_c) is squared (CR3), because CR2 is too
+    small there, especially for shares near 0 or 1. With a known `scale` (`binary`: 0 to 1) the
+    interval is Wilson's with the effective number of trials μ(1 − μ)/V and t in place of z
+    (`wilson-t`; compare Korn & Graubard 1998). The number of trials is at most N if every score is
+    at an end of the scale, and C if there is no spread. Otherwise the interval is μ ± t √V
+    (`cr2-t`), or none without spread. A value off the scale makes the scale unknown. ValueError
+    unless there is one cluster per value.
     """
     if len(values) != len(clusters):
         raise ValueError("one cluster per value is needed")
@@ -152,12 +154,12 @@ class _Moments:
 def _moments(
     pairs: Sequence[tuple[float, Hashable]], scale: Interval | None = None, *, yes_no: bool = False
 ) -> _Moments:
-    """Mean, CR2 variance (0 where it is rounding) and Bell–McCaffrey degrees of freedom. The
-    variance is CR3 for `yes_no` scores in clusters of different sizes.
+    """Mean, CR2 variance (0 if within rounding) and Bell–McCaffrey degrees of freedom. The variance
+    is CR3 for `yes_no` scores in clusters of different sizes.
 
     df = tr(M)² / tr(M²) with M_cd = a_c a_d (n_c δ_cd − n_c n_d / N), a_c = (1 − h_c)^−½. The trace
     is N, and with g_c = n_c² / (1 − h_c) tr(M²) = Σ n_c² + ((Σ g_c)² − Σ g_c²) / N². Sums are exact
-    (fsum), so that no order of rows or clusters changes a bit.
+    (fsum), so the order of rows and clusters does not change a bit.
     """
     by_cluster: dict[Hashable, list[float]] = {}
     for value, cluster in pairs:
@@ -178,7 +180,7 @@ def _moments(
 
 
 def _scale_of(values: Sequence[float], scale: Interval | None) -> Interval | None:
-    """The scale, unless it is none or a value lies off it."""
+    """The scale, or None if it is empty or a value is off it."""
     if scale is None or not scale[0] < scale[1]:
         return None
     return scale if scale[0] <= min(values) and max(values) <= scale[1] else None
@@ -193,7 +195,7 @@ def _events(values: Sequence[float], scale: Interval | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What an interval is made from."""
+    """The inputs of an interval."""
 
     mean: float
     variance: float
@@ -201,9 +203,10 @@ class _Shape:
     n_clusters: int
     scale: Interval | None
     most: int | None = None
-    """Upper limit of the effective number of trials."""
+    """Maximum effective number of trials."""
     least: float = 0.0
-    """Lower limit of it, and what it is where there is no spread; 0: no limit, and clusters."""
+    """Minimum effective number of trials, used if there is no spread; 0 means no minimum, and the
+    number of clusters without spread."""
 
 
 def _interval(
@@ -215,8 +218,8 @@ def _interval(
     t = t_quantile(shape.df, confidence)
     if shape.scale is not None:
         low, high = _on_scale(shape, shape.scale, t)
-        # A share of 0 or 1 is not known for certain: in a suite's mean it counts with the
-        # variance that its interval stands for.
+        # A share of 0 or 1 is not certain: use the variance that corresponds to its interval, so
+        # that it counts in a suite's mean.
         variance = shape.variance or ((high - low) / (2 * t)) ** 2
         return low, high, variance, "wilson-t" if method == "cr2-t" else method
     if shape.variance == 0:
@@ -241,13 +244,13 @@ def _on_scale(shape: _Shape, scale: Interval, t: float) -> Interval:
 
 
 def wilson(share: float, trials: float, quantile: float) -> Interval:
-    """Wilson's interval for a share seen in so many trials (not necessarily whole), in [0, 1].
+    """Wilson's interval in [0, 1] for a share observed in `trials` trials (may be fractional).
 
     centre = (p + q²/2n) / (1 + q²/n);  half = q √(p(1 − p)/n + q²/4n²) / (1 + q²/n).
-    Raises ValueError unless trials > 0 and 0 <= share <= 1.
+    ValueError unless trials > 0 and 0 <= share <= 1.
     """
     if not trials > 0 or not 0 <= share <= 1:
-        raise ValueError(f"no share and number of trials: {share}, {trials}")
+        raise ValueError(f"invalid share or number of trials: {share}, {trials}")
     ratio = quantile**2 / trials
     centre = (share + ratio / 2) / (1 + ratio)
     half = math.sqrt(ratio * (share * (1 - share) + ratio / 4)) / (1 + ratio)
@@ -257,7 +260,7 @@ def wilson(share: float, trials: float, quantile: float) -> Interval:
 
 
 def upper_tail(hits: int, n: int, chance: float) -> float:
-    """P(at least `hits` of `n`) for a binomial; in logarithms, so that thousands of rows fit."""
+    """P(at least `hits` of `n`) for a binomial; uses logarithms to support thousands of rows."""
     if hits <= 0 or chance >= 1:
         return 1.0
     if chance <= 0:
@@ -271,7 +274,7 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
 
 
 def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
-    """Where the mean over all n would lie if what is missing scored the lowest or the highest.
+    """Bounds of the mean over all n values if the missing ones had the lowest or highest score.
 
     worst = (sum + missing · low) / n;  best = (sum + missing · high) / n.
     ValueError without values.
@@ -285,25 +288,25 @@ def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
 
 
 DASH = "\u2013"
-"""What stands for a number that there is not."""
+"""Shown in place of a missing number."""
 
 
 def number(value: object, digits: int = 3) -> str:
-    """A number for readers, with a true minus sign; a dash when there is none."""
+    """A number as text, with a true minus sign; a dash if there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return DASH
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "\u2212")  # no minus zero
 
 
 def signed(value: object, digits: int = 3) -> str:
-    """A difference, with a plus where it is above zero."""
+    """A difference as text, with a plus sign if it is above zero."""
     text = number(value, digits)
     above = isinstance(value, int | float) and value > 0 and text != DASH
     return f"+{text}" if above else text
 
 
 def percent(value: object) -> str:
-    """`83%`; a dash for nothing."""
+    """`83%`; a dash if there is no number."""
     text = number(100 * value if isinstance(value, int | float) else None, 0)
     return text if text == DASH else f"{text}%"
 
@@ -311,8 +314,8 @@ def percent(value: object) -> str:
 def estimate_text(
     mean: object, low: object, high: object, shown: Callable[[object], str] = number
 ) -> str:
-    """`0.831 [0.790, 0.865]`, the one form of a mean with its interval; the mean alone without one.
-    `shown` writes each of the three numbers."""
+    """`0.831 [0.790, 0.865]`, a mean with its interval, or only the mean if there is no interval.
+    `shown` formats each number."""
     ends = [shown(low), shown(high)]
     return shown(mean) if DASH in ends else f"{shown(mean)} [{', '.join(ends)}]"
 
@@ -320,9 +323,9 @@ def estimate_text(
 def interval_remark(
     n_clusters: int, method: str = "", events: float | None = None, *, few: bool = False
 ) -> str:
-    """The remark beside an interval, or in its place: `32 clusters`, `7 clusters: few`,
-    `40 clusters, few events`, `no spread in 7 clusters`; empty where the number is not known.
-    `few` says "few" at any number of clusters (see `few_independent_events`)."""
+    """The remark on an interval, or on its absence: `32 clusters`, `7 clusters: few`, `40 clusters,
+    few events`, `no spread in 7 clusters`; empty if the number is unknown. `few` marks any number
+    of clusters as few (see `few_independent_events`)."""
     if n_clusters < 1:
         return ""
     clusters = f"{n_clusters} cluster{'s' * (n_clusters != 1)}"
@@ -333,13 +336,12 @@ def interval_remark(
 
 
 def few_independent_events(part: Stratum, method: str) -> bool:
-    """Whether the interval of a share near 0 or 1 may be too short because few clusters hold its
+    """Whether the interval of a share near 0 or 1 may be too short because few clusters contain its
     failures (or successes).
 
-    True where clusters differ in size and the scores are worth fewer than fifteen independent
-    failures, or successes: μ(1 − μ)/V trials times the smaller share. Such intervals may cover .86
-    to .93.
-    """
+    True if clusters differ in size and the scores correspond to fewer than fifteen independent
+    failures (or successes): μ(1 − μ)/V trials times the smaller share. Such intervals may cover
+    only .86 to .93."""
     if method != "wilson-t" or part.mean is None or part.df is None or part.scale is None:
         return False
     low, width = part.scale[0], part.scale[1] - part.scale[0]
@@ -354,13 +356,13 @@ def few_independent_events(part: Stratum, method: str) -> bool:
 
 
 def independent_rows(differences: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """How many independent rows the differences of paired 0/1 scores are worth, at most N.
+    """The effective number of independent rows of paired 0/1 differences, at most N.
 
-    N over the design effect (N/C + k D) / (1 + k). D is the observed one, V_CR2 · N / variance of
-    the differences, at least 1. N/C, one row per cluster, is the most cautious one and counts like
-    one cluster. k = (Σ q_c)² / Σ q_c² is the number of clusters that D rests on; q_c is the sum of
-    d² in cluster c. Without any difference the result is C; with one row per cluster it is about C.
-    """
+    N over the design effect (N/C + k D) / (1 + k). D is the observed design effect, V_CR2 · N /
+    variance of the differences, at least 1. N/C, one row per cluster, is the most conservative
+    value and is weighted like one cluster. k = (Σ q_c)² / Σ q_c² is the number of clusters behind
+    D; q_c is the sum of d² in cluster c. Without any difference the result is C; with one row per
+    cluster it is about C."""
     pairs, total = list(zip(differences, clusters, strict=True)), len(differences)
     parts: dict[Hashable, list[float]] = {}
     for d, cluster in pairs:
@@ -378,9 +380,9 @@ def independent_rows(differences: Sequence[float], clusters: Sequence[Hashable])
 
 
 def unseen_variance(rows: float, width: float) -> float:
-    """What the pseudo-clusters add to the variance of a mean difference of paired 0/1 scores on a
-    scale so wide, when the differences are worth so many independent rows. Over the four corners
-    the mean square of a difference is 1/2."""
+    """The variance that pseudo-clusters add to a mean difference of paired 0/1 scores, for a scale
+    of this `width` and `rows` effective rows. Over the four corners the mean square of a difference
+    is 1/2."""
     return UNSEEN / 2 * (width / rows) ** 2
 
 
@@ -388,11 +390,11 @@ def unseen_variance(rows: float, width: float) -> float:
 
 
 def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> Estimate:
-    """The plain mean of the parts' means (tasks as strata, every task the same weight).
+    """The unweighted mean of the parts' means (tasks as strata).
 
     V = Σ V_k / K²; df after Welch & Satterthwaite, (Σ V_k)² / Σ (V_k² / df_k). The scale is the
-    mean of the parts' scales; on it the interval is Wilson's with t, as for one task, with no fewer
-    trials than `_least_trials`. No mean where a part has none, no interval where a part has no
+    mean of the parts' scales; on it the interval is Wilson's with t, as for one task, with at least
+    `_least_trials` trials. There is no mean if a part has none, and no interval if a part has no
     variance.
     """
     counted = Estimate(
@@ -419,12 +421,12 @@ def overlapping_mean(
     whole: Stratum, parts: Sequence[Stratum], constant: Sequence[Stratum],
     *, confidence: float = CONFIDENCE,
 ) -> Estimate:  # fmt: skip
-    """The plain mean of parts that share clusters; `whole` is its jackknife.
+    """The unweighted mean of parts that share clusters; `whole` is its jackknife.
 
-    V = V_whole + Σ V_k / K² over the `constant` parts, which change without no cluster: the
-    jackknife sees nothing of them, and they count with the variance that their intervals stand for.
-    On a scale the mean is worth at least as many trials as the part that is worth fewest, since
-    (Σ w_k √(μ_k(1 − μ_k)/n_k))² <= μ(1 − μ) / min n_k however the parts go together.
+    V = V_whole + Σ V_k / K² over the `constant` parts. No cluster changes these, so the jackknife
+    does not see them, and they count with the variance that corresponds to their intervals. On a
+    scale the effective number of trials is at least the smallest of the parts, because
+    (Σ w_k √(μ_k(1 − μ_k)/n_k))² <= μ(1 − μ) / min n_k for any dependence of the parts.
     """
     counted = Estimate(
         mean=whole.mean, n_scored=whole.n_scored, n=whole.n, n_clusters=whole.n_clusters,
@@ -446,14 +448,13 @@ def overlapping_mean(
 
 
 def _least_trials(parts: Sequence[Stratum], confidence: float) -> float:
-    """So many trials the mean of parts on known scales is worth at least.
+    """The minimum effective number of trials of a mean of parts on known scales.
 
-    Part k is worth n_k = μ_k(1 − μ_k)/V_k trials, at an end of its scale those that its interval
-    was made with; with its share w_k of the scales' widths min n_k / w_k bounds the mean's, since
-    Σ w_k² μ_k(1 − μ_k)/n_k <= max (w_k/n_k) · μ(1 − μ). Where all parts are at their ends it is
-    the exact number: what is missing could all be in the part that is known least. Without it a
-    part at its end, whose variance stands for an interval, made μ(1 − μ)/V nearly 0 near an end
-    and the interval as wide as the scale, and at the end many rows of one part hid few of another.
+    Part k has n_k = μ_k(1 − μ_k)/V_k trials, or at an end of its scale the trials that its interval
+    was made with. With its share w_k of the scales' widths, min n_k / w_k is a lower bound, because
+    Σ w_k² μ_k(1 − μ_k)/n_k <= max (w_k/n_k) · μ(1 − μ). If all parts are at their ends, it is the
+    exact number. Without this bound, a part at an end of its scale would make μ(1 − μ)/V nearly 0
+    and the interval as wide as the scale, or many rows of one part would hide the few of another.
     """
     widths = [scale[1] - scale[0] for scale in (p.scale for p in parts) if scale is not None]
     trials = [_part_trials(part, confidence) for part in parts]
@@ -462,7 +463,7 @@ def _least_trials(parts: Sequence[Stratum], confidence: float) -> float:
 
 
 def _part_trials(part: Stratum, confidence: float) -> float:
-    """What a part with mean, variance and scale is worth; 0 where it cannot be told."""
+    """The effective number of trials of a part; 0 if unknown."""
     if part.mean is None or not part.variance or part.df is None or part.scale is None:
         return 0.0
     low, width = part.scale[0], part.scale[1] - part.scale[0]
@@ -478,8 +479,8 @@ def _part_trials(part: Stratum, confidence: float) -> float:
 def added_variance(
     parts: Sequence[tuple[float | None, float | None]],
 ) -> tuple[float, float] | None:
-    """(variance, df) of the mean of independent parts, each (variance, df) of its own; None where
-    one has none."""
+    """(variance, df) of the mean of independent parts, from (variance, df) of each; None if any
+    part has none."""
     pairs = [(v, df) for v, df in parts if v is not None and df is not None]
     if not pairs or len(pairs) < len(parts):
         return None
@@ -499,7 +500,7 @@ def _mean_scale(scales: Sequence[Interval | None]) -> Interval | None:
     )
 
 
-# -- statistics over a whole batch ---------------------------------------------------------------
+# -- batch statistics ----------------------------------------------------------------------------
 
 
 def jackknife(
@@ -509,12 +510,12 @@ def jackknife(
     scale: Interval | None = None,
     confidence: float = CONFIDENCE,
 ) -> Estimate:
-    """A statistic of all clusters, with the delete-one-cluster jackknife's interval.
+    """A statistic of all clusters with a delete-one-cluster jackknife interval.
 
     V = (C − 1)/C Σ (θ_(c) − mean θ_(·))², θ_(c) without cluster c; t at C − 1 degrees of freedom,
-    on a known `scale` in Wilson's form. For statistics that change smoothly when a cluster goes
-    (means, ratios, F1, pairwise diversity), not for medians. Here n counts clusters. No interval
-    where the statistic is undefined without one of them. Efron & Stein (1981).
+    on a known `scale` in Wilson's form. For statistics that change smoothly without a cluster
+    (means, ratios, F1, pairwise diversity), not for medians. n counts clusters here. No interval if
+    the statistic is undefined without one of them. Efron & Stein (1981).
     """
     everything = list(range(n_clusters))
     value = finite_value(statistic(everything)) if n_clusters else None
@@ -541,7 +542,7 @@ def jackknife(
 
 
 def finite_value(value: float | None) -> float | None:
-    """The number; None for one that is not finite."""
+    """The value, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -553,14 +554,13 @@ def cluster_bootstrap(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Interval | None:
-    """Percentile interval when C clusters are drawn with replacement, for statistics that have no
-    formula (alpha, rank correlations).
+    """Percentile bootstrap interval over clusters, for statistics without a formula (alpha, rank
+    correlations).
 
-    Too narrow in small samples: of means it covers .80 to .93 instead of .95 at 5 to 20 clusters
-    (`benchmarks/coverage.py`), so means never come here. None for fewer than MIN_CLUSTERS clusters,
-    where more than a tenth of the draws have no value, or nearly all give the same: five rows
-    without a disagreement do not prove that there is none. The random stream is fixed by `seed`.
-    """
+    Too narrow in small samples: for means it covers .80 to .93 instead of .95 at 5 to 20 clusters
+    (`benchmarks/coverage.py`), so means do not use it. None for fewer than MIN_CLUSTERS clusters,
+    if more than a tenth of the draws have no value, or if nearly all draws are equal. The random
+    stream is fixed by `seed`."""
     if n_clusters < MIN_CLUSTERS:
         return None
     rng = np.random.default_rng(seed)

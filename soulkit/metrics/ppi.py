@@ -1,24 +1,22 @@
-"""What a judge's mean is worth once people have rated a part of what it judged.
+"""Prediction-powered means: correct a judge's mean with human labels of some episodes.
 
-A judge rates all episodes, people rate those of some clusters, drawn at random. The judge's mean
-has little noise and an unknown bias; the mean of the people's labels has no bias and much noise. A
-prediction-powered mean has the best of both: it corrects the one by the other, and is right however
-wrong the judge is, because the judge's part cancels in expectation.
+A judge rates all episodes; people rate those of some clusters, drawn at random. The judge's mean
+has little noise but an unknown bias; the mean of the labels has no bias but much noise. A
+prediction-powered mean combines both. It is unbiased even if the judge is wrong, because the
+judge's part cancels in expectation.
 
     θ(λ) = Ȳ_L + λ (F̄_U − F̄_L)
     V(λ) = V_L(Y − λF) + λ² V_U(F)
     λ    = Cov_L(Y, F) / (V_L(F) + V_U(F))
 
-Y are labels, F the judge's grades, L the labelled clusters and U the others; Ȳ_L = Σ Y / n is a
-mean over episodes. λ = 0 is the labels alone, λ = 1 the judge with its mean error taken off; the
-formula is the λ of least variance, so a judge that knows nothing gets about 0 and one that is wrong
-in the same way everywhere about 1. Angelopoulos, Bates, Fannjiang, Jordan & Zrnic (2023),
-*Prediction-powered inference*; Angelopoulos, Duchi & Zrnic (2023), *PPI++: Efficient
-prediction-powered inference* (the tuned λ). Variances are those of clusters (CR2: squared residual
-sums, each divided by 1 − the cluster's share), quantiles Student's t at Bell–McCaffrey degrees of
-freedom, those of both groups joined after Welch and Satterthwaite. λ is a slope that was fitted to
-L, so V_L(Y − λF) counts a cluster's share in that slope as well, one degree of freedom goes, and
-the divisor is squared (CR3): with CR2 ten labelled clusters covered the truth in 92 % of the cases.
+Y are labels, F the judge's grades, L the labelled clusters, U the others; Ȳ_L = Σ Y / n is a mean
+over episodes. λ = 0 uses only the labels, λ = 1 subtracts the judge's mean error; the formula gives
+the λ of least variance. Angelopoulos, Bates, Fannjiang, Jordan & Zrnic (2023), *Prediction-powered
+inference*; Angelopoulos, Duchi & Zrnic (2023), *PPI++: Efficient prediction-powered inference*
+(tuned λ). Variances are by cluster (CR2), quantiles Student's t at Bell–McCaffrey degrees of
+freedom, combined after Welch and Satterthwaite. Because λ is a slope fitted to L, V_L(Y − λF) uses
+CR3, includes each cluster's share in the slope and loses one degree of freedom: with CR2, ten
+labelled clusters covered the truth in only 92 % of cases.
 """
 
 from __future__ import annotations
@@ -35,24 +33,24 @@ from soulkit.metrics.intervals import Floats, Interval, estimate
 from soulkit.metrics.student import t_quantile
 
 MIN_LABELLED = 10
-"""Fewer labelled clusters cannot tune λ: the labels stand alone, with the interval they allow."""
+"""Minimum number of labelled clusters to tune λ; with fewer, only the labels are used."""
 _SPECK = 1e-12
 _LEAST_ROOM = 0.05
-"""A cluster that alone makes mean and slope is counted twenty times, not infinitely often."""
+"""Minimum divisor for a cluster that dominates mean and slope."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSums:
-    """A group of clusters: what their values sum up to, and how many those are."""
+    """A group of clusters: the sums and the number of their values."""
 
     people: Floats
-    """Zeros where nobody was asked."""
+    """Zero for unlabelled clusters."""
     judge: Floats
     sizes: Floats
 
     @property
     def n(self) -> float:
-        """Episodes."""
+        """Number of episodes."""
         return float(self.sizes.sum())
 
     def mean(self, sums: Floats) -> float:
@@ -67,10 +65,10 @@ class ClusterSums:
         return float(np.sum(rest_x * rest_y / (1 - self.sizes / self.n))) / self.n**2
 
     def fitted_variance(self, residual: Floats, regressor: Floats) -> float:
-        """Variance of the mean of `residual`, what a slope on `regressor` has left over.
+        """Variance of the mean of `residual`, the residual of a fitted slope on `regressor`.
 
-        A cluster that pulls the slope towards itself has too small a rest: its square is divided
-        by (1 − h)², h the cluster's share in mean and slope (CR3; without the slope, CR2 has
+        A cluster that influences the slope has too small a residual, so its square is divided by
+        (1 − h)², where h is the cluster's share in mean and slope (CR3; CR2 without a slope uses
         1 − n_c / N).
         """
         rest = residual - self.sizes * self.mean(residual)
@@ -95,7 +93,7 @@ class ClusterSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedMean:
-    """θ(λ) with its variance and degrees of freedom; NaN where the labels allow none."""
+    """θ(λ) with its variance and degrees of freedom; NaN if the labels do not suffice."""
 
     value: float
     variance: float
@@ -104,7 +102,7 @@ class CorrectedMean:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the 95 % interval; NaN without one."""
+        """Half the width of the 95 % interval; NaN if there is none."""
         if not self.variance > _SPECK**2:
             return math.nan
         return t_quantile(max(1.0, self.df)) * math.sqrt(self.variance)
@@ -112,20 +110,20 @@ class CorrectedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoweredMean:
-    """A mean of what people would say of everything that was judged, and what led to it.
+    """An estimate of people's mean rating of all judged episodes, with its inputs.
 
     All in the unit of the values; an interval that the labels cannot support is None.
     """
 
     corrected: Statistic
     judged: Statistic
-    """The judge's own mean over all episodes; its interval knows nothing of the judge's errors."""
+    """The judge's own mean over all episodes; its interval does not include the judge's errors."""
     labelled: Statistic
     """The mean of the labels alone."""
     bias: Statistic
     """Judge minus people, over labelled episodes."""
     power: float
-    """λ; 0: the judge adds nothing, and the labels stand alone."""
+    """λ; 0 means that only the labels are used."""
     clusters: int
     labelled_clusters: int
 
@@ -143,11 +141,12 @@ def powered_mean(
     clusters: Sequence[Hashable],
     scale: Interval | None = None,
 ) -> PoweredMean:
-    """The prediction-powered mean of episodes: the judge's grade of each, people's label or None.
+    """The prediction-powered mean of episodes, from the judge's grade and people's label (or None)
+    of each.
 
-    Clusters with any label are the labelled ones; an episode in them that nobody labelled counts in
-    the judge's mean alone. `scale` is the lowest and highest value there is: nothing is reported
-    outside of it. ValueError for ragged input.
+    A cluster with any label is labelled; its unlabelled episodes count only in the judge's mean.
+    Results are clipped to `scale`, the lowest and highest possible value. ValueError for input of
+    different lengths.
     """
     if not len(judged) == len(labels) == len(clusters):
         raise ValueError("one grade, one label (or None) and one cluster per episode are needed")
@@ -172,7 +171,7 @@ def powered_mean(
 
 
 def corrected_mean(labelled: ClusterSums, rest: ClusterSums) -> CorrectedMean:
-    """The prediction-powered mean of labelled clusters and of others that were judged alone.
+    """The prediction-powered mean from labelled clusters and clusters with only judge grades.
 
     With λ = 0 it is the mean of the labels.
     """
@@ -197,7 +196,8 @@ def corrected_mean(labelled: ClusterSums, rest: ClusterSums) -> CorrectedMean:
 
 
 def _power(labelled: ClusterSums, rest: ClusterSums) -> float:
-    """λ of least variance; 0 where it cannot be told, or nothing is left to be predicted."""
+    """λ of least variance; 0 if it cannot be estimated, or there are too few unlabelled
+    clusters."""
     if len(labelled.sizes) < MIN_LABELLED or len(rest.sizes) < 2:
         return 0.0
     noise = labelled.covariance(labelled.judge, labelled.judge)
@@ -210,7 +210,7 @@ def _power(labelled: ClusterSums, rest: ClusterSums) -> float:
 def _summed(
     people: Sequence[float], grades: Sequence[float], clusters: Sequence[Hashable]
 ) -> ClusterSums:
-    """Sums by cluster, clusters in the order of their text."""
+    """Sums by cluster, clusters sorted by their repr."""
     names = {c: i for i, c in enumerate(sorted(set(clusters), key=repr))}
     sums = np.zeros((3, len(names)))
     for y, f, cluster in zip(people, grades, clusters, strict=True):
@@ -221,7 +221,7 @@ def _summed(
 def _plain_mean(
     values: Sequence[float], clusters: Sequence[Hashable], scale: Interval | None
 ) -> Statistic:
-    """A mean over episodes with the interval of every mean."""
+    """A mean over episodes with the interval of `estimate`."""
     if not values:
         return Statistic(value=None, why="no episodes")
     mean = estimate(values, clusters, scale=scale)
@@ -232,7 +232,7 @@ def _plain_mean(
 
 
 def _within(mean: CorrectedMean, scale: Interval | None, labelled: Statistic) -> Statistic:
-    """A corrected mean with its interval, kept inside the scale."""
+    """A corrected mean with its interval, clipped to the scale."""
     low, high = scale or (-math.inf, math.inf)
     value = min(max(mean.value, low), high)
     ends = [min(max(mean.value + side * mean.half_width, low), high) for side in (-1, 1)]

@@ -1,15 +1,14 @@
-"""How much of the experts' gain one generalist keeps.
+"""Retention: the share of the experts' gain that a generalist keeps.
 
-    retention = (generalist − base) / (expert − base), all three on the very same rows
+    retention = (generalist − base) / (expert − base), all three on the same rows
 
-A ratio of two correlated means. Its interval is Fieller's (1954): every ρ at which the mean of
-(generalist − base) − ρ (expert − base) cannot be told from zero, with CR2 variances, clusters as
-units and t at Bell & McCaffrey's degrees of freedom, so that it agrees with the tests of the two
-gains: it is bounded exactly where the expert's gain is significant, and leaves zero out where the
-generalist's is. Where the expert has no gain above zero there is nothing to retain, and no ratio:
-dividing by what may be zero would give any number at all.
+A ratio of two correlated means with Fieller's (1954) interval: all ρ for which the mean of
+(generalist − base) − ρ (expert − base) is not significantly different from zero, with CR2
+variances, clusters as units and t at Bell & McCaffrey's degrees of freedom. It is bounded exactly
+if the expert's gain is significant, and excludes zero if the generalist's is. If the expert's gain
+is not significantly above zero, there is no ratio, because the divisor may be zero.
 
-`benchmarks/coverage.py` simulates it: .93 and more from ten clusters on.
+`benchmarks/coverage.py` simulates its coverage: at least .93 from ten clusters on.
 """
 
 from __future__ import annotations
@@ -29,26 +28,27 @@ from soulkit.metrics.intervals import (
 from soulkit.metrics.student import CONFIDENCE, t_quantile
 
 Values = Mapping[Hashable, float | None]
-NO_GAIN = "the expert's gain cannot be told from zero"
+NO_GAIN = "the expert's gain is not significantly above zero"
 LOSS = "the expert is worse than the base"
-ONE_CLUSTER = "all rows are of one cluster"
-NOTHING = "no row has a score of all three"
-NO_SPREAD = "nothing varied between clusters, and the metric has no known scale"
+ONE_CLUSTER = "all rows are in one cluster"
+NOTHING = "no row is scored for all three models"
+NO_SPREAD = "clusters do not vary, and the metric has no known scale"
 NO_NUMBER = "the metric is undefined without one of the clusters"
 _SPECK = 1e-12
-"""A variance below this share of its parts is rounding."""
+"""A variance below this share of its parts counts as rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gains:
-    """What two models gained over a third on the same clusters, and how the two vary together."""
+    """Gains of two models over a third on the same clusters, with their variances and
+    covariance."""
 
     base: float
     expert: float
     generalist: float
-    """Means on the rows that all three scored, in the unit of the metric."""
+    """Means over the rows that all three scored, in the unit of the metric."""
     expert_variance: float
-    """Of the mean gain, in the unit squared."""
+    """Variance of the mean gain, in squared units."""
     generalist_variance: float
     covariance: float
     df: float
@@ -56,9 +56,9 @@ class Gains:
     n_clusters: int
     scale: Interval | None = None
     at_ends: bool = False
-    """Whether every score lies at an end of the scale: right or wrong."""
+    """Whether every score is at an end of the scale (right or wrong)."""
     expert_rows: float | None = None
-    """How many independent rows the gains of right or wrong answers are worth; None: n_clusters."""
+    """Effective number of independent rows of 0/1 gains; None for n_clusters."""
     generalist_rows: float | None = None
 
     @property
@@ -70,7 +70,7 @@ class Gains:
         return difference_of(self.base, self.generalist)
 
     def along(self, ratio: float) -> float:
-        """The variance of (generalist's gain − ratio · expert's); 0 where it is rounding."""
+        """The variance of (generalist's gain − ratio · expert's); 0 if within rounding."""
         parts = (self.generalist_variance, -2 * ratio * self.covariance,
                  ratio**2 * self.expert_variance)  # fmt: skip
         variance = math.fsum(parts)
@@ -79,7 +79,7 @@ class Gains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The share of the expert's gain that the generalist has, 1: all of it."""
+    """The share of the expert's gain that the generalist keeps; 1 is all of it."""
 
     ratio: float | None = None
     ci_low: float | None = None
@@ -88,7 +88,7 @@ class Retention:
     """Rows that all three scored."""
     n_clusters: int = 0
     method: str = ""
-    """`fieller-cr2`, `fieller-jackknife`, of a mean over tasks `mover`; `no-spread` without
+    """`fieller-cr2`, `fieller-jackknife`, or `mover` for a mean over tasks; `no-spread` without an
     interval; empty without a ratio."""
     why: str = ""
     """Why there is no ratio, or no interval."""
@@ -101,11 +101,10 @@ def paired_gains(
     base: Values, expert: Values, generalist: Values, clusters: Mapping[Hashable, Hashable], *,
     scale: Interval | None = None,
 ) -> Gains | None:  # fmt: skip
-    """The gains on the keys that all three scored; None where there is no such key.
+    """The gains over the keys that all three scored; None if there is none.
 
-    `clusters` names the cluster of each of them. Cov(g, e) = (V(g + e) − V(g) − V(e)) / 2, every V
-    the CR2 variance of a mean.
-    """
+    `clusters` maps each key to its cluster. Cov(g, e) = (V(g + e) − V(g) − V(e)) / 2, each V the
+    CR2 variance of a mean."""
     sides = [scored_values(side) for side in (base, expert, generalist)]
     keys = sorted(sides[0].keys() & sides[1].keys() & sides[2].keys(), key=repr)
     if not keys:
@@ -131,8 +130,8 @@ def batch_gains(
     base: ClusterStatistic, expert: ClusterStatistic, generalist: ClusterStatistic,
     n_clusters: int, *, n_shared: int, scale: Interval | None = None,
 ) -> Gains | None:  # fmt: skip
-    """The same of a number over a batch, by leaving out one cluster after the other; None where it
-    is undefined. Cov = (C − 1)/C Σ (g_(c) − ḡ)(e_(c) − ē); C − 1 degrees of freedom."""
+    """The gains in a batch statistic, by delete-one-cluster jackknife; None if it is undefined.
+    Cov = (C − 1)/C Σ (g_(c) − ḡ)(e_(c) − ē); C − 1 degrees of freedom."""
     everything = list(range(n_clusters))
     without = [everything[:c] + everything[c + 1 :] for c in everything]
     whole = [side(everything) for side in (base, expert, generalist)] if n_clusters else [None]
@@ -165,7 +164,7 @@ def _mean(values: Sequence[float]) -> float:
 def retention(
     gains: Gains | None, *, method: str = "fieller-cr2", confidence: float = CONFIDENCE
 ) -> Retention:
-    """generalist's gain / expert's gain with Fieller's interval; a reason where there is none."""
+    """Generalist's gain / expert's gain with Fieller's interval, or the reason if there is none."""
     if gains is None:
         return Retention(why=NOTHING if method == "fieller-cr2" else NO_NUMBER)
     counted = Retention(n_shared=gains.n_shared, n_clusters=gains.n_clusters)
@@ -183,7 +182,7 @@ def retention(
 
 
 def fieller(gains: Gains, confidence: float = CONFIDENCE) -> Interval:
-    """All ρ with (g − ρe)² <= t² (V_g − 2ρ Cov + ρ² V_e), for a gain e that is significant.
+    """All ρ with (g − ρe)² <= t² (V_g − 2ρ Cov + ρ² V_e), for a significant gain e.
 
     The roots of aρ² − 2bρ + c with a = e² − t²V_e > 0, b = ge − t²Cov, c = g² − t²V_g.
     """
@@ -196,12 +195,12 @@ def fieller(gains: Gains, confidence: float = CONFIDENCE) -> Interval:
 
 
 def _wary(gains: Gains) -> Gains:
-    """The gains with the variance of unseen clusters, spread over the corners of the scale, as in
-    `paired_difference` (compare Agresti & Min 2005 of paired shares).
+    """The gains with the variance of pseudo-clusters in the corners of the scale, as in
+    `paired_difference` (compare Agresti & Min 2005 on paired shares).
 
-    Of answers that are right or wrong, a few clusters on which two models happen to agree would
-    prove that they always do: without these clusters the interval held .85 at ten. Graded scores
-    show their spread themselves, unless there is none at all.
+    For right-or-wrong scores, a few clusters on which two models agree by chance would give a zero
+    variance; without pseudo-clusters the interval covered .85 at ten clusters. Graded scores need
+    them only if they have no spread at all.
     """
     ratio = gains.of_generalist / gains.of_expert if gains.of_expert else 0.0
     if gains.scale is None or not (gains.at_ends or not gains.along(ratio)):
@@ -209,7 +208,7 @@ def _wary(gains: Gains) -> Gains:
     width = gains.scale[1] - gains.scale[0]
     of_e = unseen_variance(gains.expert_rows or gains.n_clusters, width)
     of_g = unseen_variance(gains.generalist_rows or gains.n_clusters, width)
-    # Over the corners two gains over one base share half of their mean square.
+    # Over the corners, two gains over the same base share half of their mean square.
     return replace(
         gains, expert_variance=gains.expert_variance + of_e,
         generalist_variance=gains.generalist_variance + of_g,
@@ -218,11 +217,11 @@ def _wary(gains: Gains) -> Gains:
 
 
 def macro_retention(parts: Sequence[Retention]) -> Retention:
-    """The plain mean of several tasks' retentions, every task the same weight.
+    """The unweighted mean of several tasks' retentions.
 
-    Its ends lie √Σ(r_k − l_k)² / K below it and √Σ(u_k − r_k)² / K above it (Zou & Donner 2008):
-    tasks are independent strata, and Fieller's intervals are not symmetric. No mean where a task
-    has no ratio, no interval where one has none.
+    Its ends are √Σ(r_k − l_k)² / K below it and √Σ(u_k − r_k)² / K above it (Zou & Donner 2008),
+    because tasks are independent strata and Fieller's intervals are not symmetric. There is no mean
+    if a task has no ratio, and no interval if one has none.
     """
     counted = Retention(
         n_shared=sum(p.n_shared for p in parts), n_clusters=sum(p.n_clusters for p in parts)

@@ -1,9 +1,8 @@
-"""Student's t: quantiles for intervals, and the p-values that agree with them.
+"""Student's t: quantiles for intervals, and p-values that agree with them.
 
-Degrees of freedom are real numbers here, because those of clustered means are (Bell & McCaffrey
-2002). The quantile at a whole number is exact; between two of them it is a straight line, which
-lies above the curve and keeps intervals from very few clusters on the safe side. Plain arithmetic,
-so that the command line needs no scipy.
+Degrees of freedom are real numbers, as for clustered means (Bell & McCaffrey 2002). Quantiles are
+exact at whole numbers and interpolated linearly between them, which is slightly conservative for
+very few clusters. Plain arithmetic, so that the command line does not need scipy.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import lru_cache
 
 CONFIDENCE = 0.95
 _MOST = 1_000_000
-"""Degrees of freedom beyond which t is the normal for every purpose here."""
+"""Maximum degrees of freedom; beyond this, t is practically normal."""
 _TERMS = 20_000
 _ENOUGH = 1e-14
 _ROUNDS = 200
@@ -37,8 +36,8 @@ def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
 def t_p_value(statistic: float, df: float, confidence: float = CONFIDENCE) -> float:
     """Two-sided p-value of a t statistic, in step with `t_quantile`.
 
-    The statistic is shrunk by exact quantile / `t_quantile` at `confidence`, 1 for whole `df`. So
-    p is below 1 - confidence exactly where an interval made with `t_quantile` leaves zero out.
+    The statistic is multiplied by exact quantile / `t_quantile` at `confidence` (1 for whole `df`),
+    so p is below 1 - confidence exactly if an interval made with `t_quantile` excludes zero.
     """
     line = t_quantile(df, confidence)
     exact = _exact_quantile(min(df, _MOST), significance(confidence))
@@ -52,7 +51,7 @@ def t_tail(t: float, df: float) -> float:
     """
     _check_df(df)
     df, square = min(df, _MOST), min(t * t, _VAST)
-    if square == 0:  # also what is too small to be squared
+    if square == 0:  # also if the square underflows
         return 1.0
     a, b, x, y = df / 2, 0.5, df / (df + square), square / (df + square)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
@@ -63,16 +62,15 @@ def t_tail(t: float, df: float) -> float:
 
 
 def significance(confidence: float) -> float:
-    """1 - confidence without the speck that subtraction leaves (0.05, not 0.05000000000000004)."""
+    """1 - confidence without rounding error (0.05, not 0.05000000000000004)."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence lies strictly between 0 and 1, not {confidence}")
+        raise ValueError(f"confidence must be strictly between 0 and 1, not {confidence}")
     return round(1 - confidence, 12)
 
 
 @lru_cache(maxsize=8192)
 def _exact_quantile(df: float, level: float) -> float:
-    """t with t_tail(t, df) = level: the tail falls all the way, so a root between two ends is drawn
-    in by chords (regula falsi; an end that stays twice counts half, or it would stay for good)."""
+    """t with t_tail(t, df) = level, found by regula falsi (Illinois variant)."""
     low, high = 0.0, 2.0
     while t_tail(high, df) > level:
         low, high = high, 2 * high

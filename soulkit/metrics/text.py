@@ -1,24 +1,15 @@
-"""How varied the words of a text are, and how much two texts share.
+"""Text metrics: lexical diversity, word overlap, and similarity to a reference.
 
-Shared words: as sets (`jaccard`; 1 for two sets without any word), and of two short answers as
-question-answering benchmarks count them (`token_f1`).
+* `jaccard`, `token_f1`: shared words, as sets or as question-answering benchmarks count them
+* `mattr`, `hdd`, `yules_k`: diversity of tokens (McCarthy & Jarvis 2010, Yule 1944)
+* `bleu`: sacrebleu's sentence BLEU, `case:lc|eff:yes|tok:13a|smooth:exp`
+* `rouge_l`: F1 of the longest common subsequence of words (`rougeL`, not `rougeLsum`),
+rouge-score's
+  words, no stemming
+* `subword_tokens`: ids of `o200k_base`, whose vocabulary comes with the package bpe-openai
 
-Variety (of any hashable tokens, 0.0 for none; McCarthy & Jarvis 2010, Yule 1944):
-
-* `mattr`: the mean share of different tokens over all windows of 50.
-* `hdd`: the share of different tokens to be expected in 42 of them drawn without replacement.
-* `yules_k`: repetition, 10,000 · (Σ f² − N) / N²; higher means *less* variety.
-
-Likeness of a text to a reference, in [0, 1], where the extra `metrics` is installed:
-
-* `bleu`: sacrebleu's sentence BLEU, `case:lc|eff:yes|tok:13a|smooth:exp`: of a text of three words
-  the orders 1 to 3 count, and where some order has no match, the product is small, not zero.
-* `rouge_l`: F1 of the longest common subsequence of the words of the whole texts (`rougeL`, not
-  `rougeLsum`: line breaks mean nothing), rouge-score's words, no stemming.
-
-`subword_tokens` are the ids of `o200k_base`, whose vocabulary comes with the package bpe-openai.
-What a missing package leaves undefined is None, never 0; the reason is logged once.
-"""
+`bleu` and `rouge_l` need the extra `metrics`. Without the package a metric is None, never 0, and
+the reason is logged once."""
 
 from __future__ import annotations
 
@@ -38,21 +29,20 @@ from soulkit.errors import MissingPackage
 
 Bag = frozenset[str]
 _ROWS = 1000
-"""So many texts are compared with all others at a time, which bounds the memory."""
+"""Number of texts compared with all others at a time; limits memory."""
 
 
 def jaccard(one: Set[Any], other: Set[Any]) -> float:
-    """Shared among all, in [0, 1]; 1 for two empty sets."""
+    """Size of the intersection / size of the union, in [0, 1]; 1 for two empty sets."""
     union = len(one | other)
     return len(one & other) / union if union else 1.0
 
 
 def mean_jaccard(bags: Iterable[Bag]) -> float | None:
-    """The mean over all pairs, in [0, 1]; None for fewer than two texts.
+    """The mean Jaccard over all pairs, in [0, 1]; None for fewer than two texts.
 
-    Texts of the same words are counted, not compared; the others are compared by products of their
-    word vectors: a thousand messages take some hundredths of a second.
-    """
+    Equal bags are grouped, and the rest is computed with matrix products: a thousand messages take
+    a few hundredths of a second."""
     counted = Counter(bags)
     n = counted.total()
     if n < 2:
@@ -63,7 +53,7 @@ def mean_jaccard(bags: Iterable[Bag]) -> float | None:
 
 
 def _between(bags: Sequence[Bag], weights: NDArray[np.float64]) -> float:
-    """Σ over pairs of different bags of the Jaccard, each pair as often as it stands."""
+    """Weighted sum of the Jaccard over pairs of different bags."""
     vectors, sizes = _vectors(bags), np.array([len(bag) for bag in bags], dtype=np.float64)
     total = 0.0
     for start in range(0, len(bags), _ROWS):
@@ -71,13 +61,13 @@ def _between(bags: Sequence[Bag], weights: NDArray[np.float64]) -> float:
         shared = (vectors[part] @ vectors.T).astype(np.float64)
         union = sizes[part, None] + sizes[None, :] - shared
         alike = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-        np.fill_diagonal(alike[:, start:], 0.0)  # a bag is no pair with itself
+        np.fill_diagonal(alike[:, start:], 0.0)  # no pairs of a bag with itself
         total += float(weights[part] @ alike @ weights)
     return total / 2
 
 
 def _vectors(bags: Sequence[Bag]) -> NDArray[np.float32]:
-    """[bags, words] 0 or 1, for words that several bags have: no other is shared."""
+    """0/1 matrix [bags, words] of the words that several bags contain."""
     common = Counter(word for bag in bags for word in bag)
     column = {word: i for i, word in enumerate(w for w, count in common.items() if count > 1)}
     vectors = np.zeros((len(bags), len(column)), dtype=np.float32)
@@ -88,7 +78,7 @@ def _vectors(bags: Sequence[Bag]) -> NDArray[np.float32]:
     return vectors
 
 
-# As \b(a|an|the)\b, but a letter is looked for first: that is many times quicker.
+# Like \b(a|an|the)\b, but many times faster because it starts with a letter.
 _ARTICLES = re.compile(r"(?:a(?<!\w\w)n?|t(?<!\w\w)he)\b")
 _NO_MARKS = str.maketrans("", "", string.punctuation)
 
@@ -99,7 +89,7 @@ def answer_words(text: str) -> list[str]:
 
 
 def token_f1(gold: str, answer: str) -> float:
-    """F1 of the words of both, in [0, 1], repeated words counted; 0 when either has none."""
+    """F1 of the words of both with multiplicity, in [0, 1]; 0 if either has none."""
     gold_counts, answer_counts = Counter(answer_words(gold)), Counter(answer_words(answer))
     shared = (gold_counts & answer_counts).total()
     if not shared:
@@ -114,21 +104,22 @@ WINDOW = 50
 SAMPLE = 42
 ENCODING = "o200k_base"
 _PIECE = 40_000
-"""Characters that are encoded at a time: the package refuses more than 200,000 tokens at once."""
+"""Characters to encode at a time; the package rejects more than 200,000 tokens at once."""
 
 
-# -- variety -------------------------------------------------------------------------------------
+# -- diversity -----------------------------------------------------------------------------------
 
 
 def mattr(tokens: Tokens, window: int = WINDOW) -> float:
-    """Moving-average type-token ratio, in (0, 1]; of a text no longer than `window` its plain one.
+    """Moving-average type-token ratio, in (0, 1], or 0 without tokens: the mean share of different
+    tokens over all windows, or of the whole text if it is shorter.
 
-    Raises ValueError for a window below 1.
+    ValueError for a window below 1.
     """
     if not tokens:
         return 0.0
     if window < 1:
-        raise ValueError(f"a window of {window} tokens holds none")
+        raise ValueError(f"the window must be at least 1 token, not {window}")
     size = min(window, len(tokens))
     counts = Counter(tokens[:size])
     types = total = len(counts)
@@ -142,14 +133,15 @@ def mattr(tokens: Tokens, window: int = WINDOW) -> float:
 
 
 def hdd(tokens: Tokens, sample: int = SAMPLE) -> float:
-    """Expected share of different tokens among `sample` drawn without replacement, in (0, 1].
+    """Expected share of different tokens in `sample` tokens drawn without replacement, in (0, 1],
+    or 0 without tokens.
 
-    A text of fewer tokens is drawn whole. Raises ValueError for a sample below 1.
+    A shorter text is used whole. ValueError for a sample below 1.
     """
     if not tokens:
         return 0.0
     if sample < 1:
-        raise ValueError(f"a sample of {sample} tokens holds none")
+        raise ValueError(f"the sample must be at least 1 token, not {sample}")
     n = len(tokens)
     size = min(sample, n)
     draws = math.comb(n, size)
@@ -162,7 +154,8 @@ def hdd(tokens: Tokens, sample: int = SAMPLE) -> float:
 
 
 def yules_k(tokens: Tokens) -> float:
-    """Yule's K, from 0 (every token once) to just below 10,000 (one token over and over)."""
+    """Yule's K, 10,000 · (Σ f² − N) / N²: 0 if every token occurs once, just below 10,000 for one
+    repeated token. Higher means *less* diversity."""
     if not tokens:
         return 0.0
     n = len(tokens)
@@ -171,15 +164,15 @@ def yules_k(tokens: Tokens) -> float:
 
 
 def z_score(value: float, mean: float, deviation: float) -> float | None:
-    """How many deviations `value` lies above `mean`; None where there is no deviation at all."""
+    """(value − mean) / deviation; None if the deviation is 0."""
     return (value - mean) / deviation if deviation > 0 else None
 
 
-# -- likeness ------------------------------------------------------------------------------------
+# -- similarity ----------------------------------------------------------------------------------
 
 
 def bleu(reference: str, hypothesis: str) -> float | None:
-    """BLEU of `hypothesis`, in [0, 1]; 0 when it is empty or shares no word.
+    """BLEU of `hypothesis`, in [0, 1]; 0 if it is empty or shares no word.
 
     None for a blank reference, or without the package.
     """
@@ -192,10 +185,10 @@ def bleu(reference: str, hypothesis: str) -> float | None:
 
 
 def rouge_l(reference: str, hypothesis: str) -> float | None:
-    """F1 of the longest common subsequence of words, in [0, 1]; 0 when they share none.
+    """F1 of the longest common subsequence of words, in [0, 1]; 0 if they share none.
 
-    Words are runs of a–z and 0–9. None for a reference without any (a text in another script, say),
-    or without the package.
+    Words are runs of a–z and 0–9. None for a reference without words (for example in another
+    script), or without the package.
     """
     words = _rouge_words()
     gold = words(reference) if words is not None else []
@@ -206,11 +199,7 @@ def rouge_l(reference: str, hypothesis: str) -> float | None:
 
 
 def common_length(one: Tokens, other: Tokens) -> int:
-    """Length of the longest common subsequence.
-
-    One bit for each token of `one` (Hyyrö 2004): some ten milliseconds for thousands of words,
-    where a table takes seconds.
-    """
+    """Length of the longest common subsequence, with the bit-parallel algorithm of Hyyrö (2004)."""
     places: dict[Hashable, int] = {}
     for place, token in enumerate(one):
         places[token] = places.get(token, 0) | 1 << place
@@ -226,7 +215,7 @@ def common_length(one: Tokens, other: Tokens) -> int:
 
 
 def subword_tokens(text: str) -> list[int] | None:
-    """The ids of `text` in ENCODING, marks of special tokens as plain text; None without the
+    """The token ids of `text` in ENCODING, with special tokens as plain text; None without the
     package."""
     encoding = _encoding()
     if encoding is None:
@@ -235,7 +224,7 @@ def subword_tokens(text: str) -> list[int] | None:
     start = 0
     while start < len(text):
         end = start + _PIECE
-        if end < len(text):  # a blank belongs to the word after it
+        if end < len(text):  # a space belongs to the next word
             blank = text.rfind(" ", start + 1, end)
             end = blank if blank > start else end
         ids += encoding.encode_ordinary(text[start:end])
@@ -257,7 +246,7 @@ def _bleu() -> Any:
 
 
 def _forget(tokenizer: Any) -> None:
-    """Empty sacrebleu's memory of tokenised texts: 65,536 of them, whole dialogues here."""
+    """Clear sacrebleu's cache of up to 65,536 tokenised texts, which are whole dialogues here."""
     for each in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
         memory: Any = vars(type(each)).get("__call__")
         if hasattr(memory, "cache_clear"):
@@ -279,11 +268,11 @@ def _encoding() -> Any:
     try:
         import bpe_openai
     except ImportError:
-        _say_undefined("bpe_openai", "what is counted in subword tokens")
+        _say_undefined("bpe_openai", "counting subword tokens")
         return None
     return bpe_openai.get_encoding(ENCODING)
 
 
 def _say_undefined(package: str, use: str) -> None:
-    """Why a metric has no value: once, since whoever asks for the package is cached."""
+    """Log why a metric has no value; only once, because callers are cached."""
     log.warning("%s", " ".join(MissingPackage(package, f"{use}; it stays undefined").lines()))

@@ -1,3 +1,3 @@
-"""Playing rows: engine (draft, score, critique, refined, controls); plan and costs (what a command
-will ask for); settings; default_players; requirements (what is missing before a run).
+"""Playing rows: engine (draft, score, critique, refined, controls), plan (calls and costs),
+settings, default_players, and requirements (checks before a run).
 """

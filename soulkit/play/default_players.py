@@ -1,15 +1,15 @@
-"""Who sits where: a role that a task asks for gets the player named for it, else the task's own.
+"""Default players: each role of a task gets the player that the user named, else the task's own.
 
     named for the task ▶ in the endpoints file for the task ▶ named for all tasks ▶ tasks.yaml
 
-* tasks.yaml may name other players for training, and others for `--protocol reference`.
-* A judge that a user names also audits, and coaches where training asks for feedback, unless
-  somebody is named for that as well: nobody needs a second key for what was not asked for.
-* On a judged task the coach is by default the judge's model: what it says about a draft is what
-  the judge holds against it. Elsewhere it is the model that tasks.yaml names, or the task's rules.
+* tasks.yaml can name different players for training and for `--protocol reference`.
+* A judge that the user names is also the auditor and, if training needs feedback, the coach, unless
+  the user names these. So one API key is enough.
+* On judged tasks the default coach is the judge's model, so that feedback follows the judge's
+  criteria. On other tasks it is the model in tasks.yaml, or the task's rules.
 
-What comes out is part of the settings: a run folder says who played, and a resumed run keeps them.
-"""
+The result is part of the settings: the run folder records the players, and a resumed run keeps
+them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from soulkit.types import Role
 
 Config = TypeVar("Config", bound=PlayConfig)
 PAPER_COACH = "gpt-5-nano"
-"""The model that gives all feedback in the Ditto paper (§5)."""
+"""The coach in the Ditto paper (§5)."""
 DECLARED_ROLES: tuple[Role, ...] = ("judge", "auditor", "partner", "environment")
-"""Roles that a task's declaration may fill, whichever players they have elsewhere."""
+"""Roles that tasks.yaml can fill."""
 
 
 def with_default_players(
     config: Config, work: Sequence[Work], registry: Registry, *, coached: bool = False,
     suite: str | None = None,
 ) -> Config:  # fmt: skip
-    """`config` with somebody in every role that its tasks ask for, as far as anybody is named.
+    """`config` with the default players of its tasks filled in; roles without a default stay empty.
 
-    `coached` says whether feedback is asked for. ConfigError for players of a task that nobody
-    plays here; of `suite` some may be left out. Seating twice changes nothing.
+    `coached`: feedback is needed. ConfigError for players of a task that is not played here, unless
+    it is a task of `suite`. Calling this twice changes nothing.
     """
     file = players_in_tasks(config.endpoints)
     members = registry.suite(suite) if suite is not None else ()
@@ -48,7 +48,7 @@ def with_default_players(
     if "coach" in config.roles() and not config.named("coach"):
         coaches = (registry.spec(name).players.coach for name in members)
         if coached and any(isinstance(one, DefaultPlayer) for one in coaches):
-            # Rules for all would be named for those that are left out as well.
+            # Set rules per task, so that tasks that are left out keep their own coach.
             rules_alone = {"coach": "symbolic"}
             seats = {
                 task: own if own.coach else own.model_copy(update=rules_alone)
@@ -63,9 +63,9 @@ def with_default_players(
 def training_player_remarks(
     config: PlayConfig, work: Sequence[Work], registry: Registry
 ) -> list[str]:
-    """A line for each default player in training that differs from evaluation's.
+    """A line for each default player of training that differs from that of evaluation.
 
-    `config` is seated; a role that the user fills has no line.
+    `config` includes default players; roles that the user filled have no line.
     """
     lines = []
     for part in work:
@@ -77,15 +77,16 @@ def training_player_remarks(
             if default and there and here != there:
                 lines.append(
                     f"{task.name}: the {role} is {here} in training and {there} in evaluation, so "
-                    "scores of the two do not compare"
+                    "their scores are not comparable"
                 )
     return lines
 
 
 def coach_remarks(config: PlayConfig, work: Sequence[Work]) -> list[str]:
-    """Where rules stand in for the paper's model, and which tasks have no feedback: a line each.
+    """Lines for tasks whose coach is rules instead of the paper's model, and tasks without
+    feedback.
 
-    `config` is not seated yet: what the user names has no line.
+    `config` does not include default players yet; coaches that the user named have no line.
     """
     rules, without = [], []
     named_in_file = players_in_tasks(config.endpoints)
@@ -100,19 +101,19 @@ def coach_remarks(config: PlayConfig, work: Sequence[Work]) -> list[str]:
     lines = []
     if rules:
         lines.append(
-            f"{', '.join(rules)}: rules write the feedback and stand in for the paper's model "
-            f"(--coach endpoint:{PAPER_COACH} asks that)"
+            f"{', '.join(rules)}: feedback is written by rules instead of the paper's model; to "
+            f"use that model: --coach endpoint:{PAPER_COACH}"
         )
     if without:
         lines.append(
-            f"{', '.join(without)}: no feedback under protocol reference, so no refined rollouts "
-            "(--coach symbolic gives some)"
+            f"{', '.join(without)}: no feedback under protocol reference, so no refined rollouts; "
+            "to get feedback from rules: --coach symbolic"
         )
     return lines
 
 
 def called_roles(part: Work) -> frozenset[Role]:
-    """The roles that episodes of a task may call: of its rows, else as the declaration has it."""
+    """The roles that episodes of a task may call, from its rows or, without rows, as declared."""
     if part.examples:
         return part.roles
     spec, protocol = part.task.spec, part.task.protocol
@@ -151,7 +152,7 @@ def _default(part: Work, role: str) -> dict[str, Any]:
 def _coach(
     config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
 ) -> dict[str, Any]:
-    """The coach where none is named: the task's own, else the model of its judge."""
+    """The default coach: the task's own, else the model of its judge."""
     own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")
     judged = "judge" in called_roles(part) and bool(judges)
@@ -160,19 +161,19 @@ def _coach(
         return own if judged or default != "symbolic" else {}
     if not judged and (default in (None, "symbolic") or not judges):
         return {}
-    # A judge's temperature and length are a judge's.
+    # The judge's temperature and reply limit do not apply to the coach.
     return {"coach": judges[0].model_copy(update={"temperature": None, "max_tokens": None})}
 
 
 def _check_names(
     config: PlayConfig, names: Sequence[str], file: Mapping[str, TaskPlayers], registry: Registry
 ) -> None:
-    """One endpoints file serves many commands: what it says of other tasks is no mistake."""
+    """ConfigError for players of tasks not played here; an endpoints file may name any task."""
     for task in config.task_players:
         if task not in names:
             raise ConfigError(
-                f"Players are named for the task '{task}', which is not played here.",
-                "Nobody would ever ask them.",
+                f"Players are set for the task '{task}', but that task is not selected.",
+                "They would never be asked.",
                 did_you_mean(task, names),
             )
     for task in file:

@@ -1,13 +1,13 @@
-"""The only scheduler: plays rollouts and hands every record to a sink at once.
+"""The scheduler: plays rollouts and passes every record to a sink immediately.
 
-A rollout is played alone, without a barrier: draft, score, critique, leak check, refined, score. A
-CallError, also one of the task's own code, becomes a Failure on the record it concerns; anything
-else is a bug of soulkit and stops the run (what is recorded stays). Where a sampler in the cast is
-deterministic, each worker has a fixed share of the jobs and takes part in the sampler's waves
+Rollouts run independently, without barriers: draft, score, critique, leak check, refined, score. A
+CallError, including one in a task's own code, becomes a Failure of its record. Any other exception
+is a bug and stops the run; recorded episodes are kept. If a sampler in the cast is deterministic,
+each worker has a fixed share of the jobs and takes part in the sampler's waves
 (`models/local/batching.py`).
 
-Controls are asked about once all drafts of a row are scored: one job for each control of each row
-or draft. A control of a draft without a score stays unscored: the draft will be played again.
+Controls are asked after all drafts of a row are scored, one job per control and row or draft. A
+control of an unscored draft stays unscored, because the draft will be played again.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from soulkit.types import (
 Sink = Callable[[Record], None]
 T = TypeVar("T")
 J = TypeVar("J")
-"""What is walked: a Job, or whatever else is asked in the same places."""
+"""The kind of job: Job or ControlJob."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One rollout to walk."""
+    """One rollout to play."""
 
     task: Task
     example: Example
@@ -60,28 +60,28 @@ class Job:
 
 
 BLIND_READS = 8
-"""Answers that a blind reader gives on each feedback."""
+"""Answers of a blind reader per feedback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackPolicy:
-    """When a draft gets feedback. `blind_reader` adds a model to the leak check."""
+    """When a draft gets feedback, and how it is checked for leaks."""
 
     when: str = "all"
-    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates) |
-    `never`."""
+    """`all` | `imperfect` (reward below the task's maximum) | `task` (the task's own gate, as in
+    the reference protocol) | `never`."""
     terse: bool = False
-    """The task's own rules without remarks on the draft, instead of the cast's coach."""
+    """Use the task's rules, without remarks on the draft, instead of the coach."""
     blind_reader: Player | None = None
+    """A model for the leak check; None checks by rules only."""
     blind_reads: int = BLIND_READS
     show_draft: bool = False
-    """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
-    the coach wrote, to a reader who knows what the draft answered."""
+    """Show the draft together with the feedback in the refined rollout. The leak check then reads
+    only the coach's text and assumes that the reader knows the draft's answer."""
     leak_check: LeakCheck = "drop"
-    """`drop`: feedback that leaks is recorded and not used; `log`: it is used all the same; `off`:
-    nothing is looked for."""
+    """`drop`: record leaking feedback but do not use it; `log`: use it anyway; `off`: no check."""
     worked_examples: bool = False
-    """Tasks whose feedback shows a worked example, answer included, give feedback at all."""
+    """Allow feedback for tasks whose feedback is a worked example that includes the answer."""
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
         worked = task.spec.feedback.kind == "worked_example"
@@ -97,7 +97,7 @@ class FeedbackPolicy:
 
 @dataclass(frozen=True)
 class Engine:
-    """Plays with one cast. `concurrency` bounds the rollouts that are under way at once."""
+    """Plays with one cast, at most `concurrency` rollouts at a time."""
 
     cast: Cast
     seed: int = 0
@@ -105,14 +105,12 @@ class Engine:
     feedback: FeedbackPolicy | None = None
 
     async def draft(self, job: Job) -> Record:
-        """Play and score once."""
+        """Play and score a draft."""
         return await self._play_and_score(job, job.rollout(self.seed))
 
     async def refine(self, job: Job, feedback: Feedback, draft: Record | None = None) -> Record:
-        """Play and score again, with feedback in the context.
-
-        Where the policy shows drafts, `draft` stands in the slot with the feedback.
-        """
+        """Play and score again with feedback in the context, and with `draft` if the policy shows
+        drafts."""
         rollout = job.rollout(self.seed, "refined", feedback)
         if draft is not None and self.feedback is not None and self.feedback.show_draft:
             try:
@@ -122,7 +120,7 @@ class Engine:
         return await self._play_and_score(job, rollout)
 
     async def critique(self, job: Job, draft: Record) -> Record:
-        """The draft's record with the feedback it earned, leak check done."""
+        """The draft's record with its leak-checked feedback, if the policy wants any."""
         policy = self.feedback
         try:
             if policy is None or not policy.wants(job.task, draft.score, job.step):
@@ -130,7 +128,7 @@ class Engine:
             feedback = terse(job) if policy.terse else await self._coach_feedback(job, draft)
             checked = await self._check_leaks(job, draft, feedback) if feedback else None
         except CallError as error:
-            # A coach that failed gave no feedback: the draft stands, and the failure is on record.
+            # If the coach fails, keep the draft without feedback and record the failure.
             notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
             return replace(draft, episode=replace(draft.episode, notes=notes))
         return replace(draft, received=checked)
@@ -154,7 +152,7 @@ class Engine:
             checked = check_leak(feedback, view)
             if policy.blind_reader is not None and view is not None and not checked.leak:
                 checked = await self._read_blind(job, checked, view, policy.blind_reader)
-        # A task may have found a leak itself, whatever the run asks for.
+        # The task itself may also have found a leak.
         return replace(checked, kept=bool(checked.leak) and policy.leak_check != "drop")
 
     async def _read_blind(
@@ -166,11 +164,12 @@ class Engine:
         return await read_blind(checked, view, reader, calls)
 
     async def draft_with_feedback(self, job: Job) -> Record:
-        """A draft with the feedback it earned."""
+        """Play a draft and get its feedback."""
         return await self.critique(job, await self.draft(job))
 
     async def walk(self, job: Job, sink: Sink) -> list[Record]:
-        """Draft, feedback where the policy wants it, refined where the feedback does not leak."""
+        """Play a draft, get feedback if the policy wants it, and play a refined rollout if the
+        feedback does not leak."""
         draft = await self.draft_with_feedback(job)
         sink(draft)
         if draft.received is None or not draft.received.usable:
@@ -180,15 +179,15 @@ class Engine:
         return [draft, refined]
 
     async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
-        """Walk every job; records reach the sink as they come and are returned in job order."""
+        """Play every job. The sink gets records as they finish; they are returned in job order."""
         walked = await self.each(jobs, lambda job: self.walk(job, sink))
         return [record for records in walked for record in records]
 
     async def each(self, jobs: Iterable[J], walk: Callable[[J], Awaitable[T]]) -> list[T]:
-        """What `walk` gives for every job, in job order, at most `concurrency` of them at once.
+        """Call `walk` for every job, `concurrency` at a time, and return the results in job order.
 
-        The first error cancels the rest and is raised. With a deterministic sampler in the cast the
-        jobs of one place are fixed beforehand; otherwise a free place takes the next.
+        The first error cancels the rest and is raised. With a deterministic sampler in the cast,
+        jobs are assigned to workers in advance; otherwise a free worker takes the next job.
         """
         work = list(enumerate(jobs))
         places = min(self.concurrency, len(work))
@@ -199,7 +198,7 @@ class Engine:
         async def take_part(place: int, participant: Participant) -> None:
             with participant:
                 for index, job in work[place::places] if participant.waited_for else common:
-                    if broken.is_set():  # a place that an error frees must not start another call
+                    if broken.is_set():  # do not start another call after an error
                         return
                     try:
                         results[index] = await walk(job)
@@ -210,7 +209,7 @@ class Engine:
         try:
             await gather(take_part(place, participant) for place, participant in enumerate(members))
         finally:
-            for participant in members:  # one cancelled before its first line never entered
+            for participant in members:  # one that was cancelled before it started
                 participant.leave()
         return [results[index] for index, _ in work]
 
@@ -229,25 +228,25 @@ class Engine:
         return await self._scored(job, rollout, episode)
 
     async def _scored(self, job: Job, rollout: Rollout, episode: Episode) -> Record:
-        # Whoever judges keys its calls with the step: no task has to think of it.
+        # Judges use the step in their call keys, so tasks need not set it.
         episode = replace(episode, step=job.step)
         score = await job.task.judged(job.example, episode, self.cast)
         return record_of(job, rollout, episode, score)
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. The first error cancels the rest: nothing is paid for after a bug."""
+    """All results in order. The first error cancels the rest, so that no more calls are made."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(c) for c in coroutines]
     except BaseExceptionGroup as errors:
-        # One cause, one error: the others are its echoes or would be shown on the next run.
+        # Raise only the first error; the others usually have the same cause.
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 def failed(job: Job, rollout: Rollout, error: CallError) -> Episode:
-    """The episode that could not be played."""
+    """An episode that failed with `error`."""
     return Episode(
         example_id=job.example.id, task=job.task.name, kind=rollout.kind,
         rollout=job.index, stop="failed", failure=Failure(error.reason, error.detail),
@@ -255,7 +254,7 @@ def failed(job: Job, rollout: Rollout, error: CallError) -> Episode:
 
 
 def terse(job: Job) -> Feedback | None:
-    """What the task's rules say about the example whatever the draft."""
+    """Feedback from the task's rules about the example, independent of the draft."""
     with task_code(job.task, "explain"):
         text = job.task.explain(job.example, None, None)
     feedback = replace(job.task.symbolic(text), author="terse") if text else None
@@ -263,17 +262,17 @@ def terse(job: Job) -> Feedback | None:
 
 
 def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
-    """The feedback and the draft that it is about, in the words of `shown_draft.md`."""
+    """The feedback together with its draft, rendered with `shown_draft.md`."""
     with task_code(job.task, "public_words"):
         lines = [(line.seat, job.task.public_words(line)) for line in draft.episode.transcript]
-    several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # a line break forges no line
+    several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # no line break can fake a line
     draft_text = lines[0][1] if len(lines) == 1 else "\n".join(several)
     text = job.task.prompts.render("shown_draft", draft=draft_text, feedback=feedback.text)
     return replace(feedback, text=text)
 
 
 def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Record:
-    """The line of `episodes.jsonl` for one play."""
+    """The record of one rollout, a line of `episodes.jsonl`."""
     return Record(
         key=record_key(job.step, job.example.id, job.index, rollout.kind),
         task=job.task.name,
@@ -293,12 +292,12 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
 
 
 NO_DRAFT = "unscored_draft"
-"""Why a control is unscored that was never asked about: its draft has no score."""
+"""Unscored reason: the control was not asked because its draft has no score."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlJob:
-    """One control that is to be asked about."""
+    """One control to ask."""
 
     task: Task
     control: Control
@@ -308,11 +307,11 @@ class ControlJob:
 
     @property
     def key(self) -> str:
-        """That of its record."""
+        """The key of its record."""
         return self.record(unscored(Failure(""))).key
 
     def record(self, score: Score) -> ControlRecord:
-        """The line of `controls.jsonl` for this score."""
+        """The record with this score, a line of `controls.jsonl`."""
         return ControlRecord(
             task=self.task.name, example_id=self.example.id, rollout=self.index,
             name=self.control.name, score=score, cluster=self.example.cluster,
@@ -320,7 +319,7 @@ class ControlJob:
 
 
 def control_jobs(part: Work, repeats: int) -> list[ControlJob]:
-    """Every control of a task's rows, each with `repeats` drafts, in order."""
+    """All controls of a task's rows in order; `repeats` per row for controls of drafts."""
     return [
         ControlJob(part.task, control, example, index)
         for control in part.controls
@@ -330,8 +329,8 @@ def control_jobs(part: Work, repeats: int) -> list[ControlJob]:
 
 
 async def ask_control(job: ControlJob, episode: Episode | None, cast: Cast) -> ControlRecord:
-    """The record of a control; `episode` is the draft that a control of episodes is about, None
-    where that has no score."""
+    """Ask a control and return its record. `episode` is the draft for a control of drafts, None if
+    the draft has no score."""
     if job.control.per == "row":
         episode = job.task.gold(job.example)
     elif episode is None:
@@ -341,7 +340,7 @@ async def ask_control(job: ControlJob, episode: Episode | None, cast: Cast) -> C
 
 
 def control_names(work: Sequence[Work]) -> str:
-    """The controls that the tasks have, in words: `TASK (human_human, proxy_proxy)`."""
+    """The controls of the tasks as text: `TASK (human_human, proxy_proxy)`."""
     return ", ".join(
         f"{part.task.name} ({', '.join(control.name for control in part.task.controls)})"
         for part in work

@@ -1,8 +1,8 @@
-"""What a command will ask for, before anything starts: calls, tokens, cost, memory and time.
+"""The plan of a command: estimated calls, tokens, cost, memory and time, and the cost confirmation.
 
-A call is paid for unless its server is on this machine or its price is 0; an unknown price counts
-as one. On a terminal the user is asked; elsewhere `--yes` confirms, or `--max-cost` bounds.
-"""
+A call counts as paid unless its server is on this machine or its price is 0; a call with an unknown
+price is paid. On a terminal the user confirms the cost; elsewhere `--yes` or `--max-cost` is
+needed."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "judge": ("judge", "critic"),
     "auditor": ("audit",),
 }
-"""Role → what the names of its templates begin with; those of a seat begin with the seat."""
+"""Role → prefixes of its template names; templates of a seat start with the seat's name."""
 
 
 def words_by_seat(task: Task, example: Example) -> list[int]:
-    """Words of the first prompt of every acted seat."""
+    """Words in the first prompt of every acted seat."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
 
 def opening_words(task: Task, example: Example, role: str) -> float | None:
-    """Words of a prompt to `role`, none of the actor's, without what was played: its mean template
-    and the fields that it may see. None where the task has no template of that name."""
+    """Words in a prompt to `role` (not the actor) without the played turns: its mean template plus
+    the fields that it may see. None if the task has no such template."""
     seats = tuple(seat for seat, of_role in example.seats.items() if of_role == role)
     starts = PANEL_TEMPLATES.get(role, seats)
     sizes = task.prompts.sizes(*starts) if starts else {}
@@ -51,7 +51,7 @@ def opening_words(task: Task, example: Example, role: str) -> float | None:
 
 
 def words_of_value(value: Any) -> int:
-    """Words of all texts in a JSON value."""
+    """Words in all strings of a JSON value."""
     if isinstance(value, str):
         return len(value.split())
     if isinstance(value, Mapping):
@@ -64,30 +64,30 @@ def words_of_value(value: Any) -> int:
 TOKENS_PER_WORD = 4 / 3
 USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,
          "coach": 250, "blind_reader": 10, "drafter": 200, "filter": 120}  # fmt: skip
-"""Tokens of a usual reply, thinking not counted: an assumption, see `PlayerTerms.usual`."""
+"""Assumed tokens of a usual reply without thinking; see `PlayerTerms.usual`."""
 RUBRIC = 800
-"""Tokens of a judge's or coach's instructions, about, where no template tells."""
+"""Assumed tokens of a judge's or coach's instructions, if there is no template."""
 READERS = (*PANELS, "coach", "blind_reader")
-"""The roles that read an episode when it is over."""
+"""The roles that read finished episodes."""
 SPEAKERS = ("actor", "partner", "environment")
 AGAIN = 600
-"""Tokens that a judge's second prompt has more than the first: its reply, and what is wrong."""
+"""Additional tokens of a judge's second prompt: its first reply and the error."""
 CONTROLS = "controls"
-"""What follows a task's name where its controls are planned."""
+"""Follows the task's name in the plan of its controls."""
 SECONDS_PER_TOKEN, SECONDS_PER_CALL = 0.012, 0.6
-"""Assumed of a served model: what each reply token takes, and what each call takes before it."""
+"""Assumed speed of an API model: seconds per reply token, and per call before the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A task and the examples of it that are to be played."""
+    """A task and its examples to play."""
 
     task: Task
     examples: tuple[Example, ...]
     bad: tuple[BadRow, ...] = ()
-    """Rows that were left out, and why."""
+    """Rows that were left out, with reasons."""
     controls: tuple[Control, ...] = ()
-    """Those of the task that are asked about beside its episodes."""
+    """Controls of the task to ask in addition to the episodes."""
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -97,32 +97,32 @@ class Work:
 
     @property
     def episode_roles(self) -> frozenset[Role]:
-        """The roles that an episode of these examples may call: what its score depends on."""
+        """The roles that an episode of these examples may call, which can affect its score."""
         return frozenset(role for example in self.examples for role in self.task.calls(example))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerTerms:
-    """One player of a role: how long its replies may be and what they cost."""
+    """One player of a role, with reply limit, prices and number of calls."""
 
     role: str
     name: str
     limit: int
-    """Tokens of one reply at most."""
+    """Maximum tokens of one reply."""
     prices: tuple[float, float] | None = None
     """US dollars per million prompt and reply tokens."""
     times: int | None = None
-    """Opinions on every question (`--judge-samples`); None: as many as the task's own `samples`."""
+    """Opinions per question (`--judge-samples`); None for the task's own `samples`."""
     orders: Literal["both", "seeded"] = "both"
-    """In which orders a pair is shown (`--judge-order`)."""
+    """Orders in which a pair is shown (`--judge-order`)."""
     each: int = 0
-    """Calls of an episode where the task itself does not call the role: a coach's."""
+    """Calls per episode if the task itself does not call the role, as for a coach."""
     usual: int | None = None
-    """Tokens of its replies in an earlier run; None: USUAL."""
+    """Mean tokens of its replies in an earlier run; None for USUAL."""
     served: bool = True
-    """Whether it costs time on a server rather than on this machine."""
+    """Whether it runs on a server and not in this process."""
     paid: bool = False
-    """Whether its calls cost money, as far as anybody knows."""
+    """Whether its calls cost money; unknown prices count as paid."""
 
     @property
     def reply(self) -> int:
@@ -131,38 +131,38 @@ class PlayerTerms:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Rows that are played, or asked about: how often, and by which players."""
+    """Rows to play, or controls to ask, with their players."""
 
     work: Sequence[Work]
     players: Callable[[Work], Sequence[PlayerTerms]]
-    """The actor first. Roles that the task does not call are left out."""
+    """Task → its players, the actor first. Roles that the task does not call are left out."""
     label: str = ""
-    """What follows the names of the tasks."""
+    """Follows the task names in the plan."""
     times: float = 1.0
-    """Plays of every row."""
+    """Episodes per row."""
     controls: Sequence[tuple[Control, Example]] = ()
-    """Where given, these are asked about and no episode is played; `work` names their task."""
+    """If given, only these controls are asked and no episode is played; `work` names their task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerLoad:
-    """What one player is asked for in one task. Tokens and US dollars over all its calls."""
+    """The calls of one player in one task. Tokens and US dollars are totals over all its calls."""
 
     role: str
     name: str
     calls: int
-    """At most: a judge's with a re-ask each, which only `cost_limit` counts, too."""
+    """Maximum, including one re-ask for every judge call; `cost_limit` is based on it."""
     usual_calls: int
-    """About: what the tokens, the cost and the time are made of."""
+    """Expected; tokens, cost and time are based on it."""
     prompt_tokens: int
     reply_tokens: int
     cost: float | None
     cost_limit: float | None
-    """The cost at most; both are None without prices."""
+    """Maximum cost. Both are None without prices."""
     seconds: float
-    """Of all calls one after the other; 0 for a player on this machine."""
+    """Seconds of all calls one after the other; 0 for a player on this machine."""
     paid: bool = False
-    """Whether they cost money, as far as anybody knows."""
+    """Whether the calls cost money; unknown prices count as paid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,18 +173,18 @@ class TaskPlan:
     examples: int
     episodes: int
     prompt_words: int
-    """Words of the actor's first prompts, over all episodes."""
+    """Total words in the actor's first prompts."""
     longest_prompt: int
-    """Words of the longest of them."""
+    """Words in the longest of them."""
     asked: tuple[PlayerLoad, ...]
     chain: float
     """Seconds of one episode's calls, one after the other."""
     shared: int = 0
-    """Calls that exclude each other: the episodes make so many fewer than `calls` come to."""
+    """Calls counted twice in `calls` because an episode makes only one of two; to subtract."""
 
     @property
     def calls(self) -> dict[str, int]:
-        """Role → calls at most."""
+        """Role → maximum number of calls."""
         counts: dict[str, int] = {}
         for one in self.asked:
             counts[one.role] = counts.get(one.role, 0) + one.calls
@@ -192,14 +192,14 @@ class TaskPlan:
 
     @property
     def longest_context(self) -> int:
-        """Tokens of the longest context, about: the longest prompt and an episode's replies."""
+        """Estimated tokens of the longest context: the longest prompt plus an episode's replies."""
         spoken = sum(one.reply_tokens for one in self.asked if one.role in SPEAKERS)
         return round(self.longest_prompt * TOKENS_PER_WORD) + spoken // max(self.episodes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `--dry-run` and `soul plan` print."""
+    """The plan that `--dry-run` and `soul plan` print."""
 
     tasks: tuple[TaskPlan, ...]
     concurrency: int = 1
@@ -215,12 +215,12 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """At most."""
+        """Maximum number of calls."""
         return sum(one.calls for one in self.asked) - sum(t.shared for t in self.tasks)
 
     @property
     def usual_calls(self) -> int:
-        """About."""
+        """Expected number of calls."""
         return sum(one.usual_calls for one in self.asked)
 
     @property
@@ -229,17 +229,17 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        """US dollars about; None when no price is known."""
+        """Expected cost in US dollars; None if no price is known."""
         return total(one.cost for one in self.asked)
 
     @property
     def cost_limit(self) -> float | None:
-        """US dollars at most."""
+        """Maximum cost in US dollars; None if no price is known."""
         return total(one.cost_limit for one in self.asked)
 
     @property
     def cost_by_role(self) -> dict[str, tuple[float, float]]:
-        """Role → US dollars about and at most, the dearest first; roles without prices left out."""
+        """Role → expected and maximum US dollars, most expensive first; only roles with prices."""
         sums: dict[str, tuple[float, float]] = {}
         for one in self.asked:
             if one.cost is not None and one.cost_limit is not None:
@@ -249,18 +249,18 @@ class Plan:
 
     @property
     def paid(self) -> bool:
-        """Whether any call costs money, as far as anybody knows."""
+        """Whether any call costs money; unknown prices count as paid."""
         return any(one.paid for one in self.asked)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """Served players without a price: the cost leaves them out."""
+        """API players without a price, which the cost does not include."""
         return tuple(sorted({one.name for one in self.asked if one.cost is None and one.seconds}))
 
     @property
     def seconds(self) -> float:
-        """Wall seconds, about: as wide as the concurrency allows, never shorter than one episode's
-        own chain of calls, plus the work of this machine."""
+        """Estimated wall seconds: all calls divided by the concurrency, but at least one episode's
+        chain of calls, plus the time on this machine."""
         served = sum(one.seconds for one in self.asked) / self.concurrency
         chain = max((t.chain for t in self.tasks), default=0.0)
         return max(served, chain) + (self.machine.seconds if self.machine else 0.0)
@@ -286,19 +286,19 @@ class Plan:
 
 
 def total(values: Any) -> float | None:
-    """The sum of those that are known; None when none is."""
+    """The sum of the known values; None if all are None."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) if numbers else None
 
 
 def plan_loads(loads: Iterable[Load], *, concurrency: int = 1) -> Plan:
-    """The plan of all `loads`; this machine is not in it."""
+    """The plan of all `loads`, without this machine."""
     tasks = tuple(_plan_task(load, work) for load in loads for work in load.work)
     return Plan(tasks=tasks, concurrency=concurrency)
 
 
 def in_turn(plans: Sequence[Plan]) -> Plan:
-    """Plans one after the other: times add up, memory does not."""
+    """Plans that run one after the other: times are added, memory is the maximum."""
     machines = [one.machine for one in plans if one.machine is not None]
     machine = Machine(
         memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
@@ -310,7 +310,8 @@ def in_turn(plans: Sequence[Plan]) -> Plan:
 
 
 def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
-    """One player's questions, by the words of each prompt; only the cost counts second asks."""
+    """The load of one player's questions, from the words of each prompt; only `cost_limit` includes
+    re-asks."""
     calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
     return replace(_priced(terms, calls, tokens, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
 
@@ -340,18 +341,18 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one episode, or one control, asks of a player."""
+    """The calls to one player in one episode, or for one control."""
 
     opening: float
-    """Tokens of the prompt without what is said in the episode."""
+    """Tokens of the prompt without the turns of the episode."""
     turns: int
-    """Of the actor, at most."""
+    """Maximum turns of the actor."""
     calls: float
-    """At most, with the task's own samples."""
+    """Maximum calls, with the task's own samples."""
     usual_turns: int
     usual_calls: float
     lines: Mapping[str, float]
-    """Role → what it says in the episode, per turn of the actor, about."""
+    """Role → expected number of its lines per turn of the actor."""
 
 
 def _ask(
@@ -370,7 +371,7 @@ def _ask(
 
 
 def _opening(task: Task, example: Example, words: int, role: str) -> float:
-    """Tokens that a prompt of `role` begins with, where the actor's has `words`."""
+    """Tokens of the first prompt of `role`, if the actor's has `words` words."""
     counted = opening_words(task, example, role) if role != "actor" else None
     if counted is not None:
         return counted * TOKENS_PER_WORD
@@ -384,7 +385,7 @@ def _lines(task: Task, example: Example) -> dict[str, float]:
 
 
 def _shared(work: Work, players: Sequence[PlayerTerms]) -> int:
-    """Calls of one play that exclude each other, where everybody at the table is planned."""
+    """Calls of one episode that exclude each other, if all its speakers are planned."""
     roles = {player.role for player in players}
     return sum(
         work.task.shared_calls(example) for example in work.examples
@@ -393,7 +394,7 @@ def _shared(work: Work, players: Sequence[PlayerTerms]) -> int:
 
 
 def _calls_to(player: PlayerTerms, by_role: Mapping[Role, int], pair_calls: int) -> float:
-    """Calls of a player; a judge that sees pairs in one order saves half of `pair_calls`."""
+    """Calls of a player. A judge that sees pairs in only one order saves half of `pair_calls`."""
     dropped = pair_calls / 2 if player.role == "judge" and player.orders == "seeded" else 0
     calls = next((count for role, count in by_role.items() if role == player.role), 0)
     return calls - dropped if calls else player.each
@@ -421,8 +422,8 @@ def _player_load(
 def _priced(
     player: PlayerTerms, about: int, prompts: int, calls: int, most: int, tries: int
 ) -> PlayerLoad:
-    """The load of `about` calls with `prompts` tokens, and of `calls` with `most` tokens at most,
-    each of them put `tries` times and answered at full length."""
+    """The load of `about` expected calls with `prompts` tokens. Its limit: `calls` calls with
+    `most` tokens, each asked `tries` times with replies of full length."""
     replies = about * player.reply
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
@@ -436,7 +437,7 @@ def _priced(
 
 
 def _repeats(task: Task, player: PlayerTerms) -> float:
-    """What a player's own number of opinions makes of the calls that the task counts."""
+    """Factor on the task's calls from the player's own number of opinions."""
     if player.role not in PANELS or player.times is None:
         return 1.0
     declared = task.spec.samples
@@ -445,7 +446,7 @@ def _repeats(task: Task, player: PlayerTerms) -> float:
 
 
 def _prompt(opening: float, turns: int, player: PlayerTerms, each: float) -> float:
-    """Tokens of a mean prompt: its opening and what has been said since, `each` a turn."""
+    """Tokens of a mean prompt: its opening plus `each` tokens per turn so far."""
     if player.role in READERS:
         return opening + turns * each
     return opening + (turns - 1) / 2 * each
@@ -461,14 +462,14 @@ def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
 
 
 class CostUnconfirmed(ConfigError):
-    """A run would cost money, and the cost was not confirmed."""
+    """A run would cost money, but the cost was not confirmed."""
 
 
 def prices_of(
     config: RolesConfig, settings: RoleSettings, role: str = ""
 ) -> tuple[float, float] | None:
-    """US dollars per million prompt and reply tokens of a served player, in a role where it may be
-    asked by batch; None where unknown."""
+    """US dollars per million prompt and reply tokens of an API player, with batch prices if the
+    role uses batch calls; None if unknown."""
     price = settings.player_kind.price(settings, lambda: load_prices(config.prices))
     if price is not None and config.by_batch(role, settings):
         price = price.by_batch
@@ -476,46 +477,46 @@ def prices_of(
 
 
 def is_paid(config: RolesConfig, settings: RoleSettings) -> bool:
-    """Whether calls of a player cost money, as far as anybody knows."""
+    """Whether calls of a player cost money; an unknown price counts as paid."""
     return settings.player_kind.is_paid(settings, lambda: load_prices(config.prices))
 
 
 def pays(config: RolesConfig) -> bool:
-    """Whether anybody is named whose calls cost money."""
+    """Whether any player's calls cost money."""
     return any(is_paid(config, who) for _, who in config.served())
 
 
 def cost_words(plan: Plan) -> str:
-    """`about $0.4200, at most $3.10`, and of whom no price is known."""
+    """`about $0.4200, at most $3.10`, and the players without a known price."""
     strangers = sorted({one.name for one in plan.asked if one.paid and one.cost is None})
     if plan.cost is None:
-        return f"unknown: no price is known of {', '.join(strangers)}"
-    beside = f", without {', '.join(strangers)}: no price is known" if strangers else ""
+        return f"unknown: no price for {', '.join(strangers)}"
+    beside = f", without {', '.join(strangers)} (no known price)" if strangers else ""
     return f"about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}{beside}"
 
 
 def confirm_cost(plan: Plan, config: RolesConfig, reporter: Reporter) -> None:
-    """Say what the calls of `plan` will cost; CostUnconfirmed without an agreement. Nothing is said
-    of a plan that costs nothing."""
+    """Report the cost of `plan` and ask for confirmation; CostUnconfirmed without it. Does nothing
+    for a plan without paid calls."""
     if not plan.paid:
         return
     batched = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
-    through = f" (by batch at a lower price: {', '.join(batched)})" if batched else ""
+    through = f" (batch calls at a lower price: {', '.join(batched)})" if batched else ""
     reporter.note(f"cost of this run: {cost_words(plan)}{through}")
     if config.yes or config.max_cost is not None:
         return
-    agreed = reporter.confirm("Go on?")
+    agreed = reporter.confirm("Continue?")
     if agreed:
         return
     if agreed is not None:
         raise CostUnconfirmed(
             "The cost was not confirmed.",
-            "No model was asked, and nothing was written.",
-            "Give --yes, bound it with --max-cost, or look closer with soul plan.",
+            "No calls were made and no files were written.",
+            "Use --yes, set a limit with --max-cost DOLLARS, or see the details with soul plan.",
         )
     raise CostUnconfirmed(
-        f"This run would cost money ({cost_words(plan)}), and nobody has agreed to it.",
-        "It was not started from a terminal, where it would have asked.",
-        "Confirm with --yes, or bound the cost with --max-cost DOLLARS. A server of your own has "
-        "price_in and price_out 0 in the endpoints file.",
+        f"This run would cost money ({cost_words(plan)}), and the cost is not confirmed.",
+        "soul asks for confirmation only on a terminal.",
+        "Confirm with --yes, or set a limit with --max-cost DOLLARS. If the server is your own, "
+        "set price_in and price_out to 0 in the endpoints file.",
     )

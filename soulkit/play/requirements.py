@@ -1,8 +1,8 @@
-"""What a run lacks, in one error: settings, tasks, rows, players, keys, model; and `--playable`.
+"""Missing requirements of a run (settings, tasks, rows, players, keys, model), and `--playable`.
 
-The preparation of a run collects missing requirements instead of stopping at the first. A single
-one keeps its own error; several become one, with what the run would cost in front. `--playable`
-leaves out the tasks of a suite that cannot be played here, and says why.
+The preparation of a run collects all missing requirements. A single one raises its own error;
+several are combined into one error that also gives the cost of the run. `--playable` skips the
+tasks of a suite that cannot run here and lists the reasons.
 """
 
 from __future__ import annotations
@@ -29,55 +29,53 @@ RequirementKind = Literal[
 ]
 WORDS: dict[RequirementKind, str] = {
     "unnamed": "no",
-    "tasks": "no class that plays",
-    "rows": "no rows of",
-    "services": "what is needed beside models for",
-    "players": "nobody as",
+    "tasks": "no code that plays",
+    "rows": "no rows for",
+    "services": "incomplete setup for",
+    "players": "no player for",
     "keys": "no key in",
     "model": "no model",
     "engine": "no vLLM for",
 }
-"""In the order in which they are told."""
+"""Text before the missing names, in the order of the error message."""
 MANY, FEW = 5, 3
-"""More tasks without rows are not all named, but so many."""
+"""If more than MANY tasks have no rows, only the first FEW are named."""
 PULL = "soul data pull"
-NO_COACH_KEY = "With --coach symbolic the task's rules write the feedback, without a key"
+NO_COACH_KEY = "To get feedback from the task's rules without a key, use --coach symbolic"
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRequirement:
-    """One thing that is missing."""
+    """One missing requirement."""
 
     kind: RequirementKind
     name: str
-    """What is missing, in a word or two."""
+    """Short name of the missing thing."""
     way: str
-    """How to get it. Of rows `{names}` stands for all tasks that get them in the same way, and
-    `{task}` for one of them."""
+    """The fix. For rows, `{names}` stands for all tasks with the same fix and `{task}` for one."""
     error: UserError
-    """What is said where nothing else is missing; several gaps may share one."""
+    """The error to raise if nothing else is missing; several requirements may share one."""
     fatal: bool = True
-    """Whether the run cannot go on; else it is only told beside what is fatal."""
+    """Whether the run cannot start; if not, it is only mentioned next to fatal ones."""
 
     def way_for(self, names: Sequence[str]) -> str:
-        """The way, for the gaps of these names together."""
+        """The fix for all requirements with these names."""
         if self.kind != "rows":
             return self.way
         return self.way.format(names=",".join(names), task=names[0] if len(names) == 1 else "TASK")
 
 
 class RequirementsNotMet(ConfigError):
-    """Several things are missing."""
+    """Several requirements are missing."""
 
     gaps: tuple[MissingRequirement, ...] = ()
-    """Each of them."""
 
 
 def refuse_missing(
     gaps: Sequence[MissingRequirement], plan: Callable[[], Plan | None], suite: str | None = None
 ) -> None:
-    """Raise what is missing; nothing when nothing is. `plan` is that of what is there; `suite` is
-    the one that the tasks are of, if any."""
+    """Raise an error for fatal requirements in `gaps`, if any. `plan` makes the plan of the rest;
+    `suite` is the suite of the tasks, if any."""
     fatal = [gap for gap in gaps if gap.fatal]
     if not fatal:
         return
@@ -91,12 +89,12 @@ def refuse_missing(
         raise error
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in WORDS}
     parts = [f"{WORDS[kind]} {_listed(kind, some)}" for kind, some in names.items() if some]
-    partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
+    partly = " for the tasks with rows" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
     error = RequirementsNotMet(
-        f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
-        "Nothing is asked, loaded or written before all of it is there.",
+        f"{head}{len(gaps)} requirements are not met: {'; '.join(parts)}.",
+        "Fix these first; nothing has been run yet.",
         f"{'; '.join(_ways(gaps, suite))}.",
     )
     error.gaps = tuple(gaps)
@@ -104,14 +102,14 @@ def refuse_missing(
 
 
 def _listed(kind: RequirementKind, names: Sequence[str]) -> str:
-    """All names, but of many tasks without rows the first ones and a count."""
+    """All names; for many tasks without rows, the first ones and a count."""
     if kind != "rows" or len(names) <= MANY:
         return ", ".join(names)
     return f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
 
 
 def _ways(gaps: Sequence[MissingRequirement], suite: str | None) -> list[str]:
-    """How to get what is missing, each way once; for many tasks of a suite one command."""
+    """The distinct fixes; many tasks of a suite share one download command."""
     alike = {gap.way: [one.name for one in gaps if one.way == gap.way] for gap in gaps}
     pulled = [gap for gap in gaps if gap.kind == "rows" and PULL in gap.way]
     whole = len(pulled) > MANY and suite is not None
@@ -127,10 +125,10 @@ def _ways(gaps: Sequence[MissingRequirement], suite: str | None) -> list[str]:
 
 
 def missing_roles(work: Iterable[Work], config: RolesConfig) -> list[MissingRequirement]:
-    """Roles that an episode may call and that no player fills."""
+    """Roles that an episode may call but no player fills."""
     return [
         MissingRequirement("players", f"{role} in {part.task.name}",
-            f"name a {role}: --{role} endpoint:MODEL@URL",
+            f"choose a player for {role}: --{role} endpoint:MODEL@URL",
             unfilled(role, part.task.name))
         for part in work
         for role in sorted(called_roles(part) - config.filled(part.task.name))
@@ -138,7 +136,7 @@ def missing_roles(work: Iterable[Work], config: RolesConfig) -> list[MissingRequ
 
 
 def missing_services(work: Iterable[Work]) -> list[MissingRequirement]:
-    """Tasks that lack something beside models: a service that answers, a file of an option."""
+    """Tasks that lack something other than a model, such as a service or a file."""
     gaps = []
     for part in work:
         try:
@@ -151,7 +149,7 @@ def missing_services(work: Iterable[Work]) -> list[MissingRequirement]:
 
 
 def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
-    """Variables without the key that a server off this machine wants."""
+    """Unset environment variables for the API keys of remote servers."""
     wanted_by: dict[str, list[str]] = {}
     for role, who in config.served():
         if wants_key(who.base_url, who.headers) and not os.environ.get(who.api_key_env):
@@ -164,7 +162,7 @@ def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
         except ModelLoadError as error:
             roles = dict.fromkeys(one.partition(" ")[0] for one in players)
             flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
-            error.way_out += f" Or name other players: {flags}." if flags else ""
+            error.way_out += f" Or choose other players: {flags}." if flags else ""
             error.way_out += f" {NO_COACH_KEY}." if "coach" in roles else ""
             way = f"export {name}=KEY" + (f". {NO_COACH_KEY}" if set(roles) == {"coach"} else "")
             gaps.append(MissingRequirement("keys", f"{name} ({users})", way, error))
@@ -172,8 +170,8 @@ def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
 
 
 def missing_model(model: str, adapter: str | None = None) -> list[MissingRequirement]:
-    """Folders that are not there, which is fatal, and a model of the hub that is not on this
-    machine: told beside what is fatal, since loading it downloads it."""
+    """Missing model or adapter folders (fatal), or a Hub model that is not on this machine (not
+    fatal, because loading downloads it)."""
     gaps = _missing_folder(model) + ([] if adapter is None else _missing_folder(adapter, "adapter"))
     if gaps:
         return gaps
@@ -183,12 +181,12 @@ def missing_model(model: str, adapter: str | None = None) -> list[MissingRequire
 
 
 def missing_checkpoints(config: RolesConfig) -> list[MissingRequirement]:
-    """Folders of players on this machine that are not there."""
+    """Missing folders of local players."""
     return [gap for name in config.checkpoints() for gap in _missing_folder(name)]
 
 
 def missing_engine(config: RolesConfig, *, actor: bool = False) -> list[MissingRequirement]:
-    """vLLM, where it is to be started for players, or for the `actor`, and is not installed."""
+    """vLLM, if players or the `actor` need it and it is not installed."""
     users = ["the actor"] if actor else []
     users += [f"{role} {who.model}" for role, who in config.players() if who.kind == "vllm"]
     python = interpreter(config.vllm_python)
@@ -203,7 +201,7 @@ def _missing_folder(name: str, what: str = "model") -> list[MissingRequirement]:
     try:
         model_place(name, what)
     except ModelLoadError as error:
-        way = f"name another {what} than {name}: a folder that is there, or owner/name"
+        way = f"replace the {what} {name}: use an existing folder or a Hub id (owner/name)"
         return [MissingRequirement("model", name, way, error)]
     return []
 
@@ -213,7 +211,7 @@ def _to_download(place: ModelPlace) -> MissingRequirement:
     command = f"hf download {place.where}{revision}"
     error = ModelLoadError(
         f"The model '{place}' is not on this machine.",
-        "It would be downloaded first.",
+        "It has to be downloaded first.",
         f"Run: {command}",
     )
     way = f"download the model: {command}"
@@ -227,11 +225,11 @@ def _in_cache(model: str) -> bool:
 def unplayable_tasks(
     registry: Registry, names: Sequence[str], suite: str | None
 ) -> list[MissingRequirement]:
-    """Tasks of which there are only rows."""
+    """Tasks that have rows but no code to play them."""
     try:
         registry.refuse_rows_only(names, suite)
     except ConfigError as error:
-        way = "leave out what cannot be played" + (": --playable" if suite is not None else "")
+        way = "leave out these tasks" + (": --playable" if suite is not None else "")
         return [
             MissingRequirement("tasks", name, way, error)
             for name in names
@@ -241,17 +239,17 @@ def unplayable_tasks(
 
 
 LoadRows = Callable[[Task], Work]
-"""A task with its rows; DataError for one that has none."""
+"""Loads the rows of a task; DataError if it has none."""
 
 
 def split_playable(
     tasks: Mapping[str, Task], config: PlayConfig, registry: Registry, load: LoadRows,
     *, coached: bool = False, asking: bool = True,
 ) -> tuple[list[Work], dict[str, str]]:  # fmt: skip
-    """(what can be played, task → why it cannot), in the order of `tasks`.
+    """(playable work, task → why it cannot be played), in the order of `tasks`.
 
-    `coached` says whether feedback is asked for; without `asking` no player is asked at all, and no
-    player is missed. DataError when rows that were named for a very task are of no use.
+    `coached`: feedback is needed. Without `asking` no player is needed. DataError if the rows that
+    --data names for one task are unusable.
     """
     tried = {
         name: _work_or_reason(task, config, registry, load, coached=coached, asking=asking)
@@ -264,19 +262,19 @@ def split_playable(
 def refuse_empty_suite(
     config: PlayConfig, work: Sequence[Work], reasons: Mapping[str, str]
 ) -> None:
-    """ConfigError when nothing of the suite is left."""
+    """ConfigError if no task of the suite can be played."""
     if work:
         return
     words = "; ".join(f"{name}: {why}" for name, why in reasons.items())
     raise ConfigError(
-        f"Of the suite '{config.suite}' nothing can be played here.",
+        f"No task of the suite '{config.suite}' can be played here.",
         words + ("" if words.endswith(".") else "."),
-        "Name rows with --data and players with --judge and --partner; see: soul tasks list",
+        "Set rows with --data and players with --judge and --partner; see: soul tasks list",
     )
 
 
 def left_out_lines(suite: str | None, reasons: Mapping[str, str]) -> list[str]:
-    """What is said aloud of every task that is left out."""
+    """A line for every task that is left out."""
     return [f"left out of {suite}: {task}: {why}" for task, why in reasons.items()]
 
 
@@ -289,7 +287,7 @@ def _work_or_reason(
     try:
         work = load(task)
     except NotForTraining:
-        return "it may be measured with and not trained on"
+        return "it is for evaluation only"
     except DataError as error:
         if task.name in config.data:
             raise
@@ -298,11 +296,11 @@ def _work_or_reason(
 
 
 def _missing_player(work: Work, config: PlayConfig, registry: Registry, *, coached: bool) -> str:
-    """Whose seat is empty, or whose key is not here; empty when everybody is there."""
+    """The missing player or API key of a task; empty if none is missing."""
     seats = with_default_players(config, [work], registry, coached=coached, suite=config.suite)
     if unfilled_roles := sorted(work.roles - seats.filled(work.task.name)):
-        return f"nobody plays the {' and the '.join(unfilled_roles)}"
-    # A key that the user's own players want is an error; one of the task's players leaves it out.
+        return f"no model plays the {' and the '.join(unfilled_roles)}"
+    # A missing key of the user's own players is an error; of the task's players, a reason to skip.
     named = {gap.name for gap in missing_keys(config)}
     keys = [gap for gap in missing_keys(seats) if gap.name not in named]
     ways = [NO_COACH_KEY for gap in keys if NO_COACH_KEY in gap.way]

@@ -1,7 +1,6 @@
-"""What every command can be told that plays tasks: the model, the rows, the machine.
+"""Settings of all commands that play tasks: the model, the rows, the machine.
 
-Rows are chosen in this order: those of the files, those that --limit keeps of them, and of these
-the ones that --where and --example name.
+Rows are chosen in this order: all rows of the files, then --limit, then --where and --example.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from soulkit.tasks.kit.registry import Registry
 
 OWN_OPTIONS = ("hack_penalty", "assistant")
-"""Options of tasks that are settings of their own as well."""
-TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
+"""Task options that also have their own command-line option."""
+TASKS_OR_SUITE = "choose either tasks (--task NAME,NAME) or one suite (--suite small)"
 _task = section("Task and model")
 _machine = section("Machine", only=HERE)
 _local = section("Machine", only=("local", "train"))
@@ -116,7 +115,7 @@ class PlayConfig(RolesConfig):
     )
 
     def registry(self) -> Registry:
-        """The declared tasks, with those of `tasks_file`."""
+        """The declared tasks, including those of `tasks_file`."""
         from soulkit.tasks.kit.registry import load_registry
 
         return load_registry(*([Path(self.tasks_file)] if self.tasks_file else []))
@@ -124,7 +123,7 @@ class PlayConfig(RolesConfig):
     @model_validator(mode="after")
     def _about_a_suite(self) -> Self:
         if self.playable and self.suite is None:
-            raise ValueError("--playable is about the members of a suite (--suite soul-10)")
+            raise ValueError("--playable needs a suite (--suite soul-10)")
         return self
 
     @field_validator("engine")
@@ -135,7 +134,7 @@ class PlayConfig(RolesConfig):
 
     @property
     def engine_choice(self) -> SamplingEngine:
-        """What `engine` asks for."""
+        """The parsed `engine` setting."""
         return parse_engine(self.engine)
 
     @field_validator("where")
@@ -145,13 +144,13 @@ class PlayConfig(RolesConfig):
             try:
                 re.compile(form)
             except re.error as error:
-                why = f"'{form}' of the tag '{tag}' is no regular expression ({error})"
+                why = f"'{form}' for the tag '{tag}' is not a valid regular expression ({error})"
                 raise ValueError(why) from error
         return where
 
     @model_validator(mode="after")
     def _one_word(self) -> Self:
-        """What has an option of its own may be said twice, but not in two ways."""
+        """Reject different values in --option and in the setting's own command-line option."""
         for name in OWN_OPTIONS:
             own_value, value = getattr(self, name), self.option.get(name)
             if None not in (own_value, value) and own_value != value:
@@ -162,22 +161,22 @@ class PlayConfig(RolesConfig):
         return self
 
     def task_options(self) -> dict[str, Any]:
-        """Options that stand in for those of the tasks, where a task has them."""
+        """Options that override those of the tasks."""
         own_values = {name: getattr(self, name) or self.option.get(name) for name in OWN_OPTIONS}
         return {**self.option, **own_values}
 
     def rows_source(self, task: str) -> str | None:
-        """Where --data says that a task's rows are: for it alone, else for every task."""
+        """The source of a task's rows in --data: the one for this task, else the one for all."""
         return self.data.get(task) or self.data.get("*")
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
-        """The longest reply of a task whose own `sampling` this is."""
+        """The reply limit in tokens of a task with this `sampling`."""
         limit: int | None = getattr(self, "max_tokens", None)
         return int(limit or sampling.get("max_tokens", MAX_TOKENS))
 
 
 def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple[Example, ...]:
-    """The rows that --where and --example leave; DataError when that is none of them."""
+    """The rows that match --where and --example; DataError if none does."""
     rows, named = tuple(rows), frozenset(config.example)
     left = tuple(
         row for row in rows if has_tags(row, config.where) and (not named or row.id in named)
@@ -187,23 +186,22 @@ def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple
         filters += [f"--example {name}" for name in config.example]
         tags = sorted({name for row in rows for name in row.tags})
         raise DataError(
-            f"None of {len(rows)} rows of '{task}' is left by {' '.join(filters)}.",
-            f"Their tags are {', '.join(tags) or 'none'}; their ids are such as '{rows[0].id}'.",
+            f"None of the {len(rows)} rows of '{task}' matches {' '.join(filters)}.",
+            f"Tags of the rows: {', '.join(tags) or 'none'}. Example of an id: '{rows[0].id}'.",
             "Change --where or --example, or leave them out.",
         )
     return left
 
 
 def has_tags(example: Example, where: Mapping[str, str]) -> bool:
-    """Whether every named tag matches its regular expression as a whole."""
+    """Whether every tag in `where` fully matches its regular expression."""
     return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
 
 
 def configured_tasks(
     registry: Registry, names: Iterable[str], config: PlayConfig, *, training: bool = False
 ) -> dict[str, Task]:
-    """Name → the live task as the run's settings want it; ConfigError for an option that none of
-    the tasks has."""
+    """Name → task with the run's settings applied; ConfigError for an option that no task has."""
     options = {name: value for name, value in config.task_options().items() if value is not None}
     tasks = {
         name: registry.task(name, config.protocol, training=training, options=options)
@@ -212,8 +210,8 @@ def configured_tasks(
     for option in options:
         if not any(option in task.spec.options for task in tasks.values()):
             raise ConfigError(
-                f"None of {', '.join(tasks)} has anything to do with {option}.",
-                "A setting that nothing reads would be recorded as if it had been followed.",
+                f"No selected task ({', '.join(tasks)}) has an option '{option}'.",
+                "This option has no effect here.",
                 f"Leave out --option {option}=…; see: soul tasks show TASK"
                 if option in config.option
                 else f"Leave out --{option.replace('_', '-')}.",

@@ -1,3 +1,3 @@
-"""Run folders: folder (with its seal); records and record_lines (episodes.jsonl); jsonl (files that
-survive a kill, and their schemas); provenance (of summary.json); coroutines.
+"""Run folders: folder (and its seal), records and record_lines (episodes.jsonl), jsonl (crash-safe
+files and their schemas), conditions (conditions.json and provenance), coroutines.
 """

@@ -1,14 +1,14 @@
-"""Under which conditions a run was measured or trained, written when it starts.
+"""The conditions under which a run is measured or trained, written when it starts.
 
-    conditions.json   {"directory": "../..",            where it was started, seen from the folder
-                       "actor":   {model, weights …},   what was measured or trained
-                       "engine":  {kind, version},      by what it was sampled; not of an endpoint
-                       "players": {role: [player]},     everybody beside the actor, in any task
+    conditions.json   {"directory": "../..",            start folder, relative to the run folder
+                       "actor":   {model, weights …},   the measured or trained model
+                       "engine":  {kind, version},      its sampling engine; not for API models
+                       "players": {role: [player]},     players other than the actor, in all tasks
                        "tasks":   {task: {"rows": {id: hash}, "players": …, "sampling": …}},
-                       "material": {model, machine …}}  of a training: what a resume must find again
+                       "material": {model, machine …}}  training only: must be equal on resume
 
-config.yaml says what was asked for, this file what it came to: the address behind a name, the rows
-behind a path. `summary.json` repeats it with every set of rows as their number and one hash.
+config.yaml contains the settings; this file contains what they resolve to: the address behind a
+name, the rows behind a path. `summary.json` repeats it with the number and one hash of the rows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from soulkit.types import row_id
 
 CONDITIONS, BATCHES = "conditions.json", "batches.json"
 OLDER = ("provenance.json", "material.json")
-"""What runs of earlier versions have in its place."""
+"""Files that earlier versions wrote instead."""
 SCORING = ("judge", "auditor", "partner", "environment")
-"""The roles that a score may depend on."""
+"""The roles that can affect a score."""
 SETTINGS = ("seed", "repeats", "steps")
-"""Numbers of config.yaml that say how much was played, and from which seed."""
+"""Settings that are copied into the provenance."""
 _VERSIONS = ("soulkit", "python", "commit", "packages")
 _ACTOR = ("kind", "model", "adapter", "base_url")
 
@@ -43,7 +43,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerFacts:
-    """Who a model is, as far as anybody knows: empty members are unknown."""
+    """The identity of a model; empty fields are unknown."""
 
     kind: str = ""
     model: str = ""
@@ -51,31 +51,31 @@ class PlayerFacts:
     address: str = ""
     path: str = ""
     sha256: str = ""
-    """Of a script."""
+    """Hash of a script."""
     weights: str = ""
     weights_basis: str = ""
-    """Of weights on attached servers: `declared` where nothing shows that they compute with them,
-    `verified` where log-probs do. Empty for weights that soulkit loaded or served itself."""
+    """For attached servers: `declared` if the weights were not checked, `verified` if they were
+    checked by log-probs. Empty for weights that soulkit loaded or served itself."""
     revision: str = ""
-    """The commit of a model of the hub."""
+    """Commit of a Hub model."""
     adapter_weights: str = ""
     adapter_revision: str = ""
     args: str = ""
-    """The flags of its vLLM server."""
+    """Flags of its vLLM server."""
     trained: bool = False
-    """Whether it is what the run trains."""
+    """Whether the run trains this model."""
     sampling: Facts = field(default_factory=dict)
 
     def known(self) -> dict[str, Any]:
-        """What is known of it, by name; its sampling among the rest."""
+        """The known fields by name, including those of its sampling."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "sampling"}
         return {name: value for name, value in own.items() if value not in ("", False)} | {
             **self.sampling
         }
 
     def same_as(self, other: PlayerFacts) -> bool:
-        """Whether two players are one, as far as both records say. A script is what it holds and a
-        checkpoint its weights where it lies, however its path was written."""
+        """Whether two players are equal in all fields known to both. Scripts are compared by
+        content, and checkpoints by resolved path and weights, not by the name as written."""
         a, b = self.known(), other.known()
         proven = any(name in a and name in b for name in ("sha256", "path"))
         shared = (a.keys() & b.keys()) - {"weights_basis"} - ({"model"} if proven else set())
@@ -83,7 +83,7 @@ class PlayerFacts:
 
 
 def _as_localhost(value: Any) -> Any:
-    """An address on this machine under one name; anything else as it is."""
+    """A loopback address with the host `localhost`; any other value unchanged."""
     if not isinstance(value, str):
         return value
     return re.sub(r"^(https?://)(?:127\.0\.0\.1|\[::1\])(?=[:/]|$)", r"\1localhost", value)
@@ -95,38 +95,38 @@ Panel = Mapping[str, tuple[PlayerFacts, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """With whom, on which rows and by which rules a task is played."""
+    """The players, rows and scoring rules of a task."""
 
     roles: tuple[str, ...] = SCORING
-    """The roles that are asked beside the actor."""
+    """The roles that are asked, other than the actor."""
     players: Panel = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
-    """Question → how many opinions the task asks for."""
+    """Question → number of opinions that the task asks for."""
     sampling: Facts = field(default_factory=dict)
-    """Of the actor, as asked for."""
+    """Requested sampling of the actor."""
     sent: Facts = field(default_factory=dict)
-    """Role → model → the sets of parameters that were sent, with their calls."""
+    """Role → model → the sets of sent parameters, with their numbers of calls."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
-    """Role → model → setting that its server refused → share of its calls; None until the end."""
+    """Role → model → setting that its server rejected → share of calls; None until the run ends."""
     budgets: Mapping[str, int] = field(default_factory=dict)
-    """Column → the words that it may hold."""
+    """Column → its word budget."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Option → hash of its value."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Row → its hash, played or not; those of a training in their order."""
+    """Row → its hash, including unplayed rows; for training in order."""
     origins: Mapping[str, int] = field(default_factory=dict)
-    """Where rows are from → how many."""
+    """Origin of rows → their number."""
     taken: int = 0
-    """How often a training takes its rows, where it does not take each once."""
+    """Number of uses of rows in training, if it differs from the number of rows."""
     prompts: str = ""
-    """Hash of the prompts that a training makes of its rows."""
+    """Hash of the prompts that a training run makes from its rows."""
     dev_rows: Mapping[str, str] = field(default_factory=dict)
     dev_prompts: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """A source of conversations."""
+    """A source of conversations for training."""
 
     rows: int | None
     sha256: str
@@ -134,12 +134,12 @@ class CorpusFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterialFacts:
-    """The models of a training, its conversations, and the machine of one that promises equal bits,
-    as hashes."""
+    """Hashes of the models and conversations of a training run, and of the machine if the run is
+    deterministic."""
 
     model: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
-    """What the base's numbers were, and in which they are computed."""
+    """Number formats: of the base checkpoint, and of the computation."""
     adapter: str | None = None
     teacher: Mapping[str, str] | None = None
     teacher_adapter: str | None = None
@@ -151,7 +151,7 @@ class MaterialFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What `conditions.json` holds."""
+    """The contents of `conditions.json`."""
 
     players: Panel
     tasks: Mapping[str, TaskFacts]
@@ -162,18 +162,18 @@ class Conditions:
     teachers: Mapping[str, PlayerFacts] = field(default_factory=dict)
     """Task → its own teacher."""
     panel: Facts = field(default_factory=dict)
-    """How several opinions become one: `samples`, `combine`, `orders`."""
+    """How several opinions are combined: `samples`, `combine`, `orders`."""
     servers: Mapping[str, Facts] = field(default_factory=dict)
-    """`MODEL@ADDRESS` → engine, defaults and context, as far as they are known."""
+    """`MODEL@ADDRESS` → engine, defaults and context, if known."""
     suite: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Task of the suite that is not trained on → why."""
+    """Task of the suite that is not used for training → why."""
     material: MaterialFacts | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """What the run in `folder` recorded; None for one that has not begun. RunError or DataError
-        for a damaged file, and for a run of an earlier version."""
+        """Read the conditions of the run in `folder`; None if it has not started. RunError or
+        DataError for a damaged file, and for a run of an earlier version."""
         path = folder / CONDITIONS
         if path.is_file():
             return read_value(cls, read_object(path), f"'{path}'")
@@ -187,23 +187,23 @@ class Conditions:
         return None
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run's folder."""
+        """Write it to the run folder."""
         write_json(folder / CONDITIONS, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without members that have their default."""
+        """Plain JSON values, without fields that have their default."""
         made: dict[str, Any] = form_of(Conditions).dump_python(
             self, mode="json", exclude_defaults=True
         )
         return made
 
     def of_task(self, task: str) -> TaskFacts:
-        """What is recorded of a task; nothing of one that is not there."""
+        """The facts of a task; empty if it is not recorded."""
         return self.tasks.get(task) or TaskFacts()
 
 
 def older_file(folder: Path) -> str:
-    """What the run in `folder` has instead of conditions, where an earlier version wrote it."""
+    """The file that an earlier version wrote instead of conditions.json; empty if there is none."""
     names = (name for name in OLDER if (folder / name).is_file())
     return "" if (folder / CONDITIONS).is_file() else next(names, "")
 
@@ -212,7 +212,7 @@ def older_file(folder: Path) -> str:
 
 
 def with_provenance(folder: Path, summary: Facts) -> dict[str, Any]:
-    """A summary about to be written, with its schema, its provenance and the date of now."""
+    """A summary with its schema, provenance and the current time, ready to be written."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     origin = provenance_of(folder, summary)
     return {
@@ -223,9 +223,8 @@ def with_provenance(folder: Path, summary: Facts) -> dict[str, Any]:
 
 
 def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
-    """How the numbers of the run in `folder` came about, as far as its files tell; RunError or
-    DataError when one is damaged. What the summary holds was written with the numbers, and goes
-    first."""
+    """The provenance of the run in `folder`: the one in the summary if there is one, else from the
+    run's files. RunError or DataError if a file is damaged."""
     written = summary.get("provenance")
     if isinstance(written, Mapping):
         return dict(written)
@@ -256,13 +255,13 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
 
 
 def _batches(book: Facts) -> list[dict[str, Any]]:
-    """The batches in which replies came. How they travelled is no part of what is compared."""
+    """The batches that delivered replies."""
     names = ("batch_id", "model", "base_url", "requests", "status")
     return [{name: one.get(name) for name in names} for one in book.get("batches", ())]
 
 
 def _counted(tasks: Facts, material: MaterialFacts) -> dict[str, Any]:
-    """The tasks with their rows as one number and one hash, and the conversations likewise."""
+    """The tasks, with rows and conversations replaced by their number and one hash."""
     counted: dict[str, Any] = {}
     for name, entry in tasks.items():
         rows = {kind: {"n": len(set(map(row_id, entry[kind]))), "sha256": rows_hash(entry[kind])}
@@ -275,6 +274,6 @@ def _counted(tasks: Facts, material: MaterialFacts) -> dict[str, Any]:
 
 
 def rows_hash(rows: Mapping[str, str]) -> str:
-    """sha256 over the ids and contents of rows, in whatever order they were read."""
+    """sha256 over the ids and hashes of rows, independent of their order."""
     text = json.dumps(sorted(rows.items()), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

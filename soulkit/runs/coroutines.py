@@ -1,13 +1,13 @@
-"""Runs coroutines from functions that are not asynchronous, also where an event loop runs already.
+"""Run coroutines from synchronous functions, even if an event loop is already running.
 
-In a notebook an event loop runs all the time, and `asyncio.run` refuses to start another one in its
-thread. There a command from Python works in a thread of its own:
+In a notebook an event loop is always running, and `asyncio.run` cannot start another one in its
+thread. Python functions that run a command then use a separate thread:
 
-    run_beside_loop(work)      waits for it; without a running loop `work` simply runs here
-    await run_in_thread(work)  the same for callers that are asynchronous themselves
+    run_beside_loop(work)      waits for it; without a running loop, `work` runs in this thread
+    await run_in_thread(work)  the same for asynchronous callers
 
-Ctrl-C, or the cancellation of the caller, cancels the coroutine that `run_coroutine` runs in that
-thread. The work then ends as it does after Ctrl-C on the command line.
+Ctrl-C, or cancelling the caller, cancels the coroutine that `run_coroutine` runs in that thread, as
+Ctrl-C does on the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Stop:
-    """Asks a coroutine in another thread to end."""
+    """Cancels a coroutine in another thread."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -33,14 +33,14 @@ class _Stop:
         self._task: asyncio.Task[Any] | None = None
 
     def ask(self) -> None:
-        """Cancel what runs now, and what would be run later."""
+        """Cancel the running coroutine, and any that starts later."""
         with self._lock:
             self.asked = True
             if self._task is not None:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     async def watch(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` as what `ask` cancels."""
+        """Run `coroutine` so that `ask` can cancel it."""
         with self._lock:
             if self.asked:
                 coroutine.close()
@@ -57,7 +57,7 @@ _STOP: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, which also ends with KeyboardInterrupt when the waiting thread is stopped."""
+    """`asyncio.run` that also raises KeyboardInterrupt if the waiting thread is interrupted."""
     stop = _STOP.get()
     if stop is None:
         return asyncio.run(coroutine)
@@ -70,7 +70,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _start(work: Callable[[], T]) -> tuple[Future[T], _Stop]:
-    """Begin `work` in a thread of its own: what it will have come to, and how it is stopped."""
+    """Start `work` in a new thread; returns its future and an object to stop it."""
     stop = _Stop()
 
     def run() -> T:
@@ -84,7 +84,7 @@ def _start(work: Callable[[], T]) -> tuple[Future[T], _Stop]:
 
 
 def run_beside_loop(work: Callable[[], T]) -> T:
-    """What `work()` returns. Where an event loop runs in this thread, `work` has another thread."""
+    """Run `work` and return its result; in another thread if an event loop runs in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -101,8 +101,8 @@ def run_beside_loop(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt here. An event loop's own handler would only cancel its main
-    task, which waits for this function."""
+    """Make Ctrl-C raise KeyboardInterrupt here. An event loop's own handler would only cancel its
+    main task, which waits for this function."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -115,7 +115,7 @@ def _interruptible() -> Iterator[None]:
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """What `work()` returns, in another thread; cancelled, it ends when the work has stopped."""
+    """Run `work` in another thread and return its result. If cancelled, wait until it stops."""
     result, stop = _start(work)
     ended = asyncio.wrap_future(result)
     try:
@@ -123,5 +123,5 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         stop.ask()
         await asyncio.wait([ended])
-        ended.exception()  # it says that it was stopped, which the caller knows
+        ended.exception()  # retrieve it to avoid a warning
         raise

@@ -1,15 +1,15 @@
-"""Run folders: everything one command produced, and what it can be resumed from.
+"""Run folders: everything that one command produced, from which it can be resumed.
 
     config.yaml, environment.json    the resolved configuration; the command, versions and starts
     episodes.jsonl, metrics.jsonl    one Record a line, one step a line
     ledger.sqlite, checkpoints/      every model call; step_000050/, …
     summary.json, report/            the final numbers; pages and figures
 
-A folder belongs to one command and one configuration: the same pair resumes, anything else stops
-with the differing keys. Files are append-only, or written aside and renamed. No secret is written.
-A new folder carries a seal in `environment.json`: an HMAC, with a key in the user's state folder,
-of the command, `config.yaml` and the place of the tasks file. Code in the folder is never covered.
-"""
+A folder belongs to one command and one configuration: the same pair resumes it, any other is
+rejected with a list of the differences. Files are append-only, or written aside and renamed.
+Secrets are never written. A new folder gets a seal in `environment.json`: an HMAC of the command,
+`config.yaml` and the path of the tasks file, with a key in the user's state folder. The seal does
+not cover code inside the folder."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _SECRET_VALUE = re.compile(
 _CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]*://[^/\s@]+@", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"^[A-Za-z_]\w*$", re.ASCII)
 _RANDOM_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
-"""No variable is called so, but many a key is: `gsk_4f09aB17cD22eF93`."""
+"""Looks like a key and not like a variable name: `gsk_4f09aB17cD22eF93`."""
 
 STATE = "SOULKIT_STATE"
-"""The environment variable that names the state folder."""
+"""Environment variable with the path of the state folder."""
 KEY = "key"
 _KEY_BYTES = 32
 _SEAL_VERSION = "soulkit run 1"
@@ -60,14 +60,14 @@ _SEAL_VERSION = "soulkit run 1"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder that is open for one command. Make one with `Run.open`."""
+    """An open run folder of one command. Create it with `Run.open`."""
 
     path: Path
     command: str
     resumed: bool
-    """Whether the folder existed before with the same command and configuration."""
+    """Whether the folder already existed with the same command and configuration."""
     created: bool = False
-    """Whether there was no run before."""
+    """Whether the folder contained no run before."""
 
     @property
     def episodes(self) -> Path:
@@ -99,14 +99,14 @@ class Run:
         sealed: bool = True,
         replacing: bool = False,
     ) -> Run:
-        """Create the run folder `path`, or resume it when `command` and `config` are the same.
+        """Create the run folder `path`, or resume it if `command` and `config` are the same.
 
-        A new folder is sealed as the user's own, unless its settings are somebody else's (`sealed`
-        is False); a resumed one stays as it is.
+        A new folder is sealed as the user's own unless `sealed` is False (foreign settings); a
+        resumed one keeps its seal. With `replacing`, an existing run gets this configuration and
+        keeps its other files.
 
-        RunError: the folder is another command's, another configuration's, or no run at all.
-        ConfigError: `config` holds a secret. With `replacing` a run that is there gets this
-        configuration, and the rest of it stays.
+        RunError if the folder belongs to another command or configuration, or is not a run.
+        ConfigError if `config` contains a secret.
         """
         path, plain = Path(path), plain_config(config)
         refuse_secrets(plain)
@@ -120,27 +120,27 @@ class Run:
         text = _yaml_text(plain).encode()
         seal = seal_of(path, command, text, plain) if sealed and not resumed else ""
         _note_environment(path, command, resumed, seal)
-        if not resumed:  # last, because a folder with a config.yaml counts as a run
+        if not resumed:  # last, because config.yaml makes the folder a run
             write_aside(path / CONFIG, text)
         return cls(path=path, command=command, resumed=resumed, created=not there)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, replacing an earlier one whole."""
+        """Write `summary.json`, replacing an earlier one."""
         write_json(self.summary_path, summary)
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is a folder that `Run.open` completed."""
+    """Whether `path` is a complete run folder."""
     return (path / CONFIG).is_file() and (path / ENVIRONMENT).is_file()
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The resolved configuration of the run in folder `path`; RunError when there is none."""
+    """The resolved configuration of the run in folder `path`; RunError if there is none."""
     return parsed_config(path, config_bytes(path))
 
 
 def config_bytes(path: Path) -> bytes:
-    """The text of the `config.yaml` in folder `path`; RunError when there is none."""
+    """The bytes of `config.yaml` in folder `path`; RunError if there is none."""
     try:
         return (path / CONFIG).read_bytes()
     except OSError as error:
@@ -148,7 +148,7 @@ def config_bytes(path: Path) -> bytes:
 
 
 def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
-    """What `text`, read from the `config.yaml` of folder `path`, says; RunError when it is none."""
+    """Parse `text`, the bytes of `config.yaml` in folder `path`; RunError if it is invalid."""
     import yaml
 
     try:
@@ -156,27 +156,26 @@ def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
-        raise _no_run(path, f"{CONFIG} holds no settings")
+        raise _no_run(path, f"{CONFIG} contains no settings")
     return loaded
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """What `environment.json` of the run in folder `path` says; RunError when there is none."""
+    """The contents of `environment.json` in folder `path`; RunError if there is none."""
     try:
         loaded = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
-        raise _no_run(path, f"{ENVIRONMENT} holds no object")
+        raise _no_run(path, f"{ENVIRONMENT} is not a JSON object")
     return loaded
 
 
 def change_settings(run: Run, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-    """Give an open run another configuration; its newest start notes what `changed` in it.
+    """Change the configuration of an open run and record what `changed` in its newest start.
 
-    A seal is made anew where one fitted: who changes a setting of a stranger's run vouches for no
-    other.
-    """
+    The seal is renewed only if it was valid: changing one setting of a foreign run does not make
+    its other settings trusted."""
     text, noted = _yaml_text(config).encode(), read_environment(run.path)
     old = config_bytes(run.path)
     if seal_fits(noted.get("seal"), run.path, run.command, old, parsed_config(run.path, old)):
@@ -187,7 +186,7 @@ def change_settings(run: Run, config: Mapping[str, Any], changed: Mapping[str, A
 
 
 def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs")) -> Path:
-    """A new folder name: `runs/<date>-<time>-<command>-<tasks>`, numbered when it is taken."""
+    """A new folder name: `runs/<date>-<time>-<command>-<tasks>`, with a number if it exists."""
     names = list(tasks)
     label = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
     words = [datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), command, label]
@@ -202,26 +201,25 @@ def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with only dicts, lists, strings, numbers, booleans and None in it; ValueError for
-    a value that has no such form."""
+    """`config` as plain JSON values; ValueError for a value that cannot be converted."""
     plain: dict[str, Any] = form_of(dict).dump_python(dict(config), mode="json")
     return plain
 
 
 def refuse_secrets(config: Mapping[str, Any]) -> None:
-    """ConfigError when a value of `config` looks like a key, token or password."""
+    """ConfigError if a value of `config` looks like a key, token or password."""
     for where, value in _flat(config).items():
         if isinstance(value, str) and value and _looks_secret(where, value):
             raise ConfigError(
-                f"The setting '{where}' holds what looks like a secret.",
-                "The configuration is stored in the run folder, where others can read it.",
-                "Put the secret into an environment variable and give that variable's name in a "
+                f"The setting '{where}' seems to contain a secret.",
+                "Settings are stored in the run folder, where others can read them.",
+                "Put the secret into an environment variable and set the variable's name in a "
                 "setting that ends in _env, such as api_key_env: OPENAI_API_KEY.",
             )
 
 
 def is_secret(value: str) -> bool:
-    """Whether a text can be known for a key, or for an address with a user or password in it."""
+    """Whether a text is recognisable as a key, or as an address with a user name or password."""
     return bool(_SECRET_VALUE.match(value) or _CREDENTIAL_URL.search(value))
 
 
@@ -235,12 +233,12 @@ def _looks_secret(where: str, value: str) -> bool:
     if words[-1] == "env":
         name_like = _VARIABLE_NAME.match(value) and not _RANDOM_WORD.search(value)
         return not name_like and bool(_SECRET_WORDS & set(words))
-    # The last word says what it is: `client_secret` is one, `secret_garden` is none.
+    # The last word decides: `client_secret` is a secret, `secret_garden` is not.
     return words[-1] in _SECRET_WORDS
 
 
 def _flat(value: Any, where: str = "") -> dict[str, Any]:
-    """Nested settings as `a.b[0]` → value; empty collections stay themselves."""
+    """Nested settings as `a.b[0]` → value; empty collections are kept."""
     if isinstance(value, Mapping) and value:
         parts = [_flat(v, f"{where}.{k}" if where else str(k)) for k, v in value.items()]
     elif isinstance(value, list) and value:
@@ -259,15 +257,15 @@ def _yaml_text(config: Mapping[str, Any]) -> str:
     return text
 
 
-# --- whose folder is it? --------------------------------------------------------------------------
+# --- owner of a folder ----------------------------------------------------------------------------
 
 
 CHANGES = 8
-"""Settings that a refusal to resume names; a reader of thirty finds none."""
+"""Maximum number of changed settings in an error."""
 
 
 def same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two plain configurations say the same."""
+    """Whether two plain configurations are equal."""
     return _flat(old) == _flat(new)
 
 
@@ -275,21 +273,21 @@ def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
     before = str(read_environment(path).get("command", ""))
     if before != command:
         raise RunError(
-            f"{path} belongs to another run: 'soul {before}', not 'soul {command}'.",
-            "Two commands in one folder would mix their episodes and numbers.",
-            "Give another folder with --out.",
+            f"{path} belongs to another command: 'soul {before}', not 'soul {command}'.",
+            "One folder cannot contain the results of two commands.",
+            "Choose another folder with --out.",
         )
     old, new = _flat(read_config(path)), _flat(config)
     keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
     if keys:
-        # A player more or less is a dozen settings: what both sides name tells most, then models.
+        # An added player is a dozen settings: show changed settings first, and among them models.
         keys.sort(key=lambda k: (k not in old or k not in new, not k.endswith(".model")))
         changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys[:CHANGES]]
         changes += [f"and {len(keys) - CHANGES} more"] if len(keys) > CHANGES else []
         raise RunError(
-            f"{path} was started with another configuration: {'; '.join(changes)}.",
-            "What is already in the folder was made with the old values and cannot be mixed.",
-            "Set them back to resume, or give another folder with --out.",
+            f"{path} was started with different settings: {'; '.join(changes)}.",
+            "The results in the folder were made with the old values.",
+            "Use the old values to resume, or choose another folder with --out.",
         )
 
 
@@ -304,26 +302,26 @@ def _may_start(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise _not_ours(path, "it is a file")
     if path.is_dir() and any(not _is_leftover(p) for p in path.iterdir()):
-        raise _not_ours(path, "it is not empty and holds no complete soulkit run")
+        raise _not_ours(path, "it is not empty and not a complete soulkit run")
 
 
 def _is_leftover(path: Path) -> bool:
-    """A file of a start that was killed before its config.yaml was written."""
+    """Whether it is a file of a start that was killed before config.yaml was written."""
     return path.name == ENVIRONMENT or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
 def _not_ours(path: Path, detail: str) -> RunError:
     return RunError(
-        f"{path} belongs to another run or program: {detail}.",
-        "Writing into it could destroy someone's results.",
-        "Give a new or empty folder with --out.",
+        f"{path} cannot be used as a run folder: {detail}.",
+        "Writing to it could destroy other files.",
+        "Choose a new or empty folder with --out.",
     )
 
 
 def _no_run(path: Path, detail: str) -> RunError:
     return RunError(
         f"{path} is not a soulkit run ({detail}).",
-        f"A run folder holds {CONFIG} and {ENVIRONMENT}.",
+        f"A run folder contains {CONFIG} and {ENVIRONMENT}.",
         "Give the folder that 'soul eval' or 'soul train' printed.",
     )
 
@@ -332,7 +330,7 @@ def _no_run(path: Path, detail: str) -> RunError:
 
 
 def run_environment() -> dict[str, Any]:
-    """Versions and machine, read without importing any package. No paths, no host or user names."""
+    """Versions and machine, without importing packages. No paths, host names or user names."""
     return {
         "soulkit": __version__,
         "python": platform.python_version(),
@@ -356,7 +354,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _commit() -> str | None:
-    """The git commit of the current folder at the first call, `+` with uncommitted changes."""
+    """The git commit of the current folder, with `+` if there are uncommitted changes; cached."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+" if head and _git("status", "--porcelain") else "") if head else None
@@ -372,9 +370,9 @@ def _git(*arguments: str) -> str:
 
 
 def note_start(path: Path, facts: Mapping[str, Any]) -> None:
-    """Add `facts` to what `environment.json` says of the newest start of the run in folder `path`.
+    """Add `facts` to the newest start in `environment.json` of the run in folder `path`.
 
-    RunError when it cannot be read.
+    RunError if it cannot be read.
     """
     noted = read_environment(path)
     starts = [noted, *noted.get("resumed", [])]
@@ -400,35 +398,35 @@ def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> Non
 
 
 def seal_of(folder: Path, command: str, config: bytes, settings: Mapping[str, Any]) -> str:
-    """The seal of a run's configuration, in hex; empty when none can be made.
+    """The seal of a run's configuration in hex; empty if none can be made.
 
-    `settings` is what `config`, the text of `config.yaml`, says.
+    `config` is the text of `config.yaml`, and `settings` its parsed contents.
     """
     content = _sealed_content(folder, command, config, settings)
     if content is None:
         return ""
     try:
         return _digest(_key(), content)
-    except OSError:  # `no_seal_reason` says why
+    except OSError:  # see `no_seal_reason`
         return ""
 
 
 def seal_fits(
     seal: object, folder: Path, command: str, config: bytes, settings: Mapping[str, Any]
 ) -> bool:
-    """Whether `seal` was made of exactly this, by this user."""
+    """Whether this user made `seal` for exactly these contents."""
     content = _sealed_content(folder, command, config, settings)
     if content is None or not isinstance(seal, str):
         return False
     try:
         right = _digest(_existing_key(), content)
-    except OSError:  # without the key nothing is known to be the user's own
+    except OSError:  # without the key no seal can be checked
         return False
     return hmac.compare_digest(right.encode(), seal.encode("utf-8", "replace"))
 
 
 def no_seal_reason() -> str:
-    """Why no seal can be made here; empty when one can."""
+    """Why no seal can be made here; empty if one can."""
     try:
         _key()
     except OSError as error:
@@ -443,13 +441,13 @@ def _digest(key: bytes, content: bytes) -> str:
 def _sealed_content(
     folder: Path, command: str, config: bytes, settings: Mapping[str, Any]
 ) -> bytes | None:
-    """None for code that no seal covers."""
+    """The content to seal; None if it includes code that a seal does not cover."""
     code = settings.get("tasks_file")
     if code is not None:
         try:
             place = Path(code).resolve()
             inside = place.is_relative_to(folder.resolve())
-        except (OSError, RuntimeError, TypeError, ValueError):  # no path, or links in a circle
+        except (OSError, RuntimeError, TypeError, ValueError):  # not a path, or circular links
             return None
         if inside:
             return None
@@ -458,13 +456,13 @@ def _sealed_content(
 
 
 def state_folder() -> Path:
-    """Where this user's key lies; OSError when there is no such place.
+    """The folder of this user's key; OSError if there is none.
 
-    A relative path would be looked up in whatever folder a stranger's files were unpacked to.
+    Relative paths are rejected, because they could point into a folder with foreign files.
     """
     state, base = os.environ.get(STATE), os.environ.get("XDG_STATE_HOME", "")
     if state and not os.path.isabs(state):
-        raise OSError(f"{STATE} is no absolute path")
+        raise OSError(f"{STATE} is not an absolute path")
     if state:
         return Path(state)
     if os.path.isabs(base):
@@ -484,17 +482,17 @@ def _key() -> bytes:
 
 
 def _existing_key() -> bytes:
-    """OSError when there is none, or one that others can read or have put there."""
-    # Neither a link to another file nor a pipe that never answers is a key.
+    """The key; OSError if there is none, or other users own it or can read it."""
+    # Do not follow links or block on a pipe.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(state_folder() / KEY, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"'{file.name}' is no file")
+            raise OSError(f"'{file.name}' is not a regular file")
         if hasattr(os, "geteuid") and (
             status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077
         ):
-            raise OSError("the key belongs to somebody else, or others can read it")
+            raise OSError("the key belongs to another user, or other users can read it")
         key = file.read(_KEY_BYTES + 1)
     if len(key) != _KEY_BYTES:
         raise OSError("the key is damaged")
@@ -502,9 +500,9 @@ def _existing_key() -> bytes:
 
 
 def _make_key(folder: Path) -> None:
-    """A new key, whole or not at all; of two processes at once the first one's stays."""
+    """Create a key atomically; if two processes do so at once, the first one wins."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=folder, prefix=".key.")  # readable by the user alone
+    descriptor, aside = tempfile.mkstemp(dir=folder, prefix=".key.")  # readable only by the user
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_KEY_BYTES))

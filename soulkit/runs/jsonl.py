@@ -1,12 +1,11 @@
 """The JSON files of a run: their schemas, and writing that survives a killed process.
 
-    while a run plays   episodes.jsonl                     appended to, line by line
-    when it is done     episodes.jsonl.gz                  as pandas, duckdb and datasets read it
-    resumed             episodes.jsonl.gz, episodes.jsonl  new lines come after the packed ones
+    while a run plays   episodes.jsonl                     appended line by line
+    when it is done     episodes.jsonl.gz                  readable by pandas, duckdb and datasets
+    resumed             episodes.jsonl.gz, episodes.jsonl  new lines follow the packed ones
 
-A file is packed aside and renamed, and only then is the plain one removed: a process that dies
-between leaves lines twice, which readers of records take for one. The JSON Schemas ship with the
-package, in `soulkit/schemas/`.
+A file is packed aside and renamed before the plain file is removed. If the process dies in between,
+lines exist twice, which readers ignore. The JSON Schemas are in `soulkit/schemas/`.
 """
 
 from __future__ import annotations
@@ -31,43 +30,43 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SCHEMA = "schema"
-"""The member under which a line, or a summary, says what it is."""
+"""The key with the schema name of a line or summary."""
 EPISODES_SCHEMA = "soulkit/episodes@1"
-"""Of `episodes.jsonl` and `dev.jsonl`."""
+"""Schema of `episodes.jsonl` and `dev.jsonl`."""
 CONTROLS_SCHEMA = "soulkit/controls@1"
 METRICS_SCHEMA = "soulkit/metrics@1"
 SUMMARY_SCHEMA = "soulkit/summary@1"
 DISTILLATION_SCHEMA = "soulkit/distillation@1"
-"""Of `distillation.json`, and of the member `distillation` of a summary."""
+"""Schema of `distillation.json`, and of `distillation` in a summary."""
 DOCTOR_SCHEMA = "soulkit/doctor@1"
-"""Of what `soul doctor --json` prints."""
+"""Schema of the output of `soul doctor --json`."""
 
-MEND_LINE = "Mend or delete that line, or start a new run."
+MEND_LINE = "Correct or delete that line, or start a new run."
 PACK_FROM = 32_000_000
-"""Bytes from which a file of lines is packed; what is smaller stays plain."""
+"""Minimum size in bytes of a file to pack."""
 
 
 def packed_file(path: Path) -> Path:
-    """Where the lines of `path` lie when they are packed."""
+    """The path of the packed lines of `path`."""
     return path.with_name(path.name + ".gz")
 
 
 def has_lines(path: Path) -> bool:
-    """Whether there is a file of lines `path`, packed or plain."""
+    """Whether the file of lines `path` exists, packed or plain."""
     return path.is_file() or packed_file(path).is_file()
 
 
 def newest_change(path: Path) -> int:
-    """When the lines of `path` last changed, in nanoseconds; 0 where there are none."""
+    """Time of the last change of the lines of `path`, in nanoseconds; 0 if there are none."""
     files = (path, packed_file(path))
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
 def lines_in(path: Path) -> Iterator[bytes]:
-    """The lines of `path`, the packed ones first. FileNotFoundError where there are none;
-    DataError when the packed ones are damaged."""
+    """The lines of `path`, packed ones first. FileNotFoundError if there are none; DataError if the
+    packed ones are damaged."""
     with ExitStack() as stack:
-        try:  # before the packed ones: who packs meanwhile removes this file last
+        try:  # open it first: a process that packs meanwhile removes this file last
             plain = stack.enter_context(path.open("rb"))
         except FileNotFoundError:
             if not packed_file(path).is_file():
@@ -90,15 +89,15 @@ def _packed_lines(packed: Path) -> Iterator[bytes]:
 
 
 def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
-    """Pack the lines of `path` when they are `least` bytes or there are packed ones already, and
-    say whether. Nobody else may write meanwhile."""
+    """Pack the lines of `path` if they have at least `least` bytes or packed ones exist, and return
+    whether they were packed. No other process may write meanwhile."""
     packed = packed_file(path)
     size = path.stat().st_size if path.is_file() else 0
     if not (size and packed.is_file()) and size < least:
         if packed.is_file():
-            path.unlink(missing_ok=True)  # of a run that was taken up, and had nothing to add
+            path.unlink(missing_ok=True)  # empty file of a resumed run
         return False
-    # One name for all processes: what a kill left is written over.
+    # The same name for all processes, so that the rest of a killed one is overwritten.
     with aside(packed, f".{packed.name}.tmp") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as stream:
         stream.writelines(_once(lines_in(path)))
     path.unlink(missing_ok=True)
@@ -115,10 +114,10 @@ def _once(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class JsonlWriter:
-    """Appends JSON objects to a file, one a line, each on the disk before `write` returns.
+    """Appends JSON objects to a file, one per line, each on disk before `write` returns.
 
-    A torn last line of an earlier, killed process is moved to `<name>.torn` first. `compact` lines
-    have no spaces between their members.
+    An incomplete last line of a killed process is first moved to `<name>.torn`. `compact` omits
+    spaces.
     """
 
     def __init__(self, path: Path, *, compact: bool = False) -> None:
@@ -130,37 +129,37 @@ class JsonlWriter:
 
     @property
     def offset(self) -> int:
-        """Bytes written so far: what a checkpoint stores, and `cut_to` accepts."""
+        """File size in bytes; checkpoints store it for `cut_to`."""
         return os.fstat(self._fd).st_size
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one line. ValueError for NaN and infinities: they are no JSON and no result."""
+        """Append one line. ValueError for NaN and infinities, which are not valid JSON."""
         self.write_all([record])
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append several lines with one sync at the end: all are on disk on return."""
+        """Append several lines with one sync; all are on disk when it returns."""
         lines = b"".join(_line(record, self._compact) for record in records)
         start = self.offset
         try:
             _write_all(self._fd, lines)
             os.fsync(self._fd)
         except OSError:
-            # Half a line (a full disk) would swallow the next one.
+            # Remove a partial line (full disk), which would merge with the next one.
             os.ftruncate(self._fd, start)
             raise
 
     def cut_to(self, offset: int) -> None:
-        """Forget what follows byte `offset`, which must end a line; it stays in `<name>.cut`."""
+        """Move everything after byte `offset`, which must end a line, to `<name>.cut`."""
         if not 0 <= offset <= self.offset:
             raise DataError(
                 f"{self.path} has {self.offset} bytes and cannot be cut to {offset}.",
-                "The checkpoint belongs to a longer file than this one.",
+                "The checkpoint belongs to a longer file.",
                 "Restore the file, or start a new run.",
             )
         if offset and os.pread(self._fd, 1, offset - 1) != b"\n":
             raise DataError(
                 f"Byte {offset} of {self.path} is in the middle of a line.",
-                "The checkpoint belongs to another file than this one.",
+                "The checkpoint belongs to a different file.",
                 "Restore the file, or start a new run.",
             )
         if offset < self.offset:
@@ -184,10 +183,10 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, in order; none when the file does not exist yet.
+    """The objects of a JSON-lines file in order; empty if the file does not exist.
 
-    A torn last line (no line end, no valid object) is left out; with `repair` it is also moved to
-    `<name>.torn`. DataError names file and line of anything else that is no JSON object.
+    An incomplete last line (no line end, not a valid object) is skipped; with `repair` it is also
+    moved to `<name>.torn`. DataError with file and line for any other invalid line.
     """
     path = Path(path)
     if not path.exists():
@@ -198,17 +197,17 @@ def read_jsonl(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
 
 
 def placed_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(byte offset, object) of every line, one at a time; a torn last line is left out.
+    """(byte offset, object) of every line, one at a time; an incomplete last line is skipped.
 
-    DataError names file and line of anything else that is no JSON object.
+    DataError with file and line for any other invalid line.
     """
     return placed_values(path, parsed_object)
 
 
 def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tuple[int, T]]:
-    """As `placed_objects`, with what `parse` makes of a line: None for what is no JSON object.
+    """Like `placed_objects`, with `parse(line)` in place of objects (None for an invalid line).
 
-    Of a file that is packed, offsets count the bytes of its lines.
+    In a packed file, offsets count unpacked bytes.
     """
     offset = 0
     for number, line in enumerate(lines_in(path), start=1):
@@ -221,7 +220,7 @@ def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tu
 
 
 def parsed_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line; None for anything else."""
+    """The JSON object in a line; None if it is not one."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -234,7 +233,7 @@ def _mend_tail(path: Path) -> None:
         start, last = _last_line(stream)
         if not last:
             return
-        if parsed_object(last) is not None:  # whole, only its line end is missing
+        if parsed_object(last) is not None:  # complete, only the line end is missing
             stream.seek(0, os.SEEK_END)
             stream.write(b"\n")
             return
@@ -242,7 +241,7 @@ def _mend_tail(path: Path) -> None:
 
 
 def _last_line(stream: BinaryIO) -> tuple[int, bytes]:
-    """Where the unfinished last line starts, and its bytes (empty when the file ends a line)."""
+    """Start and bytes of the incomplete last line (empty if the file ends with a line end)."""
     end, tail, block = stream.seek(0, os.SEEK_END), b"", 1 << 16
     while end > 0 and b"\n" not in tail:
         step = min(block, end)
@@ -253,7 +252,7 @@ def _last_line(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _move_tail(path: Path, offset: int, suffix: str) -> None:
-    """Append the bytes from `offset` on to `<name><suffix>`, then cut them off."""
+    """Move the bytes from `offset` on to the end of `<name><suffix>`."""
     with path.open("r+b") as stream:
         stream.seek(offset)
         with path.with_name(path.name + suffix).open("ab") as tail:
@@ -267,7 +266,7 @@ def _move_tail(path: Path, offset: int, suffix: str) -> None:
 def _line(record: Mapping[str, Any], compact: bool) -> bytes:
     try:
         return _json(record, ascii_only=False, compact=compact).encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, as some servers send: only \u can hold it
+    except UnicodeEncodeError:  # a lone surrogate, as some servers send, needs a \u escape
         return _json(record, ascii_only=True, compact=compact).encode() + b"\n"
 
 
@@ -287,20 +286,20 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def write_json(path: Path, obj: Mapping[str, Any]) -> None:
-    """Write a JSON object aside and rename it: a reader sees the old file or the new one."""
+    """Write a JSON object atomically: readers see either the old file or the new one."""
     write_aside(Path(path), (_json(obj, ascii_only=True, indent=2) + "\n").encode())
 
 
 def write_aside(path: Path, data: bytes) -> None:
-    """Replace the file `path` by `data`, whole or not at all."""
+    """Replace the file `path` by `data` atomically."""
     with aside(path) as stream:
         stream.write(data)
 
 
 @contextmanager
 def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
-    """A stream that becomes the file `path` once it is complete; nothing of it stays otherwise.
-    Until then it has a name of this process, unless another is given."""
+    """A stream to a temporary file that replaces `path` on success and is deleted on failure.
+    `name` is the temporary name; default: one with this process id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(name or f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -317,19 +316,19 @@ def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
 
 
 def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> None:
-    """DataError unless `line` is of `schema`, or names none.
+    """DataError if `line` has a schema other than `schema`.
 
-    `where` names the file, or the line in it, for the reader.
+    `where` is the file, or the line in it, for the error message.
     """
     name = line.get(SCHEMA)
     if name is None or name == schema:
         return
     other_version = str(name).partition("@")[0] == schema.partition("@")[0]
     raise DataError(
-        f"{where} is '{name}', and this soulkit reads '{schema}'.",
-        "Another version of soulkit wrote it, and it could be read wrongly."
+        f"{where} has the schema '{name}', but this version of soulkit reads '{schema}'.",
+        "Another version of soulkit wrote it, and its values may have other meanings."
         if other_version
-        else "It is another file than its name says, or was changed by another program.",
+        else "Its contents do not match its name, or another program changed it.",
         "Read it with the version that wrote it: pip install --upgrade soulkit"
         if other_version
         else "Restore the file that `soul eval` or `soul train` wrote.",
@@ -338,15 +337,15 @@ def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> Non
 
 @cache
 def form_of(kind: type[Any]) -> TypeAdapter[Any]:
-    """What reads and writes values of a dataclass."""
+    """The cached pydantic adapter of a type."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
 def read_value(kind: type[T], value: object, what: str) -> T:
-    """A dataclass from plain JSON values; members that it does not have are passed over. DataError
-    names `what` and the member that cannot be read."""
+    """A dataclass from plain JSON values; unknown keys are ignored. DataError with `what` and the
+    first invalid key."""
     from pydantic import ValidationError
 
     try:
@@ -359,22 +358,21 @@ def read_value(kind: type[T], value: object, what: str) -> T:
 def damaged(
     what: str, way_out: str = "Restore the file from where it was copied, or start a new run."
 ) -> DataError:
-    """The error of a file that is not as soulkit wrote it."""
+    """The error for a damaged file."""
     why = "The file was edited, damaged, or written by another version of soulkit."
     return DataError(what, why, way_out)
 
 
 def first_problem(error: ValidationError, whole: str = "the object") -> str:
-    """`member: message` of the first thing that pydantic found, without what was written there;
-    `whole` stands for a member where it is about all of it."""
+    """`key: message` of pydantic's first error, without the invalid value; `whole` replaces the key
+    if the error is about the whole object."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or whole
     return f"{where}: {first['msg']}"
 
 
 def sparse(value: Any, always: Container[str] = ()) -> dict[str, Any]:
-    """The members of a dataclass that differ from their defaults, and those that are `always`
-    written."""
+    """The fields of a dataclass that differ from their defaults, plus those in `always`."""
     return {
         one.name: getattr(value, one.name)
         for one in fields(value)
@@ -387,14 +385,13 @@ def _default(one: Field[Any]) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a run; empty where there is no file, RunError for a damaged
-    one."""
+    """The JSON object in a file of a run; empty if there is no file, RunError if it is damaged."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(loaded, dict):
-        raise _damaged(path, "it holds no JSON object")
+        raise _damaged(path, "it is not a JSON object")
     return loaded
 
 
@@ -402,11 +399,11 @@ def _damaged(path: Path, detail: str) -> RunError:
     return RunError(
         f"'{path}' cannot be read ({detail}).",
         "The file was changed by hand or by another program.",
-        "Restore it from where the run was copied, or start the run again with another --out.",
+        "Restore it from a copy of the run, or start the run again with another --out.",
     )
 
 
 def schema_file(schema: str) -> Path:
-    """Where the JSON Schema of `schema` lies, in the package."""
+    """The path of the JSON Schema of `schema` in the package."""
     name, version = schema.removeprefix("soulkit/").split("@")
     return Path(__file__).parents[1] / "schemas" / f"{name}-{version}.json"

@@ -1,10 +1,10 @@
-"""A line of `episodes.jsonl` on disk: a Record in which every text stands once.
+"""The lines of `episodes.jsonl`: a Record in which every message is stored once.
 
-    contexts: every turn with all that it saw ──▶ messages, each once, and where a turn's are
+    contexts: every turn with its whole context ──▶ messages, each once, and references to them
 
-A scene of n turns has n contexts of up to n messages. Nearly always a turn saw what the turn
-before it saw and said, and then new messages: then it only names its reply.
-Else it says how many messages it shares with the turn before, and which others it saw.
+A scene of n turns has n contexts of up to n messages. Usually the context of a turn is that of the
+previous turn, its reply, and new messages; then the turn only refers to its own reply. Otherwise it
+stores how many messages it shares with the previous turn, and which others it saw.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from soulkit.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageWords:
-    """What a reader of scores wants of a message."""
+    """The part of a message that light reading needs."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLine(MessageWords):
-    """A message that a seat saw or said."""
+    """A message in the context or the reply of a seat."""
 
     role: Literal["system", "user", "assistant"]
     slot: tuple[int, int] | None = None
-    """The characters of `text` (from, to) that are feedback: without them it is the same message
-    with its feedback slot empty. None: it has no slot, or `bare` says what it is without."""
+    """The character range (from, to) of feedback in `text`; without it the feedback slot is empty.
+    None if there is no slot, or if `bare` is set."""
     bare: str | None = None
-    """The message with its slot empty, where that is not `text` with characters left out."""
+    """The message with an empty slot, if it is not simply `text` without a character range."""
     token_ids: tuple[int, ...] = ()
     """The ids that the actor emitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """What a reader of scores wants of a turn."""
+    """The part of a turn that light reading needs."""
 
     reply: int
-    """The message that the actor emitted."""
+    """Number of the message that the actor emitted."""
     usage: Usage = field(default_factory=Usage)
     stop_reason: str = "stop"
     reasoning: str = ""
@@ -69,18 +69,18 @@ class TurnFacts:
 class TurnLine(TurnFacts):
     """A turn of a seat.
 
-    It saw what the turn before it saw and said, and then the messages up to its own reply that no
-    turn before it has; unless `shared` and `adds` say otherwise.
+    By default its context is that of the previous turn, the previous reply, and the messages up to
+    its own reply that no earlier turn has; `shared` and `adds` override this.
     """
 
     shared: int | None = None
-    """It saw so many of the messages that the turn before it saw and said, from the first …"""
+    """Number of leading messages of the previous turn (context and reply) in its context …"""
     adds: tuple[int, ...] | None = None
-    """… and then these."""
+    """… followed by these messages."""
     shared_ids: int = 0
-    """So many prompt ids come first that the turn before it had as prompt and reply."""
+    """Number of leading prompt ids that equal the prompt and reply ids of the previous turn."""
     prompt_ids: tuple[int, ...] = ()
-    """The prompt ids that follow."""
+    """The remaining prompt ids."""
     logprobs: tuple[float, ...] = ()
 
 
@@ -100,7 +100,7 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptLine:
-    """A line of the transcript, in words of its own or in those of a message."""
+    """A line of the transcript, as text or as the number of a message."""
 
     seat: str
     text: str | None = None
@@ -112,7 +112,7 @@ class EpisodeHead:
     """An episode without its messages and turns."""
 
     example_id: str | None = None
-    """This and what follows up to `step`: the record's where it is not there."""
+    """This field and those up to `step` default to the record's values."""
     task: str | None = None
     kind: Kind | None = None
     rollout: int | None = None
@@ -126,7 +126,7 @@ class EpisodeHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts(EpisodeHead):
-    """An episode for readers of scores."""
+    """An episode for light reading."""
 
     messages: tuple[MessageWords, ...] = ()
     traces: tuple[TraceFacts, ...] = ()
@@ -134,10 +134,10 @@ class EpisodeFacts(EpisodeHead):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLine(EpisodeHead):
-    """What happened in one play of one example."""
+    """One episode."""
 
     messages: tuple[MessageLine, ...] = ()
-    """All that the acted seats saw and said, each message once."""
+    """All messages in contexts and replies of the acted seats, each once."""
     traces: tuple[TraceLine, ...] = ()
 
 
@@ -156,15 +156,15 @@ class RecordHead:
     cluster: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
-    """The file of somebody's own that the row was made of; empty for any other row."""
+    """The user's own file that the row was made from; empty for other rows."""
     score: Score
     given: Feedback | None = None
-    """The feedback this (refined) episode was conditioned on."""
+    """The feedback that this (refined) episode was conditioned on."""
     received: Feedback | None = None
-    """The feedback this (draft) episode earned."""
+    """The feedback on this (draft) episode."""
     gold: str = ""
     prompt: str | None = None
-    """What the actor first saw; not there where that is what its first turns saw."""
+    """The actor's first prompt; absent if it equals the context of its first turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class ScoreFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFacts:
-    """What a resumed run wants of a line."""
+    """The part of a line that a resumed run needs."""
 
     key: str
     score: ScoreFacts
@@ -206,11 +206,11 @@ class ControlLine:
 
 
 _SHORT = 16
-"""Characters up to which a line of a transcript stands for itself: no reference is shorter."""
+"""Lines of a transcript up to this many characters are stored as text."""
 
 
 def first_prompts(episode: Episode) -> str:
-    """What the actor first saw, for readers; of several seats each under its name."""
+    """The actor's first prompt as text; for several seats, each with a heading."""
     prompts = {
         trace.seat: "\n\n".join(segment.text for segment in trace.turns[0].context)
         for trace in episode.traces
@@ -232,8 +232,8 @@ class MessageTable:
     places: dict[Segment, list[int]] = field(default_factory=dict)
 
     def place(self, segment: Segment, taken: Container[int]) -> int:
-        """The number of an equal message that is not `taken`, else of a new one: who says a thing
-        twice has two messages."""
+        """The number of an equal message that is not in `taken`, else of a new message, so that a
+        repeated text gets two messages."""
         places = self.places.setdefault(segment, [])
         for number in places:
             if number not in taken:
@@ -243,7 +243,7 @@ class MessageTable:
         return places[-1]
 
     def turn(self, turn: Turn, before: Sequence[int]) -> tuple[TurnLine, list[int]]:
-        """(the turn, what it saw and said); `before` is what the turn before it saw and said."""
+        """(the turn, numbers of its context and reply); `before` are those of the previous turn."""
         known, shared = len(self.segments), _common(self.segments, before, turn.context)
         seen = list(before[:shared])
         taken = set(seen)
@@ -262,7 +262,7 @@ class MessageTable:
 
 
 def cut_turns(episode: Episode) -> tuple[list[MessageLine], list[TraceLine]]:
-    """The messages of an episode, and its turns as they refer to them."""
+    """The messages of an episode, and its turns with references to them."""
     table, traces = MessageTable(), []
     for trace in episode.traces:
         before: list[int] = []
@@ -279,7 +279,7 @@ def cut_turns(episode: Episode) -> tuple[list[MessageLine], list[TraceLine]]:
 
 
 def cut_lines(lines: Sequence[Line], messages: Sequence[MessageLine]) -> list[TranscriptLine]:
-    """The transcript, with the numbers of messages in place of their words."""
+    """The transcript, with numbers of messages in place of their texts."""
     places = {message.text: number for number, message in reversed(list(enumerate(messages)))}
     return [
         TranscriptLine(seat=line.seat, message=places[line.text])
@@ -290,7 +290,7 @@ def cut_lines(lines: Sequence[Line], messages: Sequence[MessageLine]) -> list[Tr
 
 
 def _common_start(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many members two sequences have in common, from the first."""
+    """The length of the common prefix of two sequences."""
     if one[: len(other)] == other:
         return len(other)
     pairs = zip(one, other, strict=False)
@@ -298,7 +298,7 @@ def _common_start(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _common(segments: Sequence[Segment], before: Sequence[int], context: Sequence[Segment]) -> int:
-    """How many messages two turns have in common, from the first."""
+    """The number of leading messages that two turns have in common."""
     pairs = zip(before, context, strict=False)
     return next(
         (place for place, (number, segment) in enumerate(pairs) if segments[number] != segment),
@@ -311,7 +311,7 @@ def _reply(completion: Completion) -> Segment:
 
 
 _SAME = ("usage", "stop_reason", "reasoning", "dropped", "ignored", "policy", "server")
-"""What turns on disk and completions call alike."""
+"""Fields with the same name in turns on disk and completions."""
 
 
 def _facts(one: Completion | TurnFacts) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _message(segment: Segment) -> MessageLine:
 
 
 def _slot(text: str, bare: str | None) -> tuple[int, int] | None:
-    """The characters (from, to) without which `text` is `bare`; None where there are no such."""
+    """The character range (from, to) without which `text` equals `bare`; None if there is none."""
     if bare is None or len(bare) > len(text):
         return None
     size = len(text) - len(bare)
@@ -348,9 +348,9 @@ def _slot(text: str, bare: str | None) -> tuple[int, int] | None:
 
 
 def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
-    """The traces of an episode with whole contexts, whose messages are the same objects.
+    """The traces of an episode with whole contexts, which share message objects.
 
-    Raises ValueError for a turn or slot that names what is not there.
+    ValueError for an invalid reference or slot.
     """
     segments = [_segment(message) for message in line.messages]
     known, traces = 0, []
@@ -362,7 +362,9 @@ def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
             seen = _seen(turn, before, known, len(segments))
             reply = segments[turn.reply]
             if not 0 <= turn.shared_ids <= len(ids):
-                raise ValueError(f"a turn shares {turn.shared_ids} ids with one of {len(ids)}")
+                raise ValueError(
+                    f"a turn shares {turn.shared_ids} ids with a turn of {len(ids)} ids"
+                )
             prompt = (*ids[: turn.shared_ids], *turn.prompt_ids)
             completion = Completion(
                 text=reply.text, token_ids=reply.token_ids, prompt_ids=prompt,
@@ -376,13 +378,14 @@ def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
 
 
 def _seen(turn: TurnLine, before: Sequence[int], known: int, count: int) -> list[int]:
-    """What a turn saw, by number; `known` messages belong to turns before it, of `count`."""
+    """Message numbers in the context of a turn; `known` of `count` messages are from earlier
+    turns."""
     shared = len(before) if turn.adds is None else turn.shared or 0
     if not 0 <= shared <= len(before):
-        raise ValueError(f"a turn shares {shared} messages with one that has {len(before)}")
+        raise ValueError(f"a turn shares {shared} messages with a turn of {len(before)}")
     missing = [n for n in (turn.reply, *(turn.adds or ())) if not 0 <= n < count]
     if missing:
-        raise ValueError(f"a turn names message {missing[0]}, of {count}")
+        raise ValueError(f"a turn refers to message {missing[0]}, but there are {count}")
     return [*before[:shared], *(range(known, turn.reply) if turn.adds is None else turn.adds)]
 
 
@@ -397,7 +400,7 @@ def _segment(message: MessageLine) -> Segment:
 
 
 def short_traces(line: EpisodeFacts) -> tuple[Trace, ...]:
-    """The traces of an episode without what turns saw, ids and log-probs."""
+    """The traces of an episode without contexts, token ids and log-probs."""
     texts = [message.text for message in line.messages]
     return tuple(
         Trace(trace.seat, tuple(
@@ -409,7 +412,7 @@ def short_traces(line: EpisodeFacts) -> tuple[Trace, ...]:
 
 
 def whole_lines(line: EpisodeLine | EpisodeFacts) -> tuple[Line, ...]:
-    """The transcript in words; ValueError for a line that names a message which is not there."""
+    """The transcript as text; ValueError for a line that refers to a missing message."""
     texts = [message.text for message in line.messages]
     return tuple(
         Line(one.seat, one.text or "" if one.message is None else _text(texts, one.message))
@@ -419,5 +422,5 @@ def whole_lines(line: EpisodeLine | EpisodeFacts) -> tuple[Line, ...]:
 
 def _text(texts: Sequence[str], number: int) -> str:
     if not 0 <= number < len(texts):
-        raise ValueError(f"message {number} is named, of {len(texts)}")
+        raise ValueError(f"a line refers to message {number}, but there are {len(texts)}")
     return texts[number]

@@ -1,8 +1,8 @@
-"""Records on disk: one JSON line an episode or control, read back as the dataclasses they were.
+"""Records on disk: one JSON line per episode or control, read back as dataclasses.
 
-Later lines with the same key replace earlier ones: an unscored episode that was played again,
-say. Readers of scores alone read lightly: what turns saw, ids and log-probs are nearly all of a
-file, and most of the time and memory that reading takes.
+A later line replaces an earlier one with the same key, for example after an unscored episode is
+played again. Light reading skips contexts, token ids and log-probs, which take most of the file and
+of the time and memory to read it.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from soulkit.runs.record_lines import (
 from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
-"""Where a training keeps what it played on the rows it held out."""
+"""File with a training run's episodes on held-out rows."""
 SAMPLES = "samples.jsonl"
-"""Where a supervised training keeps how it continues held-out conversations."""
+"""File with a supervised training run's continuations of held-out conversations."""
 SAMPLED = "sampled"
-"""Why these have no score: they are there to be read."""
+"""Unscored reason of these samples, which are for reading only."""
 CONTROLS = "controls.jsonl"
-"""Where an evaluation keeps what its judges made of controls."""
+"""File with the scored controls of an evaluation."""
 F = TypeVar("F")
 _MARK = f'"{SCHEMA}":"{EPISODES_SCHEMA}"'.encode()
 KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
-"""A line begins with its key, so that it need not be parsed to be counted or passed over."""
+"""A line starts with its key, so it can be counted or skipped without parsing."""
 _REPEATED = ("example_id", "task", "kind", "rollout", "step")
-"""What an episode repeats of its record."""
+"""Fields that an episode shares with its record."""
 _RECORD = tuple(one.name for one in fields(RecordHead) if one.name not in (SCHEMA, "prompt"))
 _EPISODE = tuple(
     one.name for one in fields(EpisodeHead) if one.name not in ("transcript", *_REPEATED)
@@ -69,8 +69,8 @@ _EPISODE = tuple(
 
 
 class RecordWriter:
-    """Appends records to `episodes.jsonl` or `controls.jsonl`; what `write` was given is on disk
-    when it returns."""
+    """Appends records to `episodes.jsonl` or `controls.jsonl`; records are on disk when `write`
+    returns."""
 
     def __init__(self, path: Path) -> None:
         self._lines = JsonlWriter(path, compact=True)
@@ -93,7 +93,7 @@ class RecordWriter:
 
 
 def record_line(record: Record | ControlRecord) -> dict[str, Any]:
-    """The JSON object of a record or control, without what is empty, zero or as usual."""
+    """The JSON object of a record or control, without fields that have their default."""
     line: dict[str, Any]
     if isinstance(record, ControlRecord):
         control = {one.name: getattr(record, one.name) for one in fields(record)}
@@ -129,18 +129,17 @@ def _episode_line(record: Record) -> EpisodeLine:
 
 
 def load_records(path: Path, *, light: bool = False) -> list[Record]:
-    """The records of an `episodes.jsonl`, in the order their keys first appear; `light` ones are
-    `without_tokens`.
+    """The records of an `episodes.jsonl`, in order of the first lines of their keys; `light`
+    records are `without_tokens`.
 
-    A later line with the same key replaces an earlier one. A last line that was cut in the middle
-    of writing is left out: resuming the run writes it again. Raises DataError when the file is
-    missing or another line cannot be read.
+    A later line replaces an earlier one with the same key. An incomplete last line is skipped;
+    resuming the run writes it again. DataError if the file is missing or a line cannot be read.
     """
     if not has_lines(path):
         raise DataError(
             f"There are no episodes at '{path}'.",
-            "Every number of a run comes from this file.",
-            "Name a folder that `soul eval` or `soul train` wrote, or run that command first.",
+            "All results of a run are computed from this file.",
+            "Give a folder that `soul eval` or `soul train` wrote, or run that command first.",
         )
     records: dict[str, Record] = {}
     for record in stream_records(path, light=light):
@@ -149,8 +148,8 @@ def load_records(path: Path, *, light: bool = False) -> list[Record]:
 
 
 def load_controls(folder: Path) -> list[ControlRecord]:
-    """The controls of the run in `folder`, in the order their keys first appear, as `load_records`
-    reads episodes; none where none were asked about. DataError for a line that cannot be read."""
+    """The controls of the run in `folder`, read like episodes in `load_records`; empty if none were
+    asked. DataError if a line cannot be read."""
     path = folder / CONTROLS
     lines = enumerate(placed_objects(path), 1) if path.is_file() else ()
     controls = [_control_of(line, path, number) for number, (_, line) in lines]
@@ -166,10 +165,10 @@ def _control_of(line: Mapping[str, Any], path: Path, number: int) -> ControlReco
 def stream_records(
     path: Path, *, light: bool = False, keys: Container[str] | None = None
 ) -> Iterator[Record]:
-    """Every line of an `episodes.jsonl`, one at a time, replaced ones as well; `light` ones are
-    `without_tokens`. With `keys`, only lines with one of them.
+    """The record of every line of an `episodes.jsonl`, including replaced ones; `light` records are
+    `without_tokens`. With `keys`, only lines with one of these keys.
 
-    DataError for a line that cannot be read.
+    DataError if a line cannot be read.
     """
     form: TypeAdapter[Any] = form_of(RecordFacts) if light else form_of(RecordLine)
 
@@ -179,7 +178,7 @@ def stream_records(
         if _MARK in line[:400]:
             try:
                 head: RecordHead = form.validate_json(line)
-            except ValidationError:  # torn, or damaged: the careful way knows what to say
+            except ValidationError:  # incomplete or damaged: the full parser reports it
                 pass
             else:
                 return head
@@ -195,19 +194,19 @@ def stream_records(
 
 
 def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
-    """Whether a whole line begins with a key that is none of `keys`."""
+    """Whether a complete line starts with a key that is not in `keys`."""
     start = KEY.match(line)
     if start is None or not line.endswith(b"\n"):
         return False
     try:
         return json.loads(b'"%s"' % start[1]) not in keys
-    except ValueError:  # damaged: the careful way says so
+    except ValueError:  # damaged: the full parser reports it
         return False
 
 
 def scored_keys(path: Path) -> dict[str, bool]:
-    """Key → whether its newest line has a score, in the order of their first lines; nothing more
-    of a line becomes an object. DataError for a line that cannot be read, or another schema."""
+    """Key → whether its newest line has a score, in order of first lines; parses nothing else.
+    DataError if a line cannot be read or has another schema."""
     form = form_of(KeyFacts)
 
     def parse(line: bytes) -> KeyFacts | dict[str, Any] | None:
@@ -228,13 +227,13 @@ def scored_keys(path: Path) -> dict[str, bool]:
 
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
-    """The record in a parsed line, which DataError calls object `number` of `path`."""
+    """The record in a parsed line; `number` and `path` are for error messages."""
     refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
     return _record_of(_of_line(form_of(RecordLine), "an episode", line, path, number), path, number)
 
 
 def _record_of(line: RecordHead, path: Path, number: int) -> Record:
-    """The record of a line; a light one of a line that was read as facts."""
+    """The record of a line; a light one for RecordFacts."""
     assert isinstance(line, RecordLine | RecordFacts)
     head, light = line.episode, isinstance(line, RecordFacts)
     try:
@@ -266,20 +265,20 @@ def _of_line(
 
 def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
     return damaged(
-        f"Object {number} of '{path}' is no record of {what} ({why}).",
-        "Restore the file, or remove that line and run the same command again to replay it.",
+        f"Object {number} of '{path}' is not a record of {what} ({why}).",
+        "Restore the file, or delete that line and run the same command again to play it again.",
     )
 
 
 def newest_dev(folder: Path, *, light: bool = False) -> list[Record]:
-    """The episodes of the newest dev evaluation in a training run's folder; empty without any."""
+    """The episodes of the newest dev evaluation of a training run; empty if there is none."""
     records = _dev_records(folder, light)
     last = max((record.step for record in records), default=0)
     return [record for record in records if record.step == last]
 
 
 def dev_after(folder: Path, steps: int, *, light: bool = False) -> list[Record]:
-    """The episodes of the dev evaluation of the weights after so many steps; empty without any."""
+    """The episodes of the dev evaluation after `steps` steps; empty if there is none."""
     return [record for record in _dev_records(folder, light) if record.step == steps - 1]
 
 
@@ -289,8 +288,7 @@ def _dev_records(folder: Path, light: bool) -> list[Record]:
 
 
 def without_tokens(record: Record) -> Record:
-    """What a summary reads of a record; what its turns saw, ids and log-probs are nearly all of its
-    memory."""
+    """The record without contexts, token ids and log-probs, which take most of its memory."""
     traces = tuple(
         Trace(trace.seat, tuple(
             Turn((), replace(turn.completion, prompt_ids=(), token_ids=(), logprobs=()))
@@ -302,5 +300,5 @@ def without_tokens(record: Record) -> Record:
 
 
 def drafts(records: Sequence[Record]) -> list[Record]:
-    """The records that a headline is made of: the drafts, or all where there is none."""
+    """The records for a headline: the drafts, or all records if there are no drafts."""
     return [r for r in records if r.kind == "draft"] or list(records)

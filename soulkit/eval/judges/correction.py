@@ -1,4 +1,5 @@
-"""`soul judge correct`: estimate people's mean rating of a run from its judge and some human labels.
+"""`soul judge correct`: estimate people's mean rating of a run from its judge and some human
+labels.
 
 By task and dimension: the judge's mean, the mean of people's labels, a prediction-powered mean of
 both (`metrics.ppi`) whose interval is valid even if the judge is wrong, the judge's bias, and the
@@ -69,8 +70,8 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
         raise DataError(
             f"There is no label file at '{path}'.",
             "The correction needs human labels of some of the episodes.",
-            "Write a sheet with soul judge sheet RUN, have people fill it in, and read it with soul "
-            "judge import.",
+            "Write a sheet with soul judge sheet RUN, have people fill it in, and read it with "
+            "soul judge import.",
         )
     by_task: dict[str, TaskLabels] = {}
     prints = {
@@ -175,7 +176,8 @@ class Correction:
     remarks: list[str] = field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
-        """`dimensions` by name (first the headline, if it can be computed), `pairs` and `raters`."""
+        """`dimensions` by name (first the headline, if it can be computed), `pairs` and
+        `raters`."""
         single = self._on_scale([label for label in self.labels if not label.other])
         by_dimension: dict[str, list[PersonLabel]] = {}
         for label in single:

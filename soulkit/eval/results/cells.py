@@ -199,7 +199,8 @@ class SuiteLine:
 
     @property
     def lacks(self) -> bool:
-        """Whether results are missing. A headline that applies to none of the rows is not missing."""
+        """Whether results are missing. A headline that applies to none of the rows is not
+        missing."""
         if self.cell.whole or self.cell.not_applicable:
             return False
         return not self.missing or set(self.missing) != set(self.not_applicable)

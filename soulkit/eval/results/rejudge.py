@@ -1,4 +1,5 @@
-"""Judge recorded episodes again: with an edited prompt, with another judge, or after judge failures.
+"""Judge recorded episodes again: with an edited prompt, with another judge, or after judge
+failures.
 
     recorded run ──▶ survey: all questions without a recorded answer, and their cost
                  ──▶ ask them ──▶ a run folder with its own ledger, layered on the old one
@@ -431,7 +432,8 @@ def _with_judges(before: Panel, now: Panel) -> Panel:
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
-    """`--judge WHO` options as players; ConfigError for an invalid one, or one for a single task."""
+    """`--judge WHO` options as players; ConfigError for an invalid one, or one for a single
+    task."""
     if any(text.partition("=")[0].isidentifier() and "=" in text for text in texts):
         raise ConfigError(
             "soul rescore does not accept a judge for a single task.",

@@ -316,8 +316,8 @@ def _missed(recorded: RecordedRun, misses: Sequence[ReplayMiss]) -> ReplayMiss:
         f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were not "
         "recorded; "
         f"the first: {misses[0].what}",
-        "The question to that model has changed (its prompt, sampling or form), and rescoring makes "
-        "no calls.",
+        "The question to that model has changed (its prompt, sampling or form), and rescoring "
+        "makes no calls.",
         "Leave them unscored with --missing unscored, ask a judge with --ask, or evaluate again.",
     )
 

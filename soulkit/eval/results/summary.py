@@ -74,7 +74,8 @@ class Summary:
     prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Task → template → its hashes; more than one if it changed during the run."""
     cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → number of `episodes` whose texts were cut to their word budgets, and of `words` cut."""
+    """Task → number of `episodes` whose texts were cut to their word budgets, and of `words`
+    cut."""
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → number of the actor's `replies`, of those that ended `at_limit`, and of those that
     were `silent` (no visible text, and no refusal)."""
@@ -335,8 +336,8 @@ def recorded_summary(folder: Path) -> Summary:
 
 
 def summary_line(folder: Path) -> dict[str, Any]:
-    """The raw contents of a run's `summary.json`; empty if there is none. RunError if it is damaged,
-    DataError for another schema."""
+    """The raw contents of a run's `summary.json`; empty if there is none. RunError if it is
+    damaged, DataError for another schema."""
     line = read_object(folder / "summary.json")
     refuse_other_schema(line, SUMMARY_SCHEMA, f"'{folder / 'summary.json'}'")
     return line

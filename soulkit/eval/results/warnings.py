@@ -263,8 +263,8 @@ def dropped_by_actor(
 def with_calls(
     dropped: Mapping[str, Shares], calls: TaskCalls
 ) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """`dropped` by task, with the roles in `calls` replaced by their shares. Models that rejected no
-    setting are left out."""
+    """`dropped` by task, with the roles in `calls` replaced by their shares. Models that rejected
+    no setting are left out."""
     joined = {task: {role: {model: dict(names) for model, names in models.items()}
                      for role, models in roles.items()}
               for task, roles in dropped.items()}  # fmt: skip
@@ -318,8 +318,8 @@ def truncation_text(statuses: Counts) -> str:
 
 
 def limits_text(limits: Counts, statuses: Counts) -> str:
-    """`TASK 30 of 60 (50 %)` for tasks whose share of replies at the limit is above WARN_ABOVE. Tasks
-    with as many truncated episodes are left out: the statuses already show them."""
+    """`TASK 30 of 60 (50 %)` for tasks whose share of replies at the limit is above WARN_ABOVE.
+    Tasks with as many truncated episodes are left out: the statuses already show them."""
     truncated = truncated_counts(statuses)
     counts = {
         task: (one["at_limit"], one["replies"])

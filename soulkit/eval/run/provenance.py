@@ -155,8 +155,8 @@ def model_facts(settings: Mapping[str, Any], live: Any = None) -> PlayerFacts:
 
 
 def with_teachers(conditions: Conditions, settings: Mapping[str, Any], live: Any) -> Conditions:
-    """`conditions` with the `model_facts` of a training run's teacher. `live` is the loaded teacher,
-    None if there is none."""
+    """`conditions` with the `model_facts` of a training run's teacher. `live` is the loaded
+    teacher, None if there is none."""
     if live is None:
         return conditions
     model = settings.get("teacher_model") or settings.get("model")
@@ -297,8 +297,8 @@ def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None
         raise RunError(
             f"{run.path} was started with {what}.",
             "Its episodes were made with the old one, and a mean would mix both.",
-            "Restore the old one to resume, or choose another folder with --out. To apply a changed "
-            "scorer to the recorded episodes, use soul rescore.",
+            "Restore the old one to resume, or choose another folder with --out. To apply a "
+            "changed scorer to the recorded episodes, use soul rescore.",
         )
     if before and not proven and has_lines(run.episodes):
         now = _with_weaker_basis(before, now)

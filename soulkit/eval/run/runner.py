@@ -100,7 +100,8 @@ _EXTERNAL_FAILURES = ("provider_error", "partner_error", "judge_error", TaskErro
 
 
 class RunningMean:
-    """The mean score of the episodes so far, for the progress line; may differ from the headline."""
+    """The mean score of the episodes so far, for the progress line; may differ from the
+    headline."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.total, self.count, self.failed = 0.0, 0, 0
@@ -205,8 +206,8 @@ STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
 def load_config(
     file: Path | None, flags: Mapping[str, Any], *, trust: bool = False, asking: bool = True
 ) -> EvalConfig:
-    """`EvalConfig.load`. If the model or the tasks are missing, the error also lists everything else
-    that is missing (with `asking`, also keys and checkpoints)."""
+    """`EvalConfig.load`. If the model or the tasks are missing, the error also lists everything
+    else that is missing (with `asking`, also keys and checkpoints)."""
     unnamed: dict[str, ConfigError] = {}
     while True:
         stand_ins = {name: STAND_INS[name] for name in unnamed}
@@ -482,7 +483,8 @@ def _check_roles(work: Sequence[Work], players: Cast) -> None:
 def _written(
     run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work], players: Cast
 ) -> Summary:
-    """Add facts from the ledger to the summary and write it; packs the records of a complete run."""
+    """Add facts from the ledger to the summary and write it; packs the records of a complete
+    run."""
     tasks = {example.id: part.task.name for part in work for example in part.examples}
     if ledger is not None:
         calls = calls_by_task(ledger, tasks)

@@ -1,4 +1,5 @@
-"""Asking the players of a run: open a session, stop after repeated failures, and use batch calls."""
+"""Asking the players of a run: open a session, stop after repeated failures, and use batch
+calls."""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def check_open_batches(config: EvalConfig, folder: Path) -> None:
 
 @contextmanager
 def report_open_batches(batches: Batches | None, reporter: Reporter) -> Iterator[None]:
-    """Context in which a run is played; at its end, even after an error, open batches are listed."""
+    """Context in which a run is played; at its end, even after an error, open batches are
+    listed."""
     try:
         yield
         if batches is not None:
