@@ -112,10 +112,10 @@ def test_summaries_follow_their_schema(played: Path) -> None:
 
 def test_newer_summaries_and_steps_are_refused_by_name(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"schema": "soulkit/summary@9", "n": 1})
-    with pytest.raises(DataError, match=r"summary\.json' is 'soulkit/summary@9'"):
+    with pytest.raises(DataError, match=r"summary\.json' has the schema 'soulkit/summary@9'"):
         recorded_summary(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"schema": "soulkit/metrics@2", "step": 0}\n')
-    with pytest.raises(DataError, match=r"Line 1 of .* is 'soulkit/metrics@2'"):
+    with pytest.raises(DataError, match=r"Line 1 of .* has the schema 'soulkit/metrics@2'"):
         read_step_lines(tmp_path / "metrics.jsonl")
 
 

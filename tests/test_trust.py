@@ -127,5 +127,5 @@ def test_where_the_key_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h")
     assert state_folder() == Path("/h/.local/state/soulkit")
     monkeypatch.setenv("SOULKIT_STATE", "relative")
-    with pytest.raises(OSError, match="no absolute path"):
+    with pytest.raises(OSError, match="not an absolute path"):
         state_folder()

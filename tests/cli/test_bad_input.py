@@ -179,7 +179,7 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     assert not (tmp_path / "run").exists()
     bad_url = refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)
     assert "not an http" in bad_url[0]
-    assert "both prices" in api_refused(capsys, *rows, "--price-in", 1)[0]
+    assert "both --price-in" in api_refused(capsys, *rows, "--price-in", 1)[0]
     assert "endpoint:MODEL@URL" in api_refused(capsys, *rows, "--partner", "x")[0]
 
 

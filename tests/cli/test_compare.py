@@ -96,13 +96,13 @@ def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "judge": ({"judge": "endpoint:k@{url}"}, ("judge endpoint:j@", "endpoint:k@")),
-    "rows": ({"data": "{home}/others.jsonl"}, ("rows 6 against 6, 4 in both",)),
+    "rows": ({"data": "{home}/others.jsonl"}, ("rows 6 vs 6, 4 in both",)),
     "much": (
         {"judge_samples": 2, "judge_order": "seeded", "partner": "actor", "limit": 4,
          "auditor": "endpoint:w@{url}", "protocol": "reference"},
-        ("judge samples 1 against 2", "judge order both against seeded", "partner endpoint:p@",
-         "actor:m@", "rows 6 against 4, 4 in both", "auditor endpoint:j@", "endpoint:w@",
-         "protocol paper against reference"),
+        ("judge samples 1 vs 2", "judge order both vs seeded", "partner endpoint:p@",
+         "actor:m@", "rows 6 vs 4, 4 in both", "auditor endpoint:j@", "endpoint:w@",
+         "protocol paper vs reference"),
     ),
 }  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_a_setting_that_one_server_refused_is_a_condition(
         refusing = True
         b = evaluated(server, home, tmp_path / "b", limit=2)
     role = {"j": "judge", "m": "actor"}[model]
-    words = f"{role} sampled with every setting against without temperature (100 % of calls)"
+    words = f"{role} sampled with all settings vs without temperature (100 % of calls)"
     if model == "m":
         assert compared(a, b, capfd)["remarks"] == [f"sotopia: {words}"]
     else:
@@ -191,7 +191,7 @@ def test_other_rows_are_refused_with_the_command_that_compares_the_shared_ones(
     a, b = essays / "six", essays / "four"
     assert soul("compare", a, b) == 2
     what, why, fix = three_lines(capfd.readouterr().err)
-    assert "essay: rows 6 against 4, 4 in both" in what
+    assert "essay: rows 6 vs 4, 4 in both" in what
     assert len(f"{what} {why}".split()) < 25
     command = fix.partition(": ")[2]
     assert command == f"soul compare {a} {b} --shared-rows"
@@ -227,7 +227,7 @@ def test_what_else_differs_is_still_refused(
         assert soul("compare", essays / "six", essays / "alone", *flags) == 2
         what, _, fix = three_lines(capfd.readouterr().err)
         assert "judge " in what and "--force-mixed" in fix and "--shared-rows" not in fix
-        assert ("rows 6 against 4" in what) == (not flags)
+        assert ("rows 6 vs 4" in what) == (not flags)
     assert soul("compare", essays / "six", essays / "six", "--shared-rows") == 0
 
 
@@ -239,14 +239,14 @@ def test_runs_without_a_common_row_and_trainings_have_nothing_to_cut(
             assert api(server.base_url, tmp_path / name, "--seed", seed, n=10) == 0
     assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
     what, _, fix = three_lines(_last(capfd))
-    assert "have no row in common" in what and "rows 10 against 10, 0 in both" in what
+    assert "have no row in common" in what and "rows 10 vs 10, 0 in both" in what
     assert str(tmp_path / "b" / "config.yaml") in fix
     assert "--shared-rows" not in fix and "judge" not in fix
     assert soul("compare", tmp_path / "a", tmp_path / "b", "--shared-rows") == 2
     assert "share no row" in three_lines(_last(capfd))[0]
     recorded = Path(__file__).parents[1] / "recorded" / "ditto"
     assert soul("compare", recorded, recorded, "--shared-rows") == 2
-    assert "a training was named" in three_lines(_last(capfd))[0]
+    assert "one of these runs is a training run" in three_lines(_last(capfd))[0]
 
 
 def test_a_number_over_a_batch_is_that_of_the_shared_rows(
@@ -287,12 +287,12 @@ def test_an_unfinished_run_is_no_run_of_fewer_rows(
 ) -> None:
     half = cut_short(plain, tmp_path / "half", 4)
     comparison = compared(plain, half, capfd)
-    assert comparison["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows were played"]
+    assert comparison["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows played"]
     assert comparison["tasks"][0]["n_shared"] == 4
     fewer = evaluated(server, home, tmp_path / "fewer", limit=4)
     capfd.readouterr()
     assert soul("compare", half, fewer) == 2
-    assert "rows 6 against 4, 4 in both" in three_lines(capfd.readouterr().err)[0]
+    assert "rows 6 vs 4, 4 in both" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -> None:
@@ -357,11 +357,11 @@ def test_a_run_that_does_not_record_its_conditions_is_compared_with_none(
     bare = Path(shutil.copytree(plain, tmp_path / "bare"))
     (bare / "conditions.json").unlink()
     assert soul("compare", plain, bare) == 2
-    assert "sotopia: B does not record its conditions" in three_lines(_last(capfd))[0]
+    assert "sotopia: B did not record its conditions" in three_lines(_last(capfd))[0]
     assert soul("compare", plain, bare, "--force-mixed") == 0
     capfd.readouterr()
     assert soul("report", plain, bare) == 0
-    assert "bare does not record its conditions" in " ".join(capfd.readouterr().out.split())
+    assert "bare did not record its conditions" in " ".join(capfd.readouterr().out.split())
 
 
 # -- several tasks ---------------------------------------------------------------------------------

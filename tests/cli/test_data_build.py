@@ -334,7 +334,7 @@ def test_money_is_spent_after_a_word_only(
     assert soul(*command) == 2
     shown = capsys.readouterr().err
     assert "cost of this run: about $0." in shown and "--max-cost" in shown
-    assert "drafts filters its own" in shown
+    assert "drafter also filters its own" in shown
     assert not (tmp_path / "run").exists()
     assert soul(*command, "--dry-run", "--json") == 0
     plan = json.loads(capsys.readouterr().out)

@@ -101,7 +101,7 @@ def test_another_adapter_under_the_same_name_is_another_model(
     policy.save(adapter)
     capsys.readouterr()
     assert local(tiny, out, "--adapter", adapter) == 2
-    assert "other adapter weights" in three_lines(capsys.readouterr().err)[0]
+    assert "different adapter weights" in three_lines(capsys.readouterr().err)[0]
 
 
 def test_text_in_words_the_model_never_saw(tiny: Path, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_players_may_be_named_for_every_member(
         capsys.readouterr()
         stray = ("--judge", f"sotopia={who}")
         assert evaluate(tmp_path / "b", "--playable", "--data", "synth:2", *stray) == 2
-    assert "'sotopia', which is not played here" in capsys.readouterr().err
+    assert "'sotopia', but that task is not selected" in capsys.readouterr().err
 
 
 def test_a_partial_suite_is_named_as_such(
@@ -425,13 +425,13 @@ def test_a_partial_suite_is_named_as_such(
     assert evaluate(out, "--playable", "--data", "synth:4") == 0
     printed = capsys.readouterr()
     assert "left out of mixed: attic: this version cannot play it" in printed.err
-    assert "left out of mixed: secret_keeper: nobody plays the partner" in printed.err
+    assert "left out of mixed: secret_keeper: no model plays the partner" in printed.err
     assert "mixed (partial)" in printed.out and "A mean (1 of 2)" in printed.out
     done = summary(out)
     assert set(done["tasks"]) == {"tomi"} and done["suite"] == "mixed"
     assert done["left_out"] == {
         "attic": "this version cannot play it",
-        "secret_keeper": "nobody plays the partner",
+        "secret_keeper": "no model plays the partner",
     }
     assert "playable: true" in (out / "config.yaml").read_text()
     assert soul("report", out, "--tasks", tmp_path / "tasks.yaml", "--format", "csv") == 0
@@ -481,12 +481,12 @@ def test_every_task_that_cannot_be_played_counts(
     monkeypatch.setenv("SOULKIT_DATA", str(tmp_path / "none"))
     assert evaluate(tmp_path / "run", suite="two") == 2
     what, _, fix = three_lines(capsys.readouterr().err)
-    found = re.search(r"(\d+) things are missing: (.*)\.$", what)
+    found = re.search(r"(\d+) requirements are not met: (.*)\.$", what)
     assert found is not None, what
     count, listed = found.groups()
     kinds = [part.split(", ") for part in listed.split("; ")]
     names = [name for kind in kinds for name in kind]
-    assert kinds[0] == ["no class that plays attic", "cellar"]
+    assert kinds[0] == ["no code that plays attic", "cellar"]
     assert int(count) == len(names) and fix.count("--playable") == 1
 
 
@@ -507,7 +507,7 @@ def test_without_any_rows_a_suite_names_a_few_tasks_and_one_command(
     monkeypatch.delenv("SOULKIT_DATA", raising=False)
     assert soul("eval", "api", "--model", "gpt-5-nano", *words) == 2
     what, _, fix = three_lines(capsys.readouterr().err)
-    rows = what.partition("no rows of ")[2].partition("; ")[0]
+    rows = what.partition("no rows for ")[2].partition("; ")[0]
     assert re.fullmatch(r"\w+, \w+, \w+ and \d\d more", rows), rows
     assert command in fix and fix.count("soul data pull") == 1 and len(fix) < 300
     assert "{" not in fix

@@ -140,7 +140,7 @@ def test_a_dead_server_ends_the_run_early(
                    n=60) == 1  # fmt: skip
         assert len(server.requests) <= 22
     said_last = capsys.readouterr().err.splitlines()[-3:]
-    assert said_last[0].startswith("error: 20 episodes in a row failed, the last with: m at http")
+    assert said_last[0].startswith("error: 20 episodes in a row failed; the last error: m at http")
     assert "has been down since" in said_last[0] and "(HTTP 500 " in said_last[0]
     assert len(records(tmp_path / "run")) >= 20
 

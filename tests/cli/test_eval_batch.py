@@ -57,7 +57,7 @@ def test_the_plan_says_that_a_wave_may_take_a_day(capsys: pytest.CaptureFixture[
     command = ("plan", "eval", "api", "--model", "m", "--base-url", "https://probe.example/v1",
                "--task", "tomi", "--data", "synth:3", *PRICES)  # fmt: skip
     assert soul(*command, "--batch") == 0
-    assert "by batch at a lower price: endpoint:m@https" in capsys.readouterr().err
+    assert "batch calls at a lower price: endpoint:m@https" in capsys.readouterr().err
     assert soul(*command) == 0
     assert "by batch" not in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_the_cost_is_said_before_anything_is_sent(
     assert api("https://probe.example/v1", tmp_path / "run", *PRICES, "--batch") == 2
     said_first = capsys.readouterr().err.splitlines()[0]
     assert said_first.startswith("cost of this run: about $")
-    assert "by batch at a lower price: endpoint:m@https://probe.example/v1" in said_first
+    assert "batch calls at a lower price: endpoint:m@https://probe.example/v1" in said_first
     assert not (tmp_path / "run").exists()
 
 
@@ -213,7 +213,7 @@ def test_only_batches_that_nobody_would_fetch_stop_a_run(case: str, tmp_path: Pa
     book = batches.BatchBook(tmp_path)
     state = book.add("http://127.0.0.1:9/v1", model, [b"{}"], 0.0)
     book.save(replace(state, stage=stage, batch_id="b"))
-    with pytest.raises(ConfigError, match="left batches") if stops else nullcontext():
+    with pytest.raises(ConfigError, match="has open batches") if stops else nullcontext():
         check_open_batches(config, tmp_path)
 
 

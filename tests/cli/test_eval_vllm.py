@@ -122,7 +122,7 @@ def test_attached_servers_give_the_table_of_the_process_itself(
     assert server.url not in (tmp_path / "there" / "config.yaml").read_text()
     assert not server.adapters, "adapters are taken back from servers that go on"
     assert soul("compare", tmp_path / "here", tmp_path / "there") == 0
-    assert "sampled by local against vllm 0.32.0" in capsys.readouterr().out
+    assert "sampled by local vs vllm 0.32.0" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_the_engine_that_began_it(
@@ -176,7 +176,7 @@ exit 2
     assert "no-such" not in (out / "config.yaml").read_text()
     capsys.readouterr()
     assert local(tiny, out, *engine, interpreter(tmp_path), "--vllm-arg", "seed=2") == 2
-    assert "another configuration" in three_lines(capsys.readouterr().err)[0]
+    assert "different settings" in three_lines(capsys.readouterr().err)[0]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_verify_weights_without_an_attached_server_is_refused(
 ) -> None:
     bare = ("--vllm-python", interpreter(tmp_path))
     assert local(tiny, tmp_path / "run", "--engine", engine, "--verify-weights", *bare) == 2
-    assert "no server is attached" in refusal(capsys)[0]
+    assert "no running server is attached" in refusal(capsys)[0]
 
 
 def test_a_servers_short_context_is_said_and_recorded(

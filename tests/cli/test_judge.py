@@ -89,7 +89,7 @@ def test_two_judges_and_people(run: Path, tmp_path: Path) -> None:
     assert style["level"] == "nominal" and style["people"]["a"]["exact"]["value"] == 1
     assert style["people"]["a"]["alpha"]["value"] == 1 and "length" not in style
     assert quality["retest"] == {"a": None, "b": None}
-    assert "One opinion each" in report["remarks"][0]
+    assert "Each judge gave one opinion" in report["remarks"][0]
 
 
 def test_any_row_may_carry_human_labels_that_nobody_at_the_table_sees() -> None:
@@ -183,7 +183,7 @@ def test_episodes_whose_rows_are_gone_are_left_out_and_counted(
         rows.write_text(whole)
     assert report["tasks"]["essay"]["episodes"] == 40
     message = capfd.readouterr().err
-    assert "20 recorded episodes are left out" in message
+    assert "no longer in the data: 20." in message
     assert "essay, j: no verdict 40 times: j: it holds no complete JSON object" in message
 
 
@@ -265,7 +265,7 @@ def test_a_check_is_no_run_of_a_model(run: Path, tmp_path: Path, capfd: Any) -> 
     assert soul("report", tmp_path) == 0
     assert "essay" in capfd.readouterr().out
     assert soul("judge", "show", run) == 2
-    assert "no finished check" in three_lines(capfd.readouterr().err)[0]
+    assert "no finished judge check" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_without_out_the_same_command_takes_up_its_folder(
@@ -318,5 +318,5 @@ def test_of_a_mixed_run_the_tasks_without_judge_are_named(tmp_path: Path, capfd:
         ) == 0  # fmt: skip
         report = checked(tmp_path / "run", tmp_path / "check", "--samples", 1, "--no-pairs")
     assert list(report["tasks"]) == ["essay"]
-    assert "tomi: scored by rules, no judge is asked." in report["remarks"]
+    assert "tomi: scored by rules, so no judge is asked." in report["remarks"]
     assert "tomi: scored by rules" in capfd.readouterr().err

@@ -175,7 +175,7 @@ def test_a_scale_that_nobody_knows_is_asked_for(run: Path, tmp_path: Path, capfd
     wrong_scales = ("quality", "quality=9:1", "quality=a:b", "quality=one", "quality=a,,b")
     for wrong in (*wrong_scales, "quality=0:101", "quality=a,a"):
         assert soul(*command, wrong) == 2
-        assert "is no scale" in three_lines(capfd.readouterr().err)[0]
+        assert "is not a valid scale" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_a_run_without_judge_has_nothing_to_rate(tmp_path: Path, capfd: Any) -> None:
@@ -204,9 +204,12 @@ def test_bad_rows_are_named_by_line_and_left_out(sheet: Path, capfd: Any) -> Non
     report = json.loads(capfd.readouterr().out)
     sources = {bad["source"].rpartition(":")[2]: bad["why"] for bad in report["bad"]}
     assert set(sources) == {"2", "3", "4", "5", "6", str(len(lines))}
-    assert "is no label of" in sources["2"] and "no card" in sources["3"]
-    assert "is of sheet 'ffffffff.1'" in sources["4"] and "not rated by 'beauty'" in sources["5"]
-    assert "rated this already" in sources[str(len(lines))]
+    assert "is not a label of" in sources["2"] and "no card" in sources["3"]
+    assert (
+        "belongs to sheet 'ffffffff.1'" in sources["4"]
+        and "has no dimension 'beauty'" in sources["5"]
+    )
+    assert "already rated this" in sources[str(len(lines))]
     assert report["unrated"] == 2
     labels = (sheet / "labels.jsonl").read_text().splitlines()
     # Of 204 rows five are bad and two empty; what is left of the checks' four is no label.
@@ -246,8 +249,8 @@ def test_whoever_fails_a_check_is_named_and_left_out_on_request(sheet: Path, cap
 def test_files_that_are_no_sheets_are_refused(sheet: Path, tmp_path: Path, capfd: Any) -> None:
     wrong = tmp_path / "wrong.csv"
     for text, words in (
-        ("a,b\n1,2\n", "no column sheet"), ("{]", "no file that a sheet's page saves"),
-        ('{"labels": 3}', "no file that a sheet's page saves"), ("", "no column sheet"),
+        ("a,b\n1,2\n", "no column sheet"), ("{]", "was not saved by a sheet's page"),
+        ('{"labels": 3}', "was not saved by a sheet's page"), ("", "no column sheet"),
         ('{"labels": [3]}', "No label could be read"),
     ):  # fmt: skip
         wrong.write_text(text)
@@ -330,7 +333,9 @@ def test_labels_of_ones_own_need_no_sheet(run: Path, tmp_path: Path, capfd: Any)
     report = corrected(run, labels, capfd)
     quality = report["tasks"]["essay"]["dimensions"]["quality"]
     assert quality["labelled"]["n"] == 8 and quality["labelled"]["value"] == 3.5
-    assert any("1 labels are of no judged episode" in remark for remark in report["remarks"])
+    assert any(
+        "labels without a judged episode in this run: 1" in remark for remark in report["remarks"]
+    )
     assert any("people labelled 'gaol'" in remark for remark in report["remarks"])
 
 
@@ -338,14 +343,14 @@ def test_labels_that_fit_nothing_are_refused(run: Path, tmp_path: Path, capfd: A
     labels = tmp_path / "labels.jsonl"
     for text, words in (
         ('{"task": "essay"}', "is no label"),
-        ('{"task": "essay", "example": "x", "dimension": "d", "label": 1}', "None of the labels"),
+        ('{"task": "essay", "example": "x", "dimension": "d", "label": 1}', "No label"),
         ("oops\n{}", "not a JSON object"),
     ):
         labels.write_text(text + "\n")
         assert soul("judge", "correct", run, "--labels", labels) == 2
         assert words in three_lines(capfd.readouterr().err)[0]
     assert soul("judge", "correct", run, "--labels", tmp_path / "absent") == 2
-    assert "no labels" in three_lines(capfd.readouterr().err)[0]
+    assert "no label file" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_labels_of_another_models_words_are_refused(
@@ -362,7 +367,7 @@ def test_labels_of_another_models_words_are_refused(
         imported(place, fill(place, 1, either))
         capfd.readouterr()
         assert soul("judge", "correct", other, "--labels", place / "labels.jsonl") == 2
-        assert "another run's words" in three_lines(capfd.readouterr().err)[0]
+        assert "belong to another run" in three_lines(capfd.readouterr().err)[0]
         assert soul("judge", "correct", run, "--labels", place / "labels.jsonl") == 0
 
 
@@ -388,7 +393,7 @@ def test_labels_off_the_scale_are_left_out(run: Path, tmp_path: Path, capfd: Any
     assert any("1 labels of 'quality' are off its scale (0 to 10)" in r for r in report["remarks"])
     write(*[90] * 12)
     assert soul("judge", "correct", run, "--labels", labels) == 2
-    assert "correct nothing" in three_lines(capfd.readouterr().err)[0]
+    assert "can be used" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_no_number_is_cut_on_a_narrow_terminal(run: Path, sheet: Path, capfd: Any) -> None:

@@ -240,7 +240,7 @@ def test_a_refusal_names_value_and_flag(
 def test_what_is_required_is_named_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert soul("train", "ditto") == 2
     first = three_lines(capsys.readouterr().err)[0]
-    assert "name either tasks (--task NAME,NAME) or one suite" in first
+    assert "choose either tasks (--task NAME,NAME) or one suite" in first
     assert soul("train", "ditto", "--help") == 0
     assert "[default: those of the suite]" in " ".join(capsys.readouterr().out.split())
     assert soul("judge", "check") == 2

@@ -107,10 +107,10 @@ def test_its_means_are_those_of_a_finished_run_of_the_same_episodes(
     shutil.copytree(stopped[0] / "run", out)
     done = len(records(out))
     _, err = streams_of(capfd, *command(server, out))
-    assert f"resuming {out}: {PLAYED - done} of {PLAYED} episodes are left to play" in err
+    assert f"resuming {out}: {PLAYED - done} of {PLAYED} episodes left to play" in err
     calls = len(server.requests)
     _, err = streams_of(capfd, *command(server, out))
-    assert f"{out} is finished already: nothing is left to play; see: soul report {out}" in err
+    assert f"{out} is already finished; to see its report: soul report {out}" in err
     assert "resuming" not in err and len(server.requests) == calls
     (finished,) = load_runs([out], episodes=False)
     assert finished.progress is None
@@ -162,7 +162,7 @@ def test_looking_at_a_run_does_not_keep_its_command_out(tmp_path: Path) -> None:
     with (run.path / LOCK).open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         started = time.monotonic()
-        with pytest.raises(Exception, match="at work"), run_lock(run):
+        with pytest.raises(Exception, match="Another process is using"), run_lock(run):
             raise AssertionError("the lock is another's")
         assert time.monotonic() - started < 5
     with run_lock(run):

@@ -302,7 +302,7 @@ def test_everything_that_is_missing_is_listed(
     problems = {one["name"]: one for one in printed["lines"] if one["health"] == "problem"}
     assert code == 1 and set(problems) == {"rows", "players", "keys"}
     assert "rows of tomi: --data tomi=synth:100" in problems["rows"]["way"]
-    assert problems["players"]["words"] == "nobody as partner in secret_keeper"
+    assert problems["players"]["words"] == "no player for partner in secret_keeper"
     assert problems["keys"]["way"] == "export NO_SUCH_KEY=KEY"
 
 

@@ -91,56 +91,56 @@ def judge(**other: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
 TWO = [JUDGE, {**JUDGE, "model": "k"}]
 REFUSED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
     "protocol": (
-        ((("settings", "protocol"), "reference"),), "protocol paper against reference"
+        ((("settings", "protocol"), "reference"),), "protocol paper vs reference"
     ),
     "prompt": (
         ((("summary", "prompts"), {"essay": {"judge": ["0"]}}),), "prompt 'judge' differs"
     ),
     "judge": (
         judge(model="k"),
-        "judge endpoint:j@http://127.0.0.1:1/v1 against endpoint:k@http://127.0.0.1:1/v1",
+        "judge endpoint:j@http://127.0.0.1:1/v1 vs endpoint:k@http://127.0.0.1:1/v1",
     ),
     "address": (
         judge(address="http://b"),
-        "judge endpoint:j@http://127.0.0.1:1/v1 against endpoint:j@http://b",
+        "judge endpoint:j@http://127.0.0.1:1/v1 vs endpoint:j@http://b",
     ),
     "sampling of the judge": (
         judge(sampling={"temperature": 0.5}),
-        "judge endpoint:j@http://127.0.0.1:1/v1 (temperature 0.0) against "
+        "judge endpoint:j@http://127.0.0.1:1/v1 (temperature 0.0) vs "
         "endpoint:j@http://127.0.0.1:1/v1 (temperature 0.5)",
     ),
     "script": (
         (((*ESSAY, "players", "partner", 0, "sha256"), "2"),),
-        "partner scripted:p.yaml (sha256 1) against scripted:p.yaml (sha256 2)",
+        "partner scripted:p.yaml (sha256 1) vs scripted:p.yaml (sha256 2)",
     ),
     **{
         f"{name} of the partner": (
             (((*ESSAY, "players", "partner"), [{**PARTNER, name: "y"}]),),
-            f"partner scripted:p.yaml ({name} x) against scripted:p.yaml ({name} y)",
+            f"partner scripted:p.yaml ({name} x) vs scripted:p.yaml ({name} y)",
         )
         for name in PROVEN
     },
     "nobody": (
-        (((*ESSAY, "players", "partner"), []),), "partner scripted:p.yaml against nobody"
+        (((*ESSAY, "players", "partner"), []),), "partner scripted:p.yaml vs none"
     ),
     "auditor": (
         (((*ESSAY, "players", "auditor"), [{**JUDGE, "model": "w"}]),
          ((*ESSAY, "roles"), ["auditor", "judge", "partner"])),
-        "auditor endpoint:j@http://127.0.0.1:1/v1 against endpoint:w@http://127.0.0.1:1/v1",
+        "auditor endpoint:j@http://127.0.0.1:1/v1 vs endpoint:w@http://127.0.0.1:1/v1",
     ),
-    "samples": (((("record", "panel", "samples"), 3),), "judge samples 1 against 3"),
-    "order": (((("record", "panel", "orders"), "seeded"),), "judge order both against seeded"),
+    "samples": (((("record", "panel", "samples"), 3),), "judge samples 1 vs 3"),
+    "order": (((("record", "panel", "orders"), "seeded"),), "judge order both vs seeded"),
     "dropped": (
         (((*ESSAY, "dropped_settings", "judge"), {"j": {"temperature": 1.0}}),),
-        "judge sampled with every setting against without temperature (100 % of calls)",
+        "judge sampled with all settings vs without temperature (100 % of calls)",
     ),
-    "scale": ((((*ESSAY, "options", "metric"), "0"),), "metric of the task differs"),
-    "detector": ((((*ESSAY, "options", "detector"), "0"),), "detector of the task differs"),
-    "fewer rows": ((((*ESSAY, "rows", "b"), None),), "rows 2 against 1, 1 in both"),
-    "other rows": ((((*ESSAY, "rows"), {"a": "7", "c": "0"}),), "rows 2 against 2, 1 in both"),
+    "scale": ((((*ESSAY, "options", "metric"), "0"),), "the task's metric differs"),
+    "detector": ((((*ESSAY, "options", "detector"), "0"),), "the task's detector differs"),
+    "fewer rows": ((((*ESSAY, "rows", "b"), None),), "rows 2 vs 1, 1 in both"),
+    "other rows": ((((*ESSAY, "rows"), {"a": "7", "c": "0"}),), "rows 2 vs 2, 1 in both"),
     "other content": (
         (((*ESSAY, "rows", "b"), "0"),),
-        "rows 2 against 2, 2 in both, 1 of these with other content",
+        "rows 2 vs 2, 2 in both, 1 of these with different content",
     ),
 }  # fmt: skip
 """What is another in B → why no difference may be put between the two."""
@@ -154,28 +154,28 @@ def test_what_a_score_depends_on_is_refused(case: str, tmp_path: Path) -> None:
 
 NAMED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
     "temperature": (
-        (((*ESSAY, "sampling", "temperature"), 0.5),), "temperature 1.0 against 0.5"
+        (((*ESSAY, "sampling", "temperature"), 0.5),), "temperature 1.0 vs 0.5"
     ),
-    "top_p": ((((*ESSAY, "sampling", "top_p"), 0.5),), "top_p 1.0 against 0.5"),
-    "max_tokens": ((((*ESSAY, "sampling", "max_tokens"), 9),), "max_tokens 60 against 9"),
+    "top_p": ((((*ESSAY, "sampling", "top_p"), 0.5),), "top_p 1.0 vs 0.5"),
+    "max_tokens": ((((*ESSAY, "sampling", "max_tokens"), 9),), "max_tokens 60 vs 9"),
     "thinking": (
-        (((*ESSAY, "sampling", "thinking"), True),), "thinking its default against True"
+        (((*ESSAY, "sampling", "thinking"), True),), "thinking default vs True"
     ),
-    "seed": (((("settings", "seed"), 7),), "seed 0 against 7"),
-    "repeats": (((("settings", "repeats"), 2),), "repeats 1 against 2"),
+    "seed": (((("settings", "seed"), 7),), "seed 0 vs 7"),
+    "repeats": (((("settings", "repeats"), 2),), "repeats 1 vs 2"),
     "max_context": (
-        ((("settings", "max_context"), 512),), "max_context its default against 512"
+        ((("settings", "max_context"), 512),), "max_context default vs 512"
     ),
     "flags": (
         ((("settings", "vllm_arg"), {"quantization": "fp8"}),),
-        "vLLM with no flags against --quantization=fp8",
+        "vLLM with no flags vs --quantization=fp8",
     ),
     "dropped": (
         (((*ESSAY, "dropped_settings", "actor"), {"m": {"seed": 0.25}}),),
-        "actor sampled with every setting against without seed (25 % of calls)",
+        "actor sampled with all settings vs without seed (25 % of calls)",
     ),
-    "budget": ((((*ESSAY, "budgets"), {}),), "word budget of 'topic' 100 against none"),
-    "code": ((((*ESSAY, "options", "code"), "0"),), "code of the task differs"),
+    "budget": ((((*ESSAY, "budgets"), {}),), "word budget of 'topic' 100 vs none"),
+    "code": ((((*ESSAY, "options", "code"), "0"),), "the task's code differs"),
     "declared": (
         ((("record", "actor", "weights_basis"), "declared"),),
         "weights of the actor of B declared, not verified",
@@ -193,7 +193,7 @@ def test_what_is_compared_is_named(case: str, tmp_path: Path) -> None:
 def test_engines_are_named_except_those_of_endpoints(tmp_path: Path) -> None:
     served = changed(EVALUATION, (("record", "engine"), {"kind": "vllm", "version": "0.9"}))
     endpoint = changed(EVALUATION, (("record", "engine"), None))
-    words = ["sampled by local against vllm 0.9"]
+    words = ["sampled by local vs vllm 0.9"]
     assert differing(tmp_path / "local", EVALUATION, served) == ([], words)
     assert differing(tmp_path / "api", endpoint, served) == ([], [])
 
@@ -209,12 +209,12 @@ def test_players_and_panels_that_come_to_the_same(tmp_path: Path) -> None:
     vote = changed(EVALUATION, (("record", "panel", "combine"), "vote"))
     assert differing(tmp_path / "single", EVALUATION, vote) == ([], [])
     many = changed(both, (("record", "panel", "combine"), "vote"))
-    assert differing(tmp_path / "many", both, many)[0] == ["judge combination mean against vote"]
+    assert differing(tmp_path / "many", both, many)[0] == ["judge combination mean vs vote"]
     by_question = changed(EVALUATION, ((*ESSAY, "samples"), {"quality": 3}),
                           (("record", "panel", "samples"), None))  # fmt: skip
     by_question["record"]["panel"]["samples"] = None
     assert differing(tmp_path / "question", EVALUATION, by_question)[0] == [
-        "judge samples 1 against {'quality': 3}"
+        "judge samples 1 vs {'quality': 3}"
     ]
 
 
@@ -226,17 +226,17 @@ def test_roles_that_no_episode_asks_do_not_count(tmp_path: Path) -> None:
 
 
 TRAINED: dict[str, tuple[str, Any, str]] = {
-    "rows": ("rows", {"a": "7", "b": "8", "c": "0"}, "training rows 2 against 3, 2 in both"),
-    "others": ("rows", {"a": "7", "c": "0"}, "training rows 2 against 2, 1 in both"),
+    "rows": ("rows", {"a": "7", "b": "8", "c": "0"}, "training rows 2 vs 3, 2 in both"),
+    "others": ("rows", {"a": "7", "c": "0"}, "training rows 2 vs 2, 1 in both"),
     "content": (
         "rows",
         {"a": "7", "b": "0"},
-        "training rows 2 against 2, 2 in both, 1 of these with other content",
+        "training rows 2 vs 2, 2 in both, 1 of these with different content",
     ),
-    "order": ("rows", {"b": "8", "a": "7"}, "rows in another order"),
-    "prompts": ("prompts", "0", "rows in other prompts"),
-    "dev": ("dev_rows", {}, "dev rows 1 against 0, 0 in both"),
-    "dev prompts": ("dev_prompts", "0", "rows in other prompts"),
+    "order": ("rows", {"b": "8", "a": "7"}, "rows in a different order"),
+    "prompts": ("prompts", "0", "rows in different prompts"),
+    "dev": ("dev_rows", {}, "dev rows 1 vs 0, 0 in both"),
+    "dev prompts": ("dev_prompts", "0", "rows in different prompts"),
 }
 """What is another in B → why no difference may be put between two trainings."""
 
@@ -255,7 +255,7 @@ def test_an_evaluation_of_some_rows_is_unfinished_and_a_training_is_not(tmp_path
         score=Score(value=1.0, reward=1.0), episode=Episode(example_id="a", task="essay"),
     )  # fmt: skip
     for name, parts, lines in (
-        ("evaluation", EVALUATION, ["A is unfinished: 1 of 2 rows were played"]),
+        ("evaluation", EVALUATION, ["A is unfinished: 1 of 2 rows played"]),
         ("training", TRAINING, []),
     ):
         folder = run(tmp_path / name, parts)
@@ -264,7 +264,7 @@ def test_an_evaluation_of_some_rows_is_unfinished_and_a_training_is_not(tmp_path
 
 
 def test_an_evaluation_is_never_compared_with_a_training(tmp_path: Path) -> None:
-    expected = ["rows of an evaluation against training rows"]
+    expected = ["evaluation rows vs training rows"]
     assert differing(tmp_path / "one", EVALUATION, TRAINING)[0] == expected
     assert differing(tmp_path / "other", TRAINING, EVALUATION)[0] == expected
 
@@ -283,7 +283,7 @@ def test_a_run_without_a_record_is_compared_with_none(tmp_path: Path) -> None:
     bare = run(tmp_path / "bare", EVALUATION)
     (bare / "conditions.json").unlink()
     sides = read_measured(bare), read_measured(run(tmp_path / "other", EVALUATION))
-    expected = ("essay, tomi: one does not record its conditions",)
+    expected = ("essay, tomi: one did not record its conditions",)
     assert differences(*sides, ["essay", "tomi"], ("one", "other")).lines() == (expected, ())
 
 
@@ -302,9 +302,7 @@ def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
 
 def test_rows_that_a_training_takes_more_often_are_another_training(tmp_path: Path) -> None:
     once, twice = TRAINING, changed(TRAINING, ((*ESSAY, "taken"), 4))
-    assert differing(tmp_path / "other", once, twice)[0] == [
-        "training rows taken 2 against 4 times"
-    ]
+    assert differing(tmp_path / "other", once, twice)[0] == ["training rows used 2 vs 4 times"]
     assert differing(tmp_path / "same", twice, twice) == ([], [])
 
 

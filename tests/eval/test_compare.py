@@ -94,7 +94,7 @@ def test_whoever_answered_a_question_is_named_by_the_episodes(tmp_path: Path) ->
     ]
     for path in runs:
         (path / "config.yaml").write_text("{judge: ['endpoint:j@http://h/v1'], protocol: paper}")
-    line = "judge of 'detector' detector http://x against detector http://y"
+    line = "judge of 'detector' detector http://x vs detector http://y"
     with pytest.raises(RunError, match=line):
         compare_runs(*runs)
     assert compare_runs(*runs, allow_mixed=True).mixed == (f"userllm: {line}",)
@@ -128,14 +128,16 @@ def test_drafts_are_those_of_the_steps_that_a_report_shows(tmp_path: Path) -> No
     longer = trained(tmp_path / "c", [0.0] * 14)
     comparison = compare_runs(a, longer)
     assert comparison.tasks[0].paired.n_shared == 12
-    assert any("while training, all steps that both did" in line for line in comparison.remarks)
+    assert any(
+        "over training drafts, all steps that both runs did" in line for line in comparison.remarks
+    )
 
 
 def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {"1": 0.0})
     with pytest.raises(RunError, match="no task in common"):
         compare_runs(a, run(tmp_path / "b", {"1": 0.0}, "hitom"))
-    with pytest.raises(RunError, match="No episode"):
+    with pytest.raises(RunError, match="share no episode"):
         compare_runs(a, run(tmp_path / "c", {"2": 0.0}))
     with pytest.raises(DataError, match="f1"):
         compare_runs(a, a, "f1")
@@ -257,7 +259,7 @@ def test_a_mistyped_metric_is_answered_with_the_name_that_is_meant(
     with pytest.raises(DataError) as caught:
         compare_runs(a, b, metric)
     fix = caught.value.way_out
-    assert f"Did you mean '{near}'?" in fix and "break-downs: accuracy, mean_score." in fix
+    assert f"Did you mean '{near}'?" in fix and "breakdowns: accuracy, mean_score." in fix
 
 
 def test_a_recorded_metric_keeps_its_name_before_the_declared_one(tmp_path: Path) -> None:
@@ -464,7 +466,7 @@ def test_reading_a_gate(text: str, gate: ComparisonGate | None) -> None:
     elif gate is not None:
         assert parse_gate(text) == gate
     else:
-        with pytest.raises(ConfigError, match="is no gate"):
+        with pytest.raises(ConfigError, match="is not a valid gate"):
             parse_gate(text)
 
 
@@ -504,7 +506,11 @@ def test_gates_set_the_exit_code(tmp_path: Path, capfd: Any) -> None:
     assert comparison["passed"] is False
     assert soul("compare", a, b, "--gate", "tomi>=0.2") == 1
     assert "gate tomi>=0.2: fail" in " ".join(capfd.readouterr().out.split())
-    for wrong, word in (("tomy>=0", "tomy"), ("tomi/hackd>=0", "hackd"), ("tomi", "no gate")):
+    for wrong, word in (
+        ("tomy>=0", "tomy"),
+        ("tomi/hackd>=0", "hackd"),
+        ("tomi", "not a valid gate"),
+    ):
         capfd.readouterr()
         assert soul("compare", a, b, "--gate", wrong) == 2
         assert word in three_lines(capfd.readouterr().err)[0]
@@ -536,7 +542,7 @@ def test_a_gate_on_another_suite_than_the_compared_one_is_refused(
     gate = ("--suite", "mine", "--tasks", file, "--gate", "soul-10>=-1")
     assert soul("compare", a, b, *gate) == 2
     lines = capfd.readouterr().err.splitlines()
-    assert "'soul-10', and only 'mine' is compared" in lines[0] and "leave --suite out" in lines[2]
+    assert "'soul-10', but --suite is 'mine'" in lines[0] and "leave out --suite" in lines[2]
 
 
 LEVELS_SUITE = Suite(members=("a", "b"), axes={"X": ("a", "b")}, average="macro")

@@ -213,9 +213,7 @@ def test_an_unreadable_control_is_unscored_and_asked_about_again(
         assert soul(*words) == 0
         assert counts(server, before) == {"human": 2}
     assert counted(out) == {"n": 6, "n_scored": 6}
-    assert (
-        "0 of 12 episodes are left to play, controls left to ask about: 1" in capfd.readouterr().err
-    )
+    assert "0 of 12 episodes left to play, controls left: 1" in capfd.readouterr().err
 
 
 def counted(out: Path) -> dict[str, Any]:
@@ -282,7 +280,7 @@ def test_runs_with_and_without_controls_may_be_compared(tmp_path: Path, rows: Pa
         assert not other.requests
     mixed = compare_runs(folders["with"], folders["without"], trust=True)
     assert mixed.mixed == ()
-    assert "controls only in A: not compared (anchored)" in mixed.remarks
+    assert "controls exist only in A, so they are not compared (anchored)" in mixed.remarks
     (task,) = compare_runs(folders["with"], folders["both"], "calibrated", trust=True).tasks
     assert (task.paired.mean_a, task.paired.difference) == (pytest.approx(0.5), 0.0)
 
@@ -303,7 +301,7 @@ def test_a_control_that_nobody_scored_was_not_asked_with_other_prompts(
               for one in map(json.loads, lines)]  # fmt: skip
     (silent / CONTROLS).write_text("".join(json.dumps(one) + "\n" for one in edited))
     (remark,) = shared_controls(run, silent, ["anchored"]).remarks
-    assert "other prompts" in remark
+    assert "different prompts" in remark
 
 
 def test_a_control_leaves_a_batch_with_its_cluster(run: Path) -> None:

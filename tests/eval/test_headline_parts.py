@@ -224,7 +224,7 @@ def test_a_plan_and_a_training_say_beforehand_which_part_has_no_rows(
     soul("eval", "api", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--task", "userllm",
          "--data", csqa, "--judge", "endpoint:judge@http://127.0.0.1:9/v1",
          "--dry-run")  # fmt: skip
-    words = "userllm: NQ and PRISM have no rows, so there will be no headline, only its bounds"
+    words = "userllm: NQ and PRISM have no rows, so the headline has bounds but no mean"
     assert words in " ".join(capsys.readouterr().err.split())
     settings = config(tasks={"userllm": 1.0}, data={"userllm": str(csqa)}, dev_share=0.3,
                       eval_every=1)  # fmt: skip
@@ -293,7 +293,10 @@ def test_runs_are_compared_over_the_parts_that_both_have(tmp_path: Path) -> None
     assert (task.metric, task.over) == ("macro_source", ("CSQA", "PRISM"))
     assert task.paired.difference == pytest.approx((36 - 30) / 40 / 2)
     assert task.paired.n_clusters == 60
-    assert "userllm: macro_source over CSQA, PRISM, the parts that both runs have" in result.remarks
+    assert (
+        "userllm: macro_source covers only the parts that both runs have: CSQA, PRISM"
+        in result.remarks
+    )
     assert result.as_dict()["tasks"][0]["over"] == ["CSQA", "PRISM"]
     gated = compare_runs(a, b, gates=[parse_gate("userllm>=-0.5")]).gates[0]
     assert "macro_source over CSQA, PRISM" in gated.why

@@ -119,18 +119,18 @@ REFUSED = {
     "limit": (
         ("players", "judge", 0, "sampling", "max_tokens"),
         9,
-        "another reply limit of the judge 'j'",
+        "a different reply limit of the judge 'j'",
     ),
     "in one task": ((*ESSAY, "players", "judge", 0, "address"), "http://x", "address of the judge"),
     "actor's limit": (
         (*ESSAY, "sampling", "max_tokens"),
         9,
-        "another reply limit of the actor in essay",
+        "a different reply limit of the actor in essay",
     ),
-    "row": ((*ESSAY, "rows", "b"), "9", "other content in 1 rows of essay"),
-    "option": ((*ESSAY, "options", "scorer"), "9", "another scorer of the task essay"),
-    "new option": ((*ESSAY, "options", "code"), "9", "another code of the task essay"),
-    "scale": ((*ESSAY, "options", "metric"), "9", "another metric of the task essay"),
+    "row": ((*ESSAY, "rows", "b"), "9", "different content in 1 rows of essay"),
+    "option": ((*ESSAY, "options", "scorer"), "9", "a different scorer of the task essay"),
+    "new option": ((*ESSAY, "options", "code"), "9", "a different code of the task essay"),
+    "scale": ((*ESSAY, "options", "metric"), "9", "a different metric of the task essay"),
 }
 """What is another now, at its place in the record → what the refusal says."""
 
@@ -271,7 +271,7 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(name: str, tmp_p
 def test_episodes_without_a_record_are_not_mixed_with_others(tmp_path: Path) -> None:
     run = played(tmp_path / "run", conditions(RECORD))
     (run.path / "conditions.json").unlink()
-    with pytest.raises(RunError, match=r"holds episodes and no conditions\.json"):
+    with pytest.raises(RunError, match=r"contains episodes but no conditions\.json"):
         write_conditions(run, conditions(RECORD))
     assert not (run.path / "conditions.json").exists()
 

@@ -194,7 +194,7 @@ def test_asking_that_would_change_nothing_or_is_not_meant_is_refused(
     assert "no edited prompt" in refused("--ask", "--prompts", tmp_path / "nowhere")[0]
     (edited / "character.md").write_text("You are somebody else.")
     what, why, _ = refused("--ask", "--prompts", edited)
-    assert "character.md" in what and "What the actor saw is recorded" in why
+    assert "character.md" in what and "the actor is not asked again" in why
     far = ("--ask", "--judge", "endpoint:j@http://192.0.2.1/v1")
     what, _, fix = refused(*far)
     assert "cost money" in what and "--yes" in fix
@@ -213,7 +213,7 @@ def test_asking_about_tasks_that_rules_score_is_refused(
     assert soul("rescore", tmp_path / "run", "--ask", *words, "--out", new) == 2
     what, why, fix = three_lines(capfd.readouterr().err)
     assert "No task of this run asks a judge" in what and "(tomi)" in why
-    assert "Without --ask" in fix and not new.exists()
+    assert "without --ask" in fix and not new.exists()
     assert soul("rescore", tmp_path / "run", "--out", new) == 0, "as the way out says"
 
 
@@ -237,7 +237,7 @@ def test_a_judge_of_one_task_is_refused_in_words(
 ) -> None:
     who = "essay=endpoint:j@http://127.0.0.1:9/v1"
     assert soul("rescore", played, "--ask", "--judge", who) == 2
-    assert "named for one task" in three_lines(capsys.readouterr().err)[0]
+    assert "judge for a single task" in three_lines(capsys.readouterr().err)[0]
 
 
 ROW = {

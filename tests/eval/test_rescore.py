@@ -206,7 +206,7 @@ def test_the_new_folder_is_a_run_like_any_other(old: Path, home: Path, capfd) ->
     for taken in (old, home / "new"):
         code, _, err = rescore(old, "--out", taken)
         assert code == 2
-        assert "holds a run already" in three_lines(err)[0]
+        assert "already contains a run" in three_lines(err)[0]
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_changed_question_is_a_miss(old: Path, home: Path) -> None:
     code, out, err = rescore(old, "--out", home / "new")
     assert (code, out) == (2, "")
     what, _, fix = three_lines(err)
-    assert what.startswith("10 of 10 episodes need replies that were never recorded")
+    assert what.startswith("10 of 10 episodes need replies that were not recorded")
     assert "'j' for this call: role judge" in what
     assert "--missing unscored" in fix
     assert not (home / "new").exists()
@@ -319,7 +319,7 @@ def test_bad_folders(old: Path, home: Path, here: Rescore) -> None:
     settings = (old / "config.yaml").read_text()
     cases: list[tuple[Path, str]] = [(home / "nowhere", "is not a soulkit run")]
     (old / "config.yaml").write_text(settings + "mood: good\n")
-    cases.append((old, "cannot be used here (mood"))
+    cases.append((old, "cannot be used (mood"))
     for path, problem in cases:
         code, _, err = here(path, "--out", home / "new")
         assert code == 2
@@ -338,7 +338,7 @@ def test_a_killed_command_is_given_again(old: Path, home: Path, here: Rescore) -
     assert "0 of 10 episodes" in out and not half.exists()
     assert (home / "new" / "rescore.json").is_file()
     code, _, err = here(old, "--out", home / "new")
-    assert code == 2 and "holds a run already" in three_lines(err)[0]
+    assert code == 2 and "already contains a run" in three_lines(err)[0]
     (home / "mine").mkdir()
     (home / "mine" / "notes.txt").write_text("keep")
     code, _, err = here(old, "--out", home / "mine")
@@ -348,7 +348,7 @@ def test_a_killed_command_is_given_again(old: Path, home: Path, here: Rescore) -
 
 def test_what_has_no_episodes_to_score(old: Path, home: Path, here: Rescore) -> None:
     (old / "episodes.jsonl").write_text('{"torn')
-    assert "holds no episode to score" in three_lines(here(old, "--out", home / "new")[2])[0]
+    assert "contains no episode to score" in three_lines(here(old, "--out", home / "new")[2])[0]
     noted = json.loads((old / "environment.json").read_text()) | {"command": "judge check"}
     (old / "environment.json").write_text(json.dumps(noted))
     code, _, err = here(old, "--out", home / "new")
@@ -384,7 +384,7 @@ def test_a_lost_ledger_of_a_replay_is_named(tmp_path: Path, capfd) -> None:
     shutil.rmtree(tmp_path / "a")
     capfd.readouterr()
     assert soul("rescore", tmp_path / "b", "--out", tmp_path / "c") == 2
-    assert "is gone" in three_lines(capfd.readouterr().err)[0]
+    assert "does not exist" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_batch_metrics_keep_what_the_run_wrote(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     play(run, load_work(settings), settings)
     other = [Work(load_registry().task("tomi"), examples("tomi", 6, seed=5))]
-    with pytest.raises(RunError, match="of rows that are not evaluated now"):
+    with pytest.raises(RunError, match="of rows that are not in the data now"):
         play(run, other, settings)
 
 
@@ -190,7 +190,7 @@ def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:
     work = load_work(settings)
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     ids = [e.id for e in work[0].examples]
-    with pytest.raises(ProviderError, match="20 episodes in a row failed, the last with: lost"):
+    with pytest.raises(ProviderError, match="20 episodes in a row failed; the last error: lost"):
         play(run, work, settings, lost=ids[5:])
     scores = [r.score.value for r in load(run)]
     assert scores == [1.0] * 5 + [None] * 20
@@ -202,7 +202,7 @@ def test_a_streak_is_twice_the_concurrency_long_and_ends_with_a_success() -> Non
     streak = FailureStreak(15, "rows")
     for failed in [*[True] * 29, False, *[True] * 29]:
         streak.add(failed, "gone")
-    with pytest.raises(PartnerError, match="30 rows in a row failed, the last with: gone"):
+    with pytest.raises(PartnerError, match="30 rows in a row failed; the last error: gone"):
         streak.add(True, "gone", PartnerError)
 
 
@@ -266,7 +266,7 @@ def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ({"tasks": ("tomi",), "suite": "small"}, "either tasks"),
         ({"kind": "local", "tasks": ()}, "either tasks"),
-        ({"price_in": 1}, "both prices"),
+        ({"price_in": 1}, "both --price-in"),
         ({"ledger": "replay"}, "--ledger-file"),
         ({"temperature": -1}, "temperature"),
         ({"max_unscored": 2}, "max_unscored"),
@@ -359,7 +359,7 @@ def test_a_finished_run_is_left_as_it_is(
         assert api(server.base_url, out) == 0
     assert (out / "summary.json").read_bytes() == written and len(server.requests) == n_requests
     assert files["episodes.jsonl"] == 1, "keys and scores are read, once"
-    assert "is finished already" in capsys.readouterr().err
+    assert "is already finished" in capsys.readouterr().err
 
 
 def test_a_packed_run_is_taken_up_as_well(server: ScriptedServer, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_what_is_left_is_what_has_no_score(scored: dict[int, bool], left: int) -
 def test_what_is_said_of_a_run_that_goes_on(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "a run", "eval api", {})
     assert resume_text(run, 2, 4, 1) == (
-        f"resuming {run.path}: 2 of 4 episodes are left to play, controls left to ask about: 1"
+        f"resuming {run.path}: 2 of 4 episodes left to play, controls left: 1"
     )
     assert "controls" not in resume_text(run, 2, 4) and "resuming" in resume_text(run, 0, 4, 1)
     assert resume_text(run, 0, 4).endswith(f"see: soul report '{run.path}'")

@@ -49,7 +49,7 @@ def test_a_check_on_silence_still_speaks() -> None:
     from dataclasses import replace
 
     silent = replace(dialogue(), sides=((),), seats=())
-    assert "Please answer here" in attention_check(silent, 1, random.Random(0)).sides[0][0].text
+    assert "Please answer:" in attention_check(silent, 1, random.Random(0)).sides[0][0].text
 
 
 def test_half_of_the_pairs_change_sides_and_the_other_half_for_the_next_rater() -> None:

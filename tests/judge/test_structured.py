@@ -365,20 +365,20 @@ def cut(text: str, tokens: int | None) -> Fault:
 def test_a_verdict_that_is_cut_at_its_limit_is_asked_for_once() -> None:
     error, requests = asked_with_limit(5, answer="I think that all in all it was a fair try")
     assert isinstance(error, UnreadableVerdict) and len(requests) == 1
-    assert "cut at its limit of 5 tokens" in error.detail and "asked once" in error.detail
+    assert "cut off at 5 tokens" in error.detail and "asked once" in error.detail
     assert "max_tokens" in error.detail
 
 
 def test_a_limit_of_the_server_is_named_as_its_own() -> None:
     error, requests = asked_with_limit(4096, script={0: cut('{"sco', 128)})
     assert isinstance(error, UnreadableVerdict) and len(requests) == 1
-    assert "cut at 128 tokens, a limit of the server" in error.detail
+    assert "cut off at 128 tokens by the server" in error.detail
     assert "4096 were allowed" in error.detail
 
 
 def test_thinking_that_fills_the_limit_is_cut_and_not_empty() -> None:
     error, requests = asked_with_limit(4096, script={0: cut("", None)})
-    assert "cut at its limit of 4096 tokens" in error.detail and len(requests) == 1
+    assert "cut off at 4096 tokens" in error.detail and len(requests) == 1
 
 
 def test_a_verdict_that_was_complete_before_the_cut_is_one() -> None:

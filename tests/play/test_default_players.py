@@ -196,7 +196,7 @@ def test_the_task_goes_before_the_file_and_both_before_everywhere(tmp_path: Path
 
 
 def test_players_of_tasks_that_nobody_plays_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'coser', which is not played here"):
+    with pytest.raises(ConfigError, match="'coser', but that task is not selected"):
         sit(config(task_players={"coser": {"judge": [LOCAL]}}))
     file = tmp_path / "endpoints.yaml"
     file.write_text(f"tasks: {{sotopai: {{judge: '{LOCAL}'}}}}\n")
@@ -287,7 +287,10 @@ def test_where_rules_answer_to_the_draft_they_coach_and_it_is_said(task: str) ->
     data = coached(task)
     assert data.config.cast_as("coach", task) == () and data.config.task_players == {}
     (remark,) = data.remarks()
-    assert remark.startswith(f"{task}: rules") and "stand in for the paper's model" in remark
+    assert (
+        remark.startswith(f"{task}: feedback is written by rules")
+        and "instead of the paper's model" in remark
+    )
     assert "--coach endpoint:gpt-5-nano" in remark
     assert coached(task, coach="symbolic").remarks() == []
     assert coached(task, coach="actor").remarks() == []
@@ -369,8 +372,8 @@ def test_one_error_names_all_that_is_missing_and_the_cost_first(
         prepare(settings)
     what, _, way = caught.value.lines()
     assert what.startswith("Cost about $") and "at most $" in what.partition(". ")[0]
-    assert "no rows of userllm, secret_keeper" in what
-    assert "nobody as partner in secret_keeper" in what
+    assert "no rows for userllm, secret_keeper" in what
+    assert "no player for partner in secret_keeper" in what
     assert "no key in OPENAI_API_KEY (actor gpt-5.4-mini, partner gpt-5-nano, judge" in what
     assert "soul data pull --task userllm --split eval" in way
     assert "--data secret_keeper=synth:100" in way
@@ -387,12 +390,13 @@ NO_KEY = "no key in OPENAI_API_KEY"
         ({"judge": ["endpoint:gpt-5"]},
          ["no model (--model), task (--task or --suite)", f"{NO_KEY} (judge gpt-5)"]),
         ({"tasks": ("sotopia", "secret_keeper")},
-         ["no model (--model)", "no rows of sotopia, secret_keeper",
-          "nobody as partner in secret_keeper", f"{NO_KEY} (partner gpt-5-nano, judge gpt-5-nano"]),
+         ["no model (--model)", "no rows for sotopia, secret_keeper",
+          "no player for partner in secret_keeper",
+          f"{NO_KEY} (partner gpt-5-nano, judge gpt-5-nano"]),
         ({"model": "./away", "judge": ["endpoint:gpt-5"]},
          ["no task (--task or --suite)", f"{NO_KEY} (judge gpt-5)", "no model ./away"]),
         ({"kind": "api", "tasks": ("userllm",)},
-         ["no model (--model)", "no rows of userllm", f"{NO_KEY} (actor MODEL, judge gpt-5-nano"]),
+         ["no model (--model)", "no rows for userllm", f"{NO_KEY} (actor MODEL, judge gpt-5-nano"]),
     ],
 )  # fmt: skip
 def test_a_command_without_model_or_task_names_what_else_is_missing(
@@ -429,7 +433,7 @@ def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert type(e.value).__name__ == "ModelLoadError"
     with pytest.raises(Exception, match="OPENAI_API_KEY") as e:
         prepare(config(("tomi", "sotopia"), partner=LOCAL))
-    assert e.value.way_out.endswith("Or name other players: --judge WHO --auditor WHO.")  # type: ignore[attr-defined]
+    assert e.value.way_out.endswith("Or choose other players: --judge WHO --auditor WHO.")  # type: ignore[attr-defined]
     planned, work = prepare(settings, asking=False)  # a plan asks nobody
     assert evaluation_plan(planned, work).cost
 
@@ -454,7 +458,9 @@ def test_training_names_rows_keys_and_the_model_at_once(
     with pytest.raises(RequirementsNotMet) as caught:
         load_training_data(settings, asking=True)
     what, _, way = caught.value.lines()
-    assert what.startswith("Cost unknown without rows. 3 things are missing: no rows of sotopia;")
+    assert what.startswith(
+        "Cost unknown without rows. 3 requirements are not met: no rows for sotopia;"
+    )
     assert "coach gpt-5-nano" in what and "no model Qwen/Qwen3-VL-8B-Instruct" in what
     assert "--split train" in way and "hf download Qwen/Qwen3-VL-8B-Instruct" in way
 

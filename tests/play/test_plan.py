@@ -216,7 +216,7 @@ def test_the_plan_has_the_references_coach_and_no_refined_rollouts_without_one(
     assert all("coach" in parts[f"{task} drafts"]["calls"] for task in untold)
     assert all(f"{task} refined" in parts for task in tasks)
     (remark,) = json.loads(captured.out)["coaches"]
-    assert remark.startswith("fantom, hitom, paratomi: rules write the feedback and stand in")
+    assert remark.startswith("fantom, hitom, paratomi: feedback is written by rules instead")
     words = ("ablate", *command[2:], "--methods", "grpo,ditto", "--seeds", 1)
     for plan in (command, ("train", *words)):
         assert soul("plan", *plan) == 0

@@ -64,7 +64,7 @@ def test_tuples_paths_and_odd_strings_resume_too(tmp_path: Path) -> None:
 
 def test_another_command_is_refused(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", "eval local", CONFIG)
-    with pytest.raises(RunError, match="belongs to another run: 'soul eval local'"):
+    with pytest.raises(RunError, match="belongs to another command: 'soul eval local'"):
         Run.open(tmp_path / "run", "train ditto", CONFIG)
 
 
@@ -85,7 +85,7 @@ def test_a_changed_configuration_names_the_keys(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(RunError, match="belongs to another run or program"):
+    with pytest.raises(RunError, match="cannot be used as a run folder"):
         Run.open(tmp_path, "eval", CONFIG)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(RunError, match="it is a file"):

@@ -200,13 +200,15 @@ def test_a_line_without_a_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(TypeAdapter(Record).dump_python(scene(), mode="json")) + "\n")
     for light in (False, True):
-        with pytest.raises(DataError, match=r"Object 1 of .* is no record of an episode \(schema"):
+        with pytest.raises(
+            DataError, match=r"Object 1 of .* is not a record of an episode \(schema"
+        ):
             load_records(path, light=light)
 
 
 @pytest.mark.parametrize(
     ("schema", "words"),
-    [("soulkit/episodes@2", "Another version"), ("soulkit/controls@1", "another file")],
+    [("soulkit/episodes@2", "Another version"), ("soulkit/controls@1", "do not match its name")],
 )
 def test_other_schemas_are_refused_by_name(tmp_path: Path, schema: str, words: str) -> None:
     path = tmp_path / "episodes.jsonl"
@@ -239,7 +241,7 @@ def test_a_message_that_is_not_there_is_named(tmp_path: Path, damage: str) -> No
     place |= change
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=r"Object 1 of .* is no record of an episode"):
+    with pytest.raises(DataError, match=r"Object 1 of .* is not a record of an episode"):
         load_records(path)
 
 

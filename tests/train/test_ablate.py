@@ -224,16 +224,16 @@ def scene(tmp_path: Path, methods: str, *more: Any) -> int:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("judge=k", "judge endpoint:j@http://127.0.0.1:9/v1 against endpoint:k@"),
-        ("judge_samples=2", "judge samples 1 against 2"),
-        ("judge_order=seeded", "judge order both against seeded"),
-        ("partner=q", "partner endpoint:p@http://127.0.0.1:9/v1 against endpoint:q@"),
-        ("protocol=reference", "protocol paper against reference"),
-        ("limit=4", "limit none against 4"),
-        ("eval_every=1", "dev split none against there"),
-        ("tasks.sotopia=2", "mixing ratio 1.0 against 2.0"),
-        ("data.sotopia=other.jsonl", "rows of synth:8 against other.jsonl"),
-        ("where.hard=maybe", "where {} against {'hard': 'maybe'}"),
+        ("judge=k", "judge endpoint:j@http://127.0.0.1:9/v1 vs endpoint:k@"),
+        ("judge_samples=2", "judge samples 1 vs 2"),
+        ("judge_order=seeded", "judge order both vs seeded"),
+        ("partner=q", "partner endpoint:p@http://127.0.0.1:9/v1 vs endpoint:q@"),
+        ("protocol=reference", "protocol paper vs reference"),
+        ("limit=4", "limit none vs 4"),
+        ("eval_every=1", "dev split none vs there"),
+        ("tasks.sotopia=2", "mixing ratio 1.0 vs 2.0"),
+        ("data.sotopia=other.jsonl", "rows of synth:8 vs other.jsonl"),
+        ("where.hard=maybe", "where {} vs {'hard': 'maybe'}"),
     ],
 )
 def test_methods_that_would_be_measured_in_another_way_do_not_start(
@@ -274,8 +274,8 @@ def test_a_mixture_is_told_as_one(
     capsys.readouterr()
     first, fewer, cold = ablation.load_ablation(out).rows
     assert first.mixed == cold.mixed == () and fewer.remarks == ()
-    assert fewer.mixed == ("tomi: training rows 24 against 12, 12 in both",)
-    assert cold.remarks == ("tomi: temperature 1.0 against 0.5",)
+    assert fewer.mixed == ("tomi: training rows 24 vs 12, 12 in both",)
+    assert cold.remarks == ("tomi: temperature 1.0 vs 0.5",)
     assert fewer.final_difference is not None and cold.final_difference is not None
     page = (out / "report" / "index.html").read_text()
     assert "grpo against grpo:limit=12, not measured the same way, the difference mixes" in page
@@ -289,8 +289,8 @@ def test_a_mixture_is_told_as_one(
     page = write_ablation(comparison, tmp_path / "page").read_text()
     apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
     for line in (
-        f"{apart}: tomi: training rows 24 against 12, 12 in both.",
-        "grpo against grpo:temperature=0.5: tomi: temperature 1.0 against 0.5.",
+        f"{apart}: tomi: training rows 24 vs 12, 12 in both.",
+        "grpo against grpo:temperature=0.5: tomi: temperature 1.0 vs 0.5.",
     ):
         assert line in page and line in ablation.method_notes(comparison)
     saved = json.loads((tmp_path / "page" / "comparison.json").read_text())["rows"][1]
@@ -299,10 +299,10 @@ def test_a_mixture_is_told_as_one(
     runs = [out / arm / "seed_0" for arm in ("grpo", "grpo-limit=12", "grpo-temperature=0.5")]
     capsys.readouterr()
     assert soul("compare", *runs[:2]) == 2
-    assert "tomi: training rows 24 against 12" in capsys.readouterr().err
+    assert "tomi: training rows 24 vs 12" in capsys.readouterr().err
     assert soul("compare", runs[0], runs[2], "--json") == 0
     *remarks, drafted = json.loads(capsys.readouterr().out)["remarks"]
-    assert remarks == list(cold.remarks) and "drafts while training" in drafted
+    assert remarks == list(cold.remarks) and "over training drafts" in drafted
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_recorded_methods_with_other_judges_have_no_difference(
         file.write_text(json.dumps(record))
     row = ablation.load_ablation(out).rows[1]
     assert row.final_difference is None
-    assert row.mixed == (f"tomi: judge endpoint:j@{NOBODY} against endpoint:k@{NOBODY}",)
+    assert row.mixed == (f"tomi: judge endpoint:j@{NOBODY} vs endpoint:k@{NOBODY}",)
 
 
 def test_judges_of_their_own_need_one_who_scores_all_ends(

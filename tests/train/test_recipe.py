@@ -107,7 +107,7 @@ def test_rows_are_drawn_by_seed_and_a_ratio_is_one_of_the_share() -> None:
 
 def test_tasks_and_a_suite_exclude_one_another(tmp_path: Path, capfd: Any) -> None:
     assert soul("train", "grpo", "--suite", "soul-10", "--task", "tomi", "--model", "m") == 2
-    assert "name either tasks" in three_lines(capfd.readouterr().err)[0]
+    assert "choose either tasks" in three_lines(capfd.readouterr().err)[0]
     assert soul("train", "grpo", "--suite", "soul-11", "--model", "m") == 2
     assert "soul-10" in three_lines(capfd.readouterr().err)[2]
     assert soul("train", "grpo", "--playable", "--task", "tomi", "--model", "m") == 2
@@ -176,7 +176,7 @@ def test_a_comparison_passes_a_suite_on(tmp_path: Path, capfd: Any) -> None:
     for run in planned:
         assert run.config.tasks == {"tomi": 1.0} and run.config.rows_per_task == 9
         assert any("left out of mixed: attic" in line for line in run.remarks)
-        assert any("secret_keeper: nobody plays the partner" in line for line in run.remarks)
+        assert any("secret_keeper: no model plays the partner" in line for line in run.remarks)
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_settings_of_another_version_are_refused(trained: Path, tmp_path: Path, 
     (copy / "config.yaml").write_text((trained / "config.yaml").read_text() + "mood: good\n")
     capfd.readouterr()
     assert soul("rescore", copy, "--out", tmp_path / "new") == 2
-    assert "cannot be used here (mood" in three_lines(capfd.readouterr().err)[0]
+    assert "cannot be used (mood" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_a_judged_training_is_rescored_twice(tmp_path: Path, capfd) -> None:

@@ -324,7 +324,7 @@ def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    return [f"task option {name} differs" for name in _options(a, b, task) if _scores(name)]
+    return [f"the task's {name} differs" for name in _options(a, b, task) if _scores(name)]
 
 
 def _scores(option: str) -> bool:
@@ -479,7 +479,7 @@ def _budgets(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
         if left.get(name) != right.get(name)
     ]
     options = [name for name in _options(a, b, task) if not _scores(name)]
-    return [*words, *(f"task option {name} differs" for name in options)]
+    return [*words, *(f"the task's {name} differs" for name in options)]
 
 
 def _unfinished(sides: Mapping[str, MeasuredRun], task: str) -> list[str]:

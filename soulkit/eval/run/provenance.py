@@ -425,7 +425,7 @@ def _changes(before: Conditions, now: Conditions) -> list[str]:
             [f"a different reply limit of the actor in {task}"] if limits[0] != limits[1] else []
         )
         changes += [
-            f"a different '{name}' option of the task {task}"
+            f"a different {name} of the task {task}"
             for name in sorted({*old.options, *new.options})
             if old.options.get(name) != new.options.get(name)
         ]

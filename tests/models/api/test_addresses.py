@@ -103,7 +103,7 @@ def test_what_can_be_no_header_is_refused_and_no_value_repeated(wrong: dict[str,
 def test_a_run_folder_holds_names_of_variables_only() -> None:
     refuse_secrets({"headers": {"X-Api-Key": "MY_KEY", "api-key": "AZURE_KEY"}})
     for value in ("gsk_4f09aB17cD22eF93", "not a name"):
-        with pytest.raises(ConfigError, match="looks like a secret"):
+        with pytest.raises(ConfigError, match="seems to contain a secret"):
             refuse_secrets({"judge": [{"headers": {"X-Api-Key": value}}]})
 
 

@@ -102,7 +102,7 @@ def test_what_a_run_says_of_its_rows_counts_rows(
                         tmp_path / str(limit), *FAST) == 0  # fmt: skip
     assert "rows tombench 3 (" in " ".join(capsys.readouterr().out.split())
     assert soul("compare", tmp_path / "3", tmp_path / "2") == 2
-    assert "tombench: rows 3 against 2, 2 in both" in three_lines(capsys.readouterr().err)[0]
+    assert "tombench: rows 3 vs 2, 2 in both" in three_lines(capsys.readouterr().err)[0]
 
 
 # -- blank ---------------------------------------------------------------------------------------

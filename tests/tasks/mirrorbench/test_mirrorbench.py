@@ -329,7 +329,7 @@ def test_the_assistant_is_a_setting_of_the_run(
         assert "assistant: live" in (tmp_path / "run" / "config.yaml").read_text()
         capsys.readouterr()
         assert soul(*command, "--task", "tomi", "--data", "synth:2", "--out", tmp_path / "b") == 2
-    assert "has anything to do with assistant" in three_lines(capsys.readouterr().err)[0]
+    assert "has an option 'assistant'" in three_lines(capsys.readouterr().err)[0]
 
 
 # -- a model on this machine ---------------------------------------------------------------------
