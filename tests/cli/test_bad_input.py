@@ -129,7 +129,7 @@ def test_bad_rows_are_told_and_the_good_ones_played(tmp_path: Path, capsys) -> N
     assert code == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["n_scored"] == 3
-    assert "bad rows of tomi left out: 1; the first is rows.jsonl:4" in shown.err
+    assert "bad rows of tomi left out: 1; the first: rows.jsonl:4" in shown.err
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def test_model_folders_that_are_not_complete(tiny: Path, tmp_path: Path, capsys)
 def test_prompts_longer_than_the_context(tiny: Path, tmp_path: Path, capsys) -> None:
     what, why, fix = local_refused(capsys, tiny, "--out", tmp_path / "run")
     assert what == "4 of 4 prompts of 'tomi' do not fit the model's context."
-    assert "the model holds 64 in all" in why
-    assert fix == "Give --allow-overflow to leave those rows unscored."
+    assert "the context is 64 tokens" in why
+    assert fix == "Use --allow-overflow to leave those rows unscored."
     assert not (tmp_path / "run").exists()
 
 
@@ -173,7 +173,7 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     what, why, fix = refused(capsys, "api", "--model", "m", *rows)
     assert why.startswith("The key for actor m is read from this variable")
     cost, _, missing = what.partition(". ")
-    assert cost == "Cost unknown: no price is known of m"
+    assert cost == "Cost unknown: no price for m"
     assert missing == "The environment variable 'OPENAI_API_KEY' is not set."
     assert "export OPENAI_API_KEY=" in fix
     assert not (tmp_path / "run").exists()

@@ -135,7 +135,7 @@ def test_prompts_that_do_not_fit_stop_the_run_or_stay_unscored(
     assert local(tiny, out, *short, n=8) == 2
     what, why, fix = three_lines(capsys.readouterr().err)
     assert what.endswith("of 8 prompts of 'tomi' do not fit the model's context.")
-    assert "the model holds 100" in why
+    assert "the context is 100 tokens" in why
     assert "--allow-overflow" in fix
     assert not out.exists()
     assert local(tiny, out, *short, "--allow-overflow", "--max-unscored", 0, n=8) == 1
@@ -518,7 +518,7 @@ def test_nothing_to_play_is_an_error_that_says_why(
 ) -> None:
     assert evaluate(tmp_path / "run", "--playable", suite="never") == 2
     what, why, _ = three_lines(capsys.readouterr().err)
-    assert "nothing can be played" in what and "attic: this version cannot play it" in why
+    assert "No task of the suite" in what and "attic: this version cannot play it" in why
 
 
 def test_rows_that_are_not_here_leave_a_task_out_unless_they_were_named(

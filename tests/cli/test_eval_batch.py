@@ -181,7 +181,7 @@ def test_what_a_batch_holds_is_not_paid_for_live_as_well(
         assert "cannot find the batch batch_0" in capsys.readouterr().err
         assert api(server.base_url, out, *PRICES, n=4) == 2
         what, why, fix = three_lines(capsys.readouterr().err)
-        assert "batch_0 (3 requests to m)" in what and "second time" in why
+        assert "batch_0 (3 requests to m)" in what and "charged again" in why
         assert "--batch" in fix and str(out / "batches.json") in fix
         lost = False
         assert api(server.base_url, out, *PRICES, *BATCH, n=4) == 0

@@ -186,7 +186,10 @@ exit 2
         (("--engine", "vllm"), install_line("vllm")),
         (("--engine", "vllm@nowhere"), "not a server address"),
         (("--engine", "vllm@http://127.0.0.1:9"), "No vLLM server answers"),
-        (("--engine", "vllm@http://127.0.0.1:9", "--dtype", "float32"), "without --dtype"),
+        (
+            ("--engine", "vllm@http://127.0.0.1:9", "--dtype", "float32"),
+            "--dtype cannot be applied",
+        ),
         (("--engine", "local", "--vllm-arg", "seed=1"), "no vLLM server is started"),
         (("--engine", "vllm", "--vllm-arg", "enforce-eager"), "--vllm-arg FLAG= for a flag"),
         (("--engine", "fast"), "unknown engine"),
@@ -435,7 +438,7 @@ def test_a_servers_short_context_is_said_and_recorded(
         )
         short.toy.max_context = 40
         assert local(tiny, tmp_path / "shorter", "--engine", f"vllm@{short.url}") == 0
-        line = f"{N} of {N} prompts of tomi do not fit the servers' 40 tokens"
+        line = f"{N} of {N} prompts of tomi do not fit the servers' context (40 tokens)"
         assert line in capsys.readouterr().err
     engine = {"kind": "vllm", "version": "0.32.0", "max_context": 600}
     assert record(out)["engine"] == engine == summary(out)["provenance"]["engine"]

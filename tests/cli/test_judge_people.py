@@ -179,7 +179,7 @@ def test_a_scale_that_nobody_knows_is_asked_for(run: Path, tmp_path: Path, capfd
 
 
 def test_a_run_without_judge_has_nothing_to_rate(tmp_path: Path, capfd: Any) -> None:
-    for name, words in (("before", "tasks (kind)"), ("ditto", "drafts of a training")):
+    for name, words in (("before", "tasks (kind)"), ("ditto", "drafts of many checkpoints")):
         assert soul("judge", "sheet", RECORDED / name, "--out", tmp_path / "s") == 2
         assert words in three_lines(capfd.readouterr().err)[1]
     assert not (tmp_path / "s").exists()
@@ -342,7 +342,7 @@ def test_labels_of_ones_own_need_no_sheet(run: Path, tmp_path: Path, capfd: Any)
 def test_labels_that_fit_nothing_are_refused(run: Path, tmp_path: Path, capfd: Any) -> None:
     labels = tmp_path / "labels.jsonl"
     for text, words in (
-        ('{"task": "essay"}', "is no label"),
+        ('{"task": "essay"}', "is not a valid label"),
         ('{"task": "essay", "example": "x", "dimension": "d", "label": 1}', "No label"),
         ("oops\n{}", "not a JSON object"),
     ):
@@ -390,7 +390,10 @@ def test_labels_off_the_scale_are_left_out(run: Path, tmp_path: Path, capfd: Any
     report = corrected(run, labels, capfd)
     quality = report["tasks"]["essay"]["dimensions"]["quality"]
     assert (quality["labelled"]["n"], quality["labelled"]["value"]) == (11, 9)
-    assert any("1 labels of 'quality' are off its scale (0 to 10)" in r for r in report["remarks"])
+    assert any(
+        "labels of 'quality' left out because they are off its scale (0 to 10): 1" in r
+        for r in report["remarks"]
+    )
     write(*[90] * 12)
     assert soul("judge", "correct", run, "--labels", labels) == 2
     assert "can be used" in three_lines(capfd.readouterr().err)[0]

@@ -257,7 +257,10 @@ def test_rows_of_several_own_files_alone_have_a_number_for_each(
 ) -> None:
     run = reactions_run("both", "mine.jsonl", "yours.jsonl")
     cells = cells_in(run, "twinvoice")
-    assert cells["value"]["mean"] is None and "several files" in cells["value"]["not_applicable"]
+    assert (
+        cells["value"]["mean"] is None
+        and "several of your files" in cells["value"]["not_applicable"]
+    )
     assert {"value/origin=mine.jsonl", "value/origin=yours.jsonl"} <= cells.keys()
     capsys.readouterr()
     assert soul("compare", run, run) == 2

@@ -101,7 +101,7 @@ def test_a_check_takes_no_judge_of_one_task(
     assert judged(server, tmp_path / "run", "--judge", who) == 0
     capsys.readouterr()
     assert soul("judge", "check", tmp_path / "run", "--judge", f"userllm={who}") == 2
-    assert "for one task" in three_lines(capsys.readouterr().err)[0]
+    assert "for a single task" in three_lines(capsys.readouterr().err)[0]
 
 
 # --- what it came to ------------------------------------------------------------------------------
@@ -152,7 +152,9 @@ def test_nothing_is_paid_for_that_nobody_agreed_to(
     assert api(url, out, *price) == 2
     shown = capsys.readouterr().err.splitlines()
     assert shown[0].startswith("cost of this run: about $0.") and ", at most $0." in shown[0]
-    assert "nobody has agreed" in shown[1] and "--yes" in shown[3] and "--max-cost" in shown[3]
+    assert (
+        "the cost is not confirmed" in shown[1] and "--yes" in shown[3] and "--max-cost" in shown[3]
+    )
     assert api(url, out) == 2  # a price that nobody knows counts as one
     assert "no price is known of m" in capsys.readouterr().err
     assert not server.requests and not out.exists()
@@ -189,10 +191,10 @@ def test_training_asks_before_anything_is_loaded(
                "--steps", 2, "--prompts", 2, "--partner", f"endpoint:p@{url}",
                "--judge", f"endpoint:j@{url}", "--out", tmp_path / "run")  # fmt: skip
     assert soul("train", "grpo", *command) == 2
-    assert "nobody has agreed" in capsys.readouterr().err
+    assert "the cost is not confirmed" in capsys.readouterr().err
     ablate = ("train", "ablate", *command, "--methods", "grpo", "--seeds", 2)
     assert soul(*ablate) == 2
-    assert "nobody has agreed" in capsys.readouterr().err
+    assert "the cost is not confirmed" in capsys.readouterr().err
     assert soul("train", "grpo", *command, "--dry-run") == 0
     assert ", cost unknown" in capsys.readouterr().out
     assert not server.requests

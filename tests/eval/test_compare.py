@@ -124,7 +124,7 @@ def test_drafts_are_those_of_the_steps_that_a_report_shows(tmp_path: Path) -> No
     comparison = compare_runs(a, b)
     (task,) = comparison.tasks
     assert (task.paired.mean_a, task.paired.mean_b, task.paired.n_shared) == (0.5, 0.75, 10)
-    assert any("while training, last steps: 10" in line for line in comparison.remarks)
+    assert any("over training drafts, last steps: 10" in line for line in comparison.remarks)
     longer = trained(tmp_path / "c", [0.0] * 14)
     comparison = compare_runs(a, longer)
     assert comparison.tasks[0].paired.n_shared == 12
@@ -155,7 +155,7 @@ def test_the_nearest_metric_is_looked_for_in_every_task(tmp_path: Path) -> None:
         run(tmp_path / side, {"1": 0.5, "2": 1.0})
         run(tmp_path / side, {"3": 0.5, "4": 1.0}, "sotopia", metrics={"secret": -1.0})
     for name in ("secrets", "secret/"):
-        with pytest.raises(DataError, match="of any of sotopia, tomi") as error:
+        with pytest.raises(DataError, match="for any of sotopia, tomi") as error:
             compare_runs(tmp_path / "a", tmp_path / "b", name)
         assert "'secret'" in error.value.way_out
 

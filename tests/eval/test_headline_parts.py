@@ -518,8 +518,8 @@ def test_a_plan_knows_the_origins_of_rows(origins: list[str], evaluated: str, tr
     prism = [example for example in made if example.tags["source"] == PRISM]
     own = [replace(e, origin=origins[i % len(origins)]) for i, e in enumerate(prism)]
     said = parts_remark(task, own), parts_remark(task, own, dev=True)
-    assert said[0] == (evaluated and f"userllm: {evaluated}, so there will be no headline, only "
-                       "its bounds")  # fmt: skip
+    assert said[0] == (evaluated and f"userllm: {evaluated}, so the headline has bounds but "
+                       "no mean")  # fmt: skip
     assert said[1] == (trained and f"dev score of userllm: {trained}")
 
 

@@ -342,7 +342,7 @@ def test_a_killed_command_is_given_again(old: Path, home: Path, here: Rescore) -
     (home / "mine").mkdir()
     (home / "mine" / "notes.txt").write_text("keep")
     code, _, err = here(old, "--out", home / "mine")
-    assert code == 2 and "holds something else already" in three_lines(err)[0]
+    assert code == 2 and "already contains other files" in three_lines(err)[0]
     assert [p.name for p in (home / "mine").iterdir()] == ["notes.txt"]
 
 

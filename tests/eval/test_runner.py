@@ -425,7 +425,7 @@ def test_what_is_said_of_a_run_that_goes_on(tmp_path: Path) -> None:
         f"resuming {run.path}: 2 of 4 episodes left to play, controls left: 1"
     )
     assert "controls" not in resume_text(run, 2, 4) and "resuming" in resume_text(run, 0, 4, 1)
-    assert resume_text(run, 0, 4).endswith(f"see: soul report '{run.path}'")
+    assert resume_text(run, 0, 4).endswith(f"see its report: soul report '{run.path}'")
 
 
 def test_only_a_run_of_the_same_command_and_settings_is_resumed(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_combining_and_agreeing() -> None:
     assert combined([1, 2, 6], "mean") == 3
     assert combined([1, 2, 2], "vote") == 2
     assert combined([1, 1, 2, 2], "vote") == 1.5
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no values to combine"):
         combined([], "mean")
     assert agreement([4], 0, 10) is None
     assert agreement([4, 4, 4], 0, 10) == 1
@@ -332,7 +332,7 @@ def test_a_judge_counts_once_in_a_mean_however_many_opinions_were_lost() -> None
     ]
     assert pooled(panel_opinions, float, "mean") == 7
     assert pooled(panel_opinions, float, "vote") == 4
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no values to combine"):
         pooled([opinion("a", 0, None)], float, "mean")
 
 

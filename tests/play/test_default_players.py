@@ -302,9 +302,9 @@ def test_rules_in_the_place_of_a_model_are_named_together(tmp_path: Path) -> Non
     file.write_text("tasks: {hitom: {coach: symbolic}}\n")
     both = coached("hitom", "paratomi", "twinvoice")
     (remark,) = both.remarks()
-    assert remark.startswith("hitom, paratomi: rules")
+    assert remark.startswith("hitom, paratomi: feedback is written by rules")
     (remark,) = coached("hitom", "paratomi", endpoints=str(file)).remarks()
-    assert remark.startswith("paratomi: rules")
+    assert remark.startswith("paratomi: feedback is written by rules")
 
 
 def test_a_judge_that_is_named_coaches_where_a_model_would() -> None:
@@ -409,7 +409,7 @@ def test_a_command_without_model_or_task_names_what_else_is_missing(
     what, _, way = caught.value.lines()
     assert [part for part in missing if part not in what] == []
     assert what.count(";") == len(missing) - 1
-    named = {"model": "--model MODEL", "tasks": "--task NAME,NAME, or a suite: --suite NAME"}
+    named = {"model": "--model MODEL", "tasks": "(--task NAME,NAME) or a suite (--suite NAME)"}
     assert [name for name, text in named.items() if (text in way) == (name in flags)] == []
 
 

@@ -78,7 +78,7 @@ def test_a_changed_configuration_names_the_keys(tmp_path: Path) -> None:
     assert 'judge.model: "m" -> "other"' in what
     assert "judge.n: 2 -> (unset)" in what
     assert "new[0]: (unset) -> 1" in what
-    assert "lr" not in what.split("configuration:")[1]
+    assert "lr" not in what.split("different settings:")[1]
     assert "--out" in way_out
     assert read_config(tmp_path / "run") == CONFIG
 
