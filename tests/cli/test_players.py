@@ -156,7 +156,7 @@ def test_nothing_is_paid_for_that_nobody_agreed_to(
         "the cost is not confirmed" in shown[1] and "--yes" in shown[3] and "--max-cost" in shown[3]
     )
     assert api(url, out) == 2  # a price that nobody knows counts as one
-    assert "no price is known of m" in capsys.readouterr().err
+    assert "no price for m" in capsys.readouterr().err
     assert not server.requests and not out.exists()
 
 
