@@ -234,6 +234,6 @@ def test_a_changed_setting_is_named_with_the_stages_that_it_reaches(tmp_path: Pa
             open_distillation(tmp_path / "out", config.model_copy(update={key: value}))
         assert f"no longer for: {stages}. " in caught.value.why
     write_json(tmp_path / "elsewhere" / "a.json", {})
-    with pytest.raises(RunError, match="belongs to another"):
+    with pytest.raises(RunError, match="cannot be used as a run folder"):
         open_distillation(tmp_path / "elsewhere", config)
     assert stages_after(set()) == ()

@@ -593,7 +593,7 @@ def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
     assert soul("report", run, "--format", "html", "--out", page) == 0
     capfd.readouterr()
     assert soul("report", run) == 0
-    words = f"the same verdict on all of {n} episodes (j: "
+    words = f"the same verdict on all {n} episodes (j: "
     for shown in (page.read_text(), capfd.readouterr().out):
         assert (words in " ".join(shown.split())) == (not differs and n == 12)
 
