@@ -103,7 +103,7 @@ def test_a_scene_gets_the_history_of_its_character_without_the_answer(
         1, "Moor/Ada Vale", "Ada looks up.")  # fmt: skip
     assert first["profile"] == "Name: Ada Vale\nTraits: curt, shy\nOccupation: nurse"
     assert not any(LONG in entry for entry in second["conversation_history"])
-    assert "In 1 of 2 rows the anchor holds" in imported.notes[0]
+    assert "In 1 of 2 rows the anchor contains" in imported.notes[0]
 
 
 def test_scenes_without_a_known_character_are_bad(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_scenes_without_a_known_character_are_bad(tmp_path: Path) -> None:
     nobody = {**SCENE, "speaker_match_key": "Cy"}
     imported = import_rows("twinvoice", written(tmp_path / "c.jsonl", SCENE, bea, nobody, odd))
     assert len(imported.rows) == 1
-    whys = ("nothing else that its character said", "no profile", "none of its options")
+    whys = ("no other line of its character", "no profile", "not one of its options")
     assert all(why in bad.why for why, bad in zip(whys, imported.bad, strict=True))
 
 

@@ -64,7 +64,7 @@ FILES: list[tuple[str, str, int, int, int | None, str]] = [
     ("twinvoice", "twinvoice/dimension_2_step1_generations_5rows.jsonl", 4, 1, None,
      "placeholders"),
     ("twinvoice", "twinvoice/dimension_3_choices.jsonl", 1186, 1, None,
-     "nothing else that its character said"),
+     "no other line of its character"),
     ("userllm", "nq_open/NQ-open.dev.jsonl", 3610, 0, None, ""),
     ("userllm", "nq_open/NQ-open.efficientqa.test.1.1.sample_200.jsonl", 200, 0, None, ""),
     ("userllm", "commonsenseqa/dev_rand_split.hf_layout.jsonl", 1221, 0, None, ""),

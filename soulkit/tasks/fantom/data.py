@@ -1,14 +1,14 @@
-"""Rows of `fantom`: made conversations, or FANToM's `fantom_v1.json`.
+"""Rows of `fantom`: generated conversations, or FANToM's `fantom_v1.json`.
 
-A conversation is made as a list of moments (someone speaks, leaves, comes, or tells again what the
-others missed); who was there for which part follows, and with it the gold of every question. Each
-piece of information gives one set of questions.
+A conversation is generated as a list of moments (someone speaks, leaves, returns, or repeats what
+the others missed); who was there for which part determines the gold of every question. Each piece
+of information gives one set of questions.
 
     {"context": "Ada: I cooked paella. ...", "question_type": "tom:info_accessibility:list",
      "complete_question": "...", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
      "missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7, ...}
 
-`set_size` counts what ALL asks for, `set_beliefs` what ALL* adds; facts are in no set.
+`set_size` counts the questions of ALL, `set_beliefs` those that ALL* adds; facts are in no set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from soulkit.tasks.kit.prompting import Texts
 
 
 def set_part(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
-    """What a row is to its set: asked for by ALL, by ALL* alone, or in no set (None)."""
+    """The part of a set that a row belongs to: ALL, only ALL*, or none (None)."""
     kind = str(row["question_type"])
     if kind.startswith("fact") or str(row.get("correct_answer")) == "no:long":
         return None
@@ -38,7 +38,7 @@ def set_part(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
 
 
 def with_set_sizes(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one set, with the sizes of the set; rows that say the same count once."""
+    """The rows of one set, with its sizes; identical rows count once."""
     members: dict[tuple[str, str | None], set[str]] = defaultdict(set)
     for row in rows:
         content = repr(
@@ -56,12 +56,12 @@ def with_set_sizes(rows: Sequence[Row]) -> list[Row]:
 TEXTS = Texts(__file__)
 
 
-# -- made ----------------------------------------------------------------------------------------
+# -- generated -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Piece:
-    """One piece of information and who got it."""
+    """A piece of information and who heard it."""
 
     topic: Mapping[str, str]
     """Its wordings."""
@@ -71,7 +71,7 @@ class Piece:
     hearers: set[str]
     retold: list[int] = field(default_factory=list)
     overview: set[str] = field(default_factory=set)
-    """Who was there each time it was told, and so saw who else was."""
+    """Those who were there each time it was told, and so saw who else was."""
 
     def word(self, wording: str) -> str:
         return self.topic[wording].format(s=self.speaker, v=self.value)
@@ -84,7 +84,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation as far as it has got."""
+    """A conversation so far."""
 
     rng: random.Random
     people: list[str]
@@ -93,16 +93,16 @@ class Talk:
     pieces: list[Piece] = field(default_factory=list)
 
     def say(self, who: str, text: str) -> int:
-        """Its number, from 1."""
+        """Add a line; returns its number, counted from 1."""
         self.lines.append(f"{who}: {text}")
         return len(self.lines)
 
     def other(self, *but: str) -> str:
-        """Someone who is there, beside those named."""
+        """A random person who is present and not among those named."""
         return self.rng.choice([p for p in self.people if p in self.present and p not in but])
 
     def tell(self, topic: Mapping[str, Any]) -> None:
-        """A piece of information and two replies."""
+        """Add a piece of information and two replies."""
         speaker = self.other()
         value = self.rng.choice(topic["values"])
         line = self.say(speaker, topic["statement"].format(v=value))
@@ -124,7 +124,7 @@ class Talk:
         self.say(self.other(who), self.rng.choice(TEXTS["welcomes"]).format(x=who))
 
     def retell(self, who: str) -> None:
-        """Someone who knows the latest piece tells it to `who`, and to all who are there."""
+        """Someone who knows the latest piece tells it to `who` and all others present."""
         piece = self.pieces[-1]
         teller = self.other(who) if piece.speaker not in self.present else piece.speaker
         if teller not in piece.hearers:
@@ -138,7 +138,7 @@ class Talk:
 
 
 def rows(n: int, seed: int) -> list[Row]:
-    """`n` rows, whole sets one after another; the first rows of a longer list are the same."""
+    """`n` rows in whole sets; fewer rows are a prefix of more."""
     rows: list[Row] = []
     conversation = 0
     while len(rows) < n:
@@ -169,10 +169,10 @@ def _made_talk(rng: random.Random) -> Talk:
     late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
     chosen = rng.sample(TEXTS["topics"], 3)
-    # Everybody says something at once: who is there must be readable from the conversation.
+    # Everyone speaks at the start: the conversation must show who is there.
     for who, greeting in zip(sorted(talk.present), rng.sample(TEXTS["greetings"], 6), strict=False):
         talk.say(who, greeting)
-    if rng.random() < (0.5 if late else 0.15):  # without late ones nobody would miss it
+    if rng.random() < (0.5 if late else 0.15):  # without late arrivals no one would miss it
         talk.tell(chosen[0])
     away = rng.sample(sorted(talk.present), min(len(talk.present) - 2, rng.randint(1, 3)))
     for who in away:
@@ -197,7 +197,7 @@ def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
 
 
 def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
-    """The set of one piece, in the order fact, beliefs, who can answer, who has it."""
+    """The set of one piece: fact, beliefs, who can answer, who has the information."""
     yield _question_row(piece.word("question"), "fact", piece.sentence, "", _access(talk, piece))
     others = [p for p in talk.people if p != piece.speaker]
     absent = [p for p in others if p not in piece.hearers]
@@ -214,7 +214,7 @@ def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
 
 
 def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
-    """One belief in free words and with two options in random order."""
+    """One belief, as a free question and with two options in random order."""
     inner, clause = chain[-1], piece.word("clause")
     knows = inner in piece.hearers
     knowledge = f"{inner} knows that {piece.word('fact')}."
@@ -241,9 +241,9 @@ def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterat
 def _knowledge_questions(
     rng: random.Random, talk: Talk, piece: Piece, kind: str, question: str = ""
 ) -> Iterator[Row]:
-    """The list question, and yes-or-no questions with as many golds of either sort as can be.
+    """The list question, and yes-or-no questions with balanced golds.
 
-    With `question` they are about the question, without it about the information itself.
+    With `question` they are about that question, otherwise about the information itself.
     """
     knowing = [p for p in talk.people if p in piece.hearers]
     others = [p for p in talk.people if p not in piece.hearers]
@@ -289,10 +289,10 @@ _SEVERAL = ("beliefQAs", "answerabilityQAs_binary", "infoAccessibilityQAs_binary
 
 
 def import_fantom(path: Path) -> Imported:
-    """Rows of `fantom_v1.json`; the tables of PercepToM hold no answers."""
+    """Rows of `fantom_v1.json`; the tables of PercepToM have no answers."""
     return import_records(
         path, _rows_of_set, fields=("set_id", "factQA"), origin="FANToM", licence=LICENCE,
-        way_out="Give fantom_v1.json of the FANToM release; files derived from it hold no answers.",
+        way_out="Give fantom_v1.json of the FANToM release; files derived from it have no answers.",
         notes=lambda rows, bad: [f"Licence: {LICENCE}."],
     )  # fmt: skip
 
@@ -304,7 +304,7 @@ def _rows_of_set(record: RawRow, _: int) -> list[Row | BadRow]:
     (context,) = need(record, "short_context")
     fact = record.fields.get("factQA")
     if not isinstance(fact, Mapping) or not fact.get("question") or not fact.get("correct_answer"):
-        raise BadRecord("its factQA has no question with an answer, which others build on")
+        raise BadRecord("its factQA has no question with an answer, which other questions need")
     shared = {
         "context": context,
         "fact_question": str(fact["question"]),
@@ -331,7 +331,7 @@ def _pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _from_pair(pair: Any, shared: Mapping[str, Any]) -> list[Row]:
     if not isinstance(pair, Mapping):
-        raise BadRecord("it is no question-answer pair")
+        raise BadRecord("it is not a question-answer pair")
     question, kind = str(pair.get("question") or ""), str(pair.get("question_type") or "")
     gold, wrong = pair.get("correct_answer"), pair.get("wrong_answer")
     if not question or not kind:
@@ -353,7 +353,7 @@ def _from_pair(pair: Any, shared: Mapping[str, Any]) -> list[Row]:
 
 
 def complete_question(question: str, kind: str, shared: Mapping[str, Any]) -> str:
-    """The question with what it is about before it, and how to answer behind it."""
+    """The question with its introduction, and with instructions for the answer."""
     if "answerability" in kind:
         question = f"Question: {shared['fact_question']}\n{question}"
     if "info_accessibility" in kind:
@@ -363,7 +363,7 @@ def complete_question(question: str, kind: str, shared: Mapping[str, Any]) -> st
 
 
 def _lettered(question: str, kind: str, gold: str, wrong: str) -> Row:
-    """The belief with two options; which comes first follows from the words, not from chance."""
+    """The belief with two options; their order depends on the words, not on chance."""
     options = [gold, wrong]
     if hashlib.sha256(f"{question}\n{gold}".encode()).digest()[0] % 2:
         options.reverse()

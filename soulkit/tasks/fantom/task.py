@@ -1,13 +1,13 @@
-"""FANToM: who knows what in a conversation that people leave and join.
+"""FANToM: who knows what in a conversation that people leave and rejoin.
 
 {"context": "Ada: Excuse me, the phone. ...", "question_type": "tom:info_accessibility:binary",
 "complete_question": "Does Ada know what Ben cooked? Answer yes or no.", "correct_answer": "no",
 "missed_info_accessibility": "inaccessible", "set_id": "0-0-0"}
 
-The type says how an answer is read and scored: a letter, names, yes or no, or a sentence (the F1
-of its words). The headline is the accuracy over all questions that are no sentences. ALL asks for
-every letter, list and yes or no of a set, ALL* for the free beliefs as well. The symbolic coach
-says where to look ("utterance 7"), never who was there. `reference` reads and scores as published.
+The type determines how an answer is parsed and scored: a letter, names, yes or no, or a sentence
+(F1 of its words). The headline is the accuracy over all questions without sentence answers. ALL
+requires every letter, list and yes-or-no question of a set, ALL* also the free beliefs. The
+symbolic coach says where to look ("utterance 7"), never who was there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Recor
 
 TEXTS = Texts(__file__)
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
-"""How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
+"""The form of an answer: a letter, a list of names, yes or no, a sentence (two kinds)."""
 
 STRICT: tuple[AnswerForm, ...] = ("choice", "names", "yes_no")
 FREE: tuple[AnswerForm, ...] = ("fact", "belief")
-"""Forms whose answers are right or wrong, and those whose words are compared."""
+"""Forms that are right or wrong, and forms whose words are compared."""
 NOBODY = "nobody"
 NO_CHOICE = "none of these rows has a choice question"
 """Why there is no headline: letters, lists, and yes or no are choices, sentences are not."""
@@ -46,7 +46,7 @@ _TYPE = re.compile(
     r"fact(?::.+)?|tom:belief:(?:in)?accessible(?::multiple-choice)?"
     r"|tom:(?:answerability|info_accessibility):(?:list|binary)"
 )
-"""Types of questions that the benchmark has."""
+"""The benchmark's question types."""
 ASSENT, DENIAL = ("yes", "true"), ("no", "false")
 _HEDGES = ("not", "never", "nobody", "none", "unsure", "maybe", "perhaps", "or")
 _LEADING = re.compile(r"\W*(?:yes|no|true|false)\W*(?:[^\w\s]|\n)", re.IGNORECASE)
@@ -59,10 +59,10 @@ _COMMON = ("about", "does", "know", "that", "their", "there", "they", "this", "u
 
 
 def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
-    """How questions of a type are answered; None for an unknown type.
+    """The form of answer for a question type; None for an unknown type.
 
-    `free`: whether beliefs may be asked for in free words, without options; then only the types
-    that the benchmark has are known.
+    `free`: whether beliefs may be asked without options; then only the benchmark's own types are
+    known.
     """
     if free and not _TYPE.fullmatch(question_type):
         return None
@@ -79,9 +79,9 @@ def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
 
 
 def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
-    """One to four sentences on a draft with this score, or on none.
+    """One to four sentences of feedback on a draft with this score, or on none.
 
-    `fields` needs `form`, and `events` and `tom_type` where the row has them; the gold is not used.
+    `fields` needs `form`, and `events` and `tom_type` if the row has them; the gold is not used.
     """
     form, advice = str(fields["form"]), TEXTS["advice"]
     nested = str(fields.get("tom_type") or "").startswith("second-order")
@@ -110,7 +110,7 @@ def _utterances(fields: Mapping[str, Any]) -> Iterator[str]:
 
 class Fantom(ChoiceTask):
     free_beliefs = True
-    """Whether beliefs may be asked for in free words."""
+    """Whether beliefs may be asked without options."""
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -119,15 +119,15 @@ class Fantom(ChoiceTask):
         kind = str(fields["question_type"])
         form = answer_form(kind, free=self.free_beliefs)
         if form is None:
-            raise RowError(f"The question type '{kind}' is not known.", "It decides the scoring.")
+            raise RowError(f"The question type '{kind}' is unknown.", "It determines the scoring.")
         if not question:
-            raise RowError("The row asks nothing.", "It has neither question nor its long form.")
+            raise RowError("The row has no question.", "It needs a question or its complete form.")
         prepared = {**fields, "complete_question": str(question), "form": form}
         self.check(prepared, form)
         return prepared
 
     def check(self, fields: Mapping[str, Any], form: AnswerForm) -> None:
-        """DataError on a row that nobody could answer rightly."""
+        """DataError for a row that has no right answer."""
         _check(fields, form)
 
     def parse(self, text: str) -> tuple[str, str]:
@@ -157,7 +157,7 @@ class Fantom(ChoiceTask):
         return float(self.right(example, form, answer))
 
     def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
-        """Whether an answer that is no sentence is right."""
+        """Whether an answer other than a sentence is right."""
         gold = example.fields["correct_answer"]
         if form == "choice":
             return _letter(answer)[0] == _gold_letter(gold)
@@ -169,7 +169,7 @@ class Fantom(ChoiceTask):
         return names == gold_names and (bool(gold_names) or nobody)
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
+        """For free beliefs: whether the answer is closer to the gold than to the wrong answer."""
         if example.fields["form"] != "belief":
             return {}
         wrong = example.fields.get("wrong_answer")
@@ -193,8 +193,8 @@ class Fantom(ChoiceTask):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`accuracy` over letters, lists and yes or no (the headline), `free_f1` of the words of
-        free answers, and numbers over whole sets. Without a question that `accuracy` counts, its
-        `n` is 0."""
+        free answers, and metrics over whole sets. If no question counts for `accuracy`, its `n` is
+        0."""
         accuracy = mean_of(self.counted(records), "questions")
         if not accuracy.n:
             accuracy = replace(accuracy, not_applicable=NO_CHOICE)
@@ -203,7 +203,7 @@ class Fantom(ChoiceTask):
         return {"accuracy": accuracy} | free_f1 | set_numbers(records)
 
     def counted(self, records: Sequence[Record]) -> list[float | None]:
-        """The values that the headline is the mean of."""
+        """The values that the headline averages."""
         return _values(records, STRICT)
 
     # -- gold ---------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Fantom(ChoiceTask):
         return f"<answer>{wrong or 'I cannot tell.'}</answer>"
 
     def _wrong_names(self, gold: Any, wrong: Any) -> str:
-        """All the right names and the wrong ones; without wrong ones, the opposite of the gold."""
+        """All right names and the wrong ones; without wrong ones, the opposite of the gold."""
         right = self._gold_names(gold)
         others = [n for n in name_list(wrong) if plain(n) not in {plain(name) for name in right}]
         return ", ".join([*right, *others]) if others else NOBODY if right else "everybody"
@@ -244,10 +244,10 @@ class Fantom(ChoiceTask):
         return advice_on(example.fields, score)
 
     def leak_view(self, example: Example) -> LeakView:
-        """What must not be found out; of names, any of them; of sentences, what their words add.
+        """The options of the answer; for names all of them; for sentences the words they add.
 
-        Where several words would each help, they are the options and one of them is the gold; a
-        remark that names any of them tells a part of the answer (`each`).
+        If each of several words would help, all are options and one of them is the gold; a remark
+        with any of them reveals a part of the answer (`each`).
         """
         question, form = example.fields["complete_question"], example.fields["form"]
         gold = self.gold_text(example)
@@ -268,7 +268,7 @@ class Fantom(ChoiceTask):
 
 
 def _telling(gold: str, context: str) -> tuple[str, ...]:
-    """The longer words of `gold` that, inflections aside, do not stand in `context`."""
+    """The longer words of `gold` that do not occur in `context`, ignoring inflections."""
     stems = {word[:_STEM] for word in (*answer_words(context), *_COMMON)}
     words = [w for w in answer_words(gold) if len(w) >= _STEM and w[:_STEM] not in stems]
     return tuple(dict.fromkeys(words))
@@ -286,16 +286,16 @@ def _group(fields: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class _Set:
-    """One play of a set, as far as its questions are among the records."""
+    """One play of a set, with the questions that are among the records."""
 
     right: dict[str, bool] = field(default_factory=dict)
     """Question group → whether all its questions are right."""
     counts: Counter[bool] = field(default_factory=Counter)
-    """Free beliefs (True) and all others."""
+    """Number of free beliefs (True) and of all others (False)."""
     size: int | None = None
     beliefs: int | None = None
     broken: bool = False
-    """Whether a question on its conversation is unscored."""
+    """Whether a question about its conversation is unscored."""
 
     def add(self, notes: Mapping[str, Any], right: bool) -> None:
         group = str(notes["form"])
@@ -305,7 +305,7 @@ class _Set:
 
     @property
     def strict(self) -> bool:
-        """Whether it has all that ALL asks for."""
+        """Whether it has all question groups of ALL."""
         return {"choice", "answerability", "info"} <= set(self.right)
 
     @property
@@ -321,14 +321,14 @@ class _Set:
 
 
 def set_numbers(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
+    """`set_all` and `set_all_star` (shares of sets with every question right), and `sets`.
 
-    A set counts if it has a lettered belief, a question on who can answer and one on who has
-    the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
-    the whole conversation only, stay out. An unscored question takes its conversation's sets
-    out of the count, and a question that was not asked its own set. That can be known only
-    where rows have the size of their set, as made and imported ones do: `sets_complete` counts
-    these, and beyond it (released rows) a part of a set counts as a set.
+    A set counts if it has a lettered belief, a question about who can answer and one about who has
+    the information; for ALL* also a free belief. Facts and golds `no:long`, which hold only for the
+    whole conversation, are left out. An unscored question excludes its conversation's sets, an
+    unplayed question its own set. Unplayed questions are only detected if rows have the size of
+    their set, as generated and imported ones do: `sets_complete` counts these; otherwise (released
+    rows) a part of a set counts as a set.
     """
     sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
     if not sets:
@@ -353,7 +353,7 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
             broken.add(play)
         elif "set" in notes:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
-            if near is not None:  # a free belief without a wrong one beside it decides nothing
+            if near is not None:  # a free belief without a wrong answer decides nothing
                 sets[*play, notes["set"]].add(notes, near == 1)
     for key, members in sets.items():
         members.broken = key[:-1] in broken
@@ -378,7 +378,7 @@ def _values(records: Sequence[Record], forms: Sequence[AnswerForm]) -> list[floa
 
 
 def name_list(value: Any) -> list[str]:
-    """The names of a list, or of text that is cut at commas, without brackets and quotes."""
+    """The names of a list, or of comma-separated text, without brackets and quotes."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -396,14 +396,14 @@ def _people(example: Example) -> tuple[str, ...]:
 
 
 def _letter(answer: str) -> tuple[str, str]:
-    """(lower-case letter, status); the letter as the options show it, `(b)`, is as good as `b`."""
+    """(lower-case letter, status); `(b)`, as the options show it, is as good as `b`."""
     letter, status = tagged_letter(f"<answer>{answer}</answer>", "paper")
     shown = answer.strip().lower() == f"({letter.lower()})"
     return letter.lower(), "ok" if letter and shown else status
 
 
 def _polarity(answer: str) -> tuple[str, str]:
-    """(`yes`, `no` or "", status): a clear word at either end, or a statement of knowing."""
+    """(`yes`, `no` or "", status): a clear word at either end, or a statement about knowing."""
     words = plain(answer).split()
     senses = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
     if len(words) == 1 and senses:
@@ -415,7 +415,7 @@ def _polarity(answer: str) -> tuple[str, str]:
         sure = "knows" in words and not set(words) & set(_HEDGES)
         return ("yes", "salvaged") if sure else ("", "malformed")
     clear = _LEADING.match(answer) or words[-1] in (*ASSENT, *DENIAL)
-    # `That is not true` says the opposite of its last word; `She is not, no` does not.
+    # `That is not true` means the opposite of its last word; `She is not, no` does not.
     denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
     readable = len(senses) == 1 and clear and not hedged
@@ -423,7 +423,7 @@ def _polarity(answer: str) -> tuple[str, str]:
 
 
 def _names_status(answer: str, people: Sequence[str]) -> str:
-    """`ok` for a plain list of names, `salvaged` for names inside of other words."""
+    """`ok` for a plain list of names, `salvaged` for names within other words."""
     parts = [plain(part).split() for part in re.split(r"[,;\n/&]|\band\b", answer)]
     if all(len(part) <= _NAME_WORDS for part in parts):
         return "ok" if any(parts) else "malformed"
@@ -434,7 +434,7 @@ def _names_status(answer: str, people: Sequence[str]) -> str:
 
 
 def gold_index(gold: Any) -> int | None:
-    """The place that a lettered gold names, counted from 0; None when it is no number."""
+    """The option index that a lettered gold names, counted from 0; None if it is not a number."""
     try:
         return int(gold)
     except (TypeError, ValueError):
@@ -453,17 +453,19 @@ def _gold_polarity(gold: Any) -> str:
 def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():
-        raise RowError("The row has no conversation.", "All its questions are about one.")
+        raise RowError("The row has no conversation.", "Its question is about one.")
     if form == "choice" and _gold_letter(gold) not in _options(fields):
         raise RowError(
-            f"The gold answer '{gold}' is no option's place.", "Lettered golds count from 0."
+            f"The gold answer '{gold}' is not the index of an option.", "Indices count from 0."
         )
     if form == "yes_no" and not _gold_polarity(gold):
-        raise RowError(f"The gold answer '{gold}' is neither yes nor no.", "Nothing can match it.")
-    # An empty list is the gold of a question about people whom nobody is one of.
+        raise RowError(
+            f"The gold answer '{gold}' is neither yes nor no.", "No answer can match it."
+        )
+    # An empty list is a valid gold: no one is one of the people asked about.
     nobody = form == "names" and gold == []
     if not nobody and (not str(gold).strip() or gold in ([], {})):
-        raise RowError("The gold answer is blank.", "Nothing can match it.")
+        raise RowError("The gold answer is blank.", "No answer can match it.")
 
 
 _LETTER = re.compile(r"\(?([a-d])\)?\.?")
@@ -483,7 +485,7 @@ class FantomReference(Fantom):
         return self.parse(text)
 
     def counted(self, records: Sequence[Record]) -> list[float | None]:
-        """All of them: the published mean holds the F1 of facts, too."""
+        """All values: the published mean includes the F1 of facts."""
         return [record.score.value for record in drafts(records)]
 
     def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
@@ -495,7 +497,7 @@ class FantomReference(Fantom):
 
 
 def published_right(form: AnswerForm, answer: str, gold: Any, wrong: Any) -> bool:
-    """The published rules, word for word as they decide."""
+    """The published rules, reproduced exactly."""
     if form == "choice":
         letter = _LETTER.fullmatch(answer.lower())
         return letter is not None and ord(letter.group(1)) - ord("a") == gold_index(gold)

@@ -1,12 +1,12 @@
-"""Humanual rows of the six domains: imported from processed files, or made.
+"""Humanual rows of the six domains: imported from processed files, or generated.
 
     {"persona": "...", "prompt": [{"role": "poster", "content": "...", "metadata": {...}}],
      "completion": "...", "user_id": "...", "post_id": "..."}
 
-A row needs who writes (persona), what they saw (prompt) and what they wrote (completion). Records
-that lack one of them are unusable: a reply made up here would be no human's. In made rows a persona
-tells what an invented person thinks and how they write; both show in the completion. PER_PERSON
-rows in a row are by the same person.
+A row needs the writer (persona), what they saw (prompt) and what they wrote (completion). Records
+without one of them are unusable: a reply invented here would not be human. In generated rows a
+persona states an invented person's opinion and style; both show in the completion. PER_PERSON
+consecutive rows are by the same person.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = ("prompt", "completion")
 
 
 def import_humanual(path: Path) -> Imported:
-    """Rows of a processed file. The file of posts holds no replies, so it cannot be imported."""
+    """Rows of a processed file. The file of posts has no replies, so it cannot be imported."""
     return import_records(
         path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
         way_out="Give rows with persona, prompt and completion; a post without a reply is no row.",
@@ -47,7 +47,7 @@ def _imported_row(raw: RawRow, _: int) -> Row:
 
 
 def _prompt(value: Any) -> str:
-    """JSON text of the messages without their metadata, or the plain text that the prompt is."""
+    """JSON text of the messages without their metadata, or a prompt in plain text."""
     messages = structure(value)
     if isinstance(messages, list) and messages and all(map(_is_message, messages)):
         messages = [
@@ -66,18 +66,18 @@ def _is_message(value: Any) -> bool:
 
 def _notes(rows: Sequence[Row], bad: Sequence[BadRow]) -> tuple[str, ...]:
     without = sum("'persona'" in b.why for b in bad)
-    lacking = f"{without} records have no persona: only the processed sets carry one."
-    return (f"{len(rows)} rows; metadata of messages is left out.", *([lacking] if without else []))
+    lacking = f"{without} records have no persona: only the processed sets have one."
+    return (f"{len(rows)} rows, without the messages' metadata.", *([lacking] if without else []))
 
 
 TEXTS = Texts(__file__)
 PER_PERSON = 2
-"""Rows in a row that are by the same person."""
+"""Number of consecutive rows by the same person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stance:
-    """A trait, in the words of a description, and two ways of saying what follows from it."""
+    """A trait as a description puts it, and two statements that follow from it."""
 
     trait: str
     says: tuple[tuple[str, str], tuple[str, str]]
@@ -85,7 +85,7 @@ class Stance:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What the person saw (role, text), and what the sayings of a stance are filled with."""
+    """What the person saw (role, text), and the words that fill a stance's statements."""
 
     category: str
     seen: tuple[tuple[str, str], ...]
@@ -109,7 +109,7 @@ def domain_of(name: str) -> Domain:
 
 @dataclass(frozen=True, slots=True)
 class _Habit:
-    """How somebody writes: in words, and as what it does to the two sentences of a saying."""
+    """A writing style: its description, and its effect on the two sentences of a statement."""
 
     description: str
     write: Callable[[str, str], str]
@@ -133,7 +133,7 @@ class _Person:
 
 
 def rows(n: int, seed: int, *, task: str) -> list[dict[str, Any]]:
-    """`n` rows of one of TASKS; row i depends on (seed, i) alone, so fewer are a prefix of more."""
+    """`n` rows of one of TASKS; row i depends only on (seed, i), so fewer are a prefix of more."""
     domain = task.removeprefix("humanual_")
     return [_made_row(domain, seed, index) for index in range(n)]
 
@@ -142,7 +142,7 @@ def _made_row(domain: str, seed: int, index: int) -> dict[str, Any]:
     number, turn = divmod(index, PER_PERSON)
     rng = random.Random(f"humanual/{domain}/{seed}/{number}")
     person = _person(rng, domain)
-    # Drawn together, so that nobody writes twice about the same thing.
+    # Drawn together, so that no person writes twice about the same topic.
     topic = rng.sample(domain_of(domain).topics, PER_PERSON)[turn]
     first, second = rng.choices(person.stance.says, k=PER_PERSON)[turn]
     written = person.habit.write(first.format(**topic.words), second.format(**topic.words))

@@ -1,14 +1,14 @@
-"""Humanual's numbers, and feedback from a verdict: six sides of a person, lengths, shared words.
+"""Humanual's metrics, and feedback from a verdict: six aspects of a person, lengths, shared words.
 
     value = clip(mean of the six · length factor, 0, 1)
-    length factor = 1 where the person wrote fewer than 20 words
-                  = min(1, words / (0.3 · theirs)) else
+    length factor = 1 if the person wrote fewer than 20 words
+                  = min(1, words / (0.3 · theirs)) otherwise
 
-The published factor knows no text that is too long; the two-sided one falls as soon as a text has
-more than 1 / 0.3 times the person's words (of twenty at least).
+The published factor does not penalise long texts; the two-sided one decreases once a text has more
+than 1 / 0.3 times the person's words (at least twenty).
 
-The judge has read what the person wrote; the coach has not, and gets the sentences of the verdict
-that repeat nothing of it: “Quotes ‘never again by ferry’. The anger is missing.” → the second.
+The judge has read the person's text; the coach has not, and gets the sentences of the verdict that
+repeat nothing of it: “Quotes ‘never again by ferry’. The anger is missing.” → the second.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from soulkit.types import Score
 TEXTS = Texts(__file__)
 
 AXES = ("stance", "emotion", "belief", "value", "goal", "communication")
-"""The sides of a person that a judge compares, in the order of its answer."""
+"""The aspects of a person that a judge compares, in the order of its answer."""
 FEWEST_WORDS, LEAST_SHARE = 20, 0.3
-"""A text of fewer words may be answered by one of any length; of others so much is asked for."""
+"""The reply to a shorter text may have any length; other replies need this share of its words."""
 _WORD = re.compile(r"\w+")
 
 
@@ -56,12 +56,12 @@ class Coverage(VerdictShape):
 
 
 def clip_share(number: float) -> float:
-    """`number`, moved into [0, 1]; NaN comes out as 1, so no reader may let it through."""
+    """`number` clipped to [0, 1]; NaN becomes 1, so readers must reject it."""
     return max(0.0, min(1.0, number))
 
 
 def sides_mean(scores: Mapping[str, float]) -> float:
-    """Plain mean of the six scores."""
+    """The mean of the six scores."""
     return sum(scores[axis] for axis in AXES) / len(AXES)
 
 
@@ -74,7 +74,7 @@ def length_factor(
     generated: str | None, reference: str | None, min_ref_tokens: int = FEWEST_WORDS,
     target_ratio: float = LEAST_SHARE,
 ) -> float:  # fmt: skip
-    """What a text keeps of its score for its length, in [0, 1]; only short ones lose any."""
+    """The factor for a text's length, in [0, 1]; only short texts lose."""
     length, measure = len(word_tokens(generated)), len(word_tokens(reference))
     if measure < min_ref_tokens or not measure:
         return 1.0
@@ -82,14 +82,14 @@ def length_factor(
 
 
 def two_sided_factor(generated: str | None, reference: str | None) -> float:
-    """The same in [0, 1], where long texts lose as well."""
+    """The same in [0, 1], but long texts lose as well."""
     length, measure = len(word_tokens(generated)), len(word_tokens(reference))
     most = max(measure, FEWEST_WORDS) / LEAST_SHARE
     return min(length_factor(generated, reference), most / length if length else 1.0)
 
 
 def lexical_f1(generated: str | None, reference: str | None) -> float:
-    """F1 of the words of both, in [0, 1], repeated words counted; 0 when either has none."""
+    """F1 of the words of both texts, in [0, 1], counting repetitions; 0 if either has none."""
     words, measure = Counter(word_tokens(generated)), Counter(word_tokens(reference))
     shared = (words & measure).total()
     if not shared:
@@ -100,14 +100,14 @@ def lexical_f1(generated: str | None, reference: str | None) -> float:
 
 RUBRIC = ("stance score", "emotion score", "belief score", "value score", "goal score",
           "communication score", "length factor")  # fmt: skip
-"""Words of the judge's question: whoever uses them speaks of the judge."""
+"""Terms of the judge's question: feedback that uses them is about the judge."""
 WEAK = 0.5
-"""A side below this deserves a lesson."""
+"""An aspect with a lower score gets a lesson."""
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
 def judge_remarks(score: Score, original: str, public: str) -> str:
-    """The first readable judge's thoughts, a line a side, without what repeats the original."""
+    """The first readable judge's thoughts, one line per aspect, without repeats of the original."""
     lines = []
     for axis, (thought, number) in thoughts(score).items():
         sentences = [
@@ -121,7 +121,7 @@ def judge_remarks(score: Score, original: str, public: str) -> str:
 
 
 def thoughts(score: Score) -> dict[str, tuple[str, float]]:
-    """Side → (thought, score) of the first judge that could be read; empty without one."""
+    """Aspect → (thought, score) of the first readable judge; empty without one."""
     for verdict in score.verdicts:
         if verdict.purpose == "score" and verdict.said:
             sides = {axis: verdict.said[axis] for axis in AXES}
@@ -132,7 +132,7 @@ def thoughts(score: Score) -> dict[str, tuple[str, float]]:
 
 
 def person_lessons(score: Score | None) -> Iterator[tuple[str, ...]]:
-    """Lessons by rules, the fullest first; without a score what holds for every text."""
+    """Rule-based lessons, the most complete first; without a score, general ones."""
     remarks = tuple(_remarks(score)) if score is not None else ()
     weak = tuple(TEXTS["lessons"][axis] for axis in _weakest(score)) if score is not None else ()
     yield (*remarks, *(weak or TEXTS["general_lessons"]))
@@ -153,13 +153,13 @@ def _remarks(score: Score) -> Iterator[str]:
 
 
 def is_short(score: Score) -> bool:
-    """Whether a reply lost for being short."""
+    """Whether a reply lost score for being short."""
     factor = score.metrics.get("length_factor")
     return bool(score.verdicts) and factor is not None and factor < 1
 
 
 def is_long(score: Score) -> bool:
-    """Whether a reply would have lost for being long."""
+    """Whether a reply would have lost score for being long."""
     lower, both = score.metrics.get("length_factor"), score.metrics.get("two_sided_factor")
     return lower == 1 and both is not None and both < 1
 

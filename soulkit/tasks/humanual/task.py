@@ -1,14 +1,13 @@
-"""Humanual: what would this very person have written?
+"""Humanual: what would this particular person have written?
 
-A row shows a person and what they saw, and keeps what they really wrote from the actor. The actor
-writes one reply in <response> tags; a judge compares it with the original on six sides of a person
-(judging.py). `paper`: the value is the mean of the six times the length factor. What is no answer
+A row shows a person and what they saw; the actor does not see what they really wrote. It writes one
+reply in <response> tags; a judge compares this with the original on six aspects of a person
+(judging.py). `paper`: the value is the mean of the six times the length factor. A missing answer
 scores the minimum without a judge. Coach and actor never see the original.
 
-`reference`: any reply is judged, one without the tag as a whole. Feedback stands in the system
-prompt with the original beside it, unchecked. A refined reply is scored by another question (points
-of the original that are covered, less a penalty) to the `auditor`; naming a judge names that one as
-well.
+`reference`: any reply is judged; without the tag, all of it. Feedback is in the system prompt with
+the original, without a leak check. Refined replies are scored by another question (covered points
+of the original, minus a penalty) to the `auditor`, which is the judge unless set otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _CLOSING = re.compile(r"<\s*/\s*response\s*>", re.IGNORECASE)
 
 
 def context_text(prompt: Any, protocol: Protocol) -> str:
-    """What the person saw, as text; empty for nothing that could be read."""
+    """What the person saw, as text; empty if it is unreadable."""
     messages = structure(prompt)
     if isinstance(messages, list | tuple):
         objects = [m if isinstance(m, Mapping) else {"content": m} for m in messages]
@@ -76,11 +75,11 @@ def _joined(messages: list[Mapping[str, Any]], protocol: Protocol) -> str:
 
 
 def field_text(text: str | None, field: str) -> str:
-    """The published reading: what stands in the first tag of that name, else the whole text."""
+    """The published parsing: the content of the first tag of that name, else the whole text."""
     words = text or ""
     opening = re.search(re.escape(f"<{field}>"), words, re.IGNORECASE)
     if opening is not None:
-        # At least one sign stands between the two, be it the rest of a second mark.
+        # At least one character is between the two marks, possibly part of a second mark.
         closing = re.compile(re.escape(f"</{field}>"), re.IGNORECASE)
         end = closing.search(words, opening.end() + 1)
         if end is not None:
@@ -89,11 +88,11 @@ def field_text(text: str | None, field: str) -> str:
 
 
 def read_comment(text: str, protocol: Protocol) -> tuple[str, str]:
-    """(the comment, status) of a completion.
+    """(comment, status) of a completion.
 
-    `paper`: the last tag decides, so that a model may correct itself. `salvaged`: one of its marks
-    is missing, or both are and the whole text is the comment. `empty`: nothing is left. `reference`
-    calls anything `ok`.
+    `paper`: the last tag counts, so that a model may correct itself. `salvaged`: one mark is
+    missing, or both are and the whole text is the comment. `empty`: nothing is left. `reference`:
+    always `ok`.
     """
     remainder = spoken(text, protocol)
     if protocol == "reference":
@@ -107,9 +106,9 @@ def read_comment(text: str, protocol: Protocol) -> tuple[str, str]:
 
 
 BLAND = "No idea, I have not really thought about it."
-"""What a scripted wrong answer says; no original is this one."""
+"""The scripted wrong answer; it equals no original."""
 CUT_FOR_THE_COACH = 2000
-"""Words of what the person saw that a coach reads, the last ones."""
+"""The coach reads this many words of what the person saw, the last ones."""
 Metrics = dict[str, float | None]
 
 
@@ -124,11 +123,11 @@ class Humanual(ChoiceTask):
         return read
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """DataError on a row that cannot be scored."""
+        """DataError for a row that cannot be scored."""
         for name in ("persona", "prompt", "completion"):
             if not str(fields[name]).strip():
                 what = f"The row's {name} is empty."
-                raise RowError(what, "Persona, prompt and completion are all needed.")
+                raise RowError(what, "A row needs persona, prompt and completion.")
 
     def calls(self, example: Example) -> dict[Role, int]:
         return {"actor": 1, "judge": 1}
@@ -139,7 +138,7 @@ class Humanual(ChoiceTask):
         return (self.opening(example), self.slot(example, self.acted_seat(example), feedback))
 
     def opening(self, example: Example) -> Segment:
-        """Who the actor is, and the form of its answer."""
+        """The system prompt: the actor's persona and the form of its answer."""
         return Segment("system", self.rendered("person", example, None))
 
     def rendered(self, template: str, example: Example, feedback: Feedback | None) -> str:
@@ -154,24 +153,24 @@ class Humanual(ChoiceTask):
         return read_comment(text, self.protocol)
 
     def grade(self, example: Example, answer: str) -> float:
-        """What rules alone say about a reply: the words that it shares with the original."""
+        """The rule-based part of the score: the words that a reply shares with the original."""
         return lexical_f1(answer, str(example.fields["completion"]))
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """Raises UnreadableVerdict (the episode is then unscored) where a judge gave nothing."""
+        """Raises UnreadableVerdict (the episode is then unscored) if no verdict is readable."""
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
         reply, parsed = self.parse(episode.final.text)
         status = actor_status(episode.final, parsed, self.strict_endings)
-        if status not in READABLE:  # nothing that a judge should be paid for
+        if status not in READABLE:  # nothing for a judge to rate
             return self._no_answer(status)
         return await self.rated(example, episode, reply, status, cast)
 
     async def rated(
         self, example: Example, episode: Episode, reply: str, status: str, cast: Cast
     ) -> Score:
-        """The score of a reply by the six sides."""
+        """The score of a reply by the six aspects."""
         asked_for = question("score", self.judge_prompt("judge", example, reply), self.sides)
         opinions: Sequence[panel.Opinion[Any]] = await panel.opinions(cast, asked_for, episode)
         scores = {
@@ -186,7 +185,7 @@ class Humanual(ChoiceTask):
         return self._scored("judge", metrics, status, opinions)
 
     def text_metrics(self, example: Example, reply: str, judged: float) -> Metrics:
-        """The headline, `likeness`, and what stands beside it, for what the judge gives."""
+        """The headline `likeness` and additional metrics, for the judge's number."""
         original = str(example.fields["completion"])
         factor, both = length_factor(reply, original), two_sided_factor(reply, original)
         return {
@@ -216,7 +215,7 @@ class Humanual(ChoiceTask):
         )  # fmt: skip
 
     def judge_prompt(self, template: str, example: Example, reply: str) -> str:
-        """A question about a reply, beside the original and what the person had read."""
+        """A question about a reply, with the original and what the person had read."""
         view, _ = self.within_budget(example.visible("judge"))
         return self.prompts.render(
             template,
@@ -240,7 +239,7 @@ class Humanual(ChoiceTask):
         }  # fmt: skip
 
     def judge_remarks(self, example: Example, score: Score) -> str:
-        """What the judge said about the draft, for a coach that must not know the original."""
+        """The judge's remarks on the draft, for a coach that must not know the original."""
         original = str(example.fields["completion"])
         return coaching.judge_remarks(score, original, self._public(example))
 
@@ -288,7 +287,7 @@ class Humanual(ChoiceTask):
 
 
 def in_tag(text: str) -> str:
-    """A reply in the form that is asked for."""
+    """A reply in the required form."""
     return f"<response>{text}</response>"
 
 
@@ -297,7 +296,7 @@ def _side_score(axis: str, verdict: Any) -> float:
 
 
 SHOWN_WORDS = 2000
-"""Words of the original that a refined reply's prompt holds."""
+"""Maximum words of the original in the prompt of a refined reply."""
 
 
 class HumanualReference(Humanual):
@@ -307,7 +306,7 @@ class HumanualReference(Humanual):
         """Every row can be played."""
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """At most one of the two judges is asked about an episode."""
+        """Only one of the two judges is asked about an episode."""
         return {**super().calls(example), "auditor": 1}
 
     # -- prompts ----------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ class HumanualReference(Humanual):
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
-        """The coach's words, and under them what the person wrote."""
+        """The coach's words, followed by what the person wrote."""
         feedback = await super().critique(example, episode, score, cast, rollout)
         if feedback is None:
             return None
@@ -354,7 +353,7 @@ class HumanualReference(Humanual):
                         dimensions=feedback.dimensions)  # fmt: skip
 
     def judge_remarks(self, example: Example, score: Score) -> str:
-        """All that the judge said: this coach sees the original as well."""
+        """All of the judge's remarks, because this coach sees the original as well."""
         return "\n".join(f"{axis} ({n:g}): {text}" for axis, (text, n) in thoughts(score).items())
 
     def leak_view(self, example: Example) -> LeakView | None:

@@ -1,15 +1,15 @@
-"""Recorded conversations of MirrorBench: subsets, played messages, variety of words.
+"""Recorded conversations of MirrorBench: subsets, played messages, lexical diversity.
 
-A row without `dataset` is told by its `conversation_id`: clariq-448, qulac-14,
-486f...b246::dolly-v2-12b (chatbot_arena), or a UUID (oasst1). Under `paper` every message that says
-something is played, except an assistant's last one; `reference` plays the first ten messages.
+The subset of a row without `dataset` follows from its `conversation_id`: clariq-448, qulac-14,
+486f...b246::dolly-v2-12b (chatbot_arena), or a UUID (oasst1). `paper` plays every non-empty message
+except an assistant's last one; `reference` plays the first ten messages.
 
     MATTR    moving-average type-token ratio, window 50        higher: more varied
-    HD-D     share of types expected in a sample of 42         higher: more varied
+    HD-D     expected share of types in a sample of 42         higher: more varied
     Yule's K repetition, times 10,000                          higher: more repeated
 
-They count the user's messages in o200k tokens. A z-score is (value − mean) / standard deviation
-over the people of the subset in the whole data set; None without tokenizer or two unlike people.
+They are computed on the user's messages in o200k tokens. A z-score is (value − mean) / standard
+deviation over all people of the subset; None without a tokenizer or with fewer than two people.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 def subset_of(row: Mapping[str, Any]) -> str | None:
-    """The subset of a row, None when neither its `dataset` nor its id tells."""
+    """The subset of a row, from its `dataset` or its id; None if neither tells."""
     named = str(row.get("dataset") or "").strip().lower()
     if named:
         return named
@@ -43,7 +43,7 @@ def subset_of(row: Mapping[str, Any]) -> str | None:
 
 
 def topic_of(row: Mapping[str, Any]) -> str | None:
-    """What names the topic of a row, else its conversation; None when neither is known."""
+    """The topic of a row, else its conversation; None if neither is known."""
     metadata = row.get("metadata")
     about = metadata if isinstance(metadata, Mapping) else {}
     if about.get("topic_id") is not None and subset_of(row) in ("clariq", "qulac"):
@@ -58,7 +58,7 @@ _LABEL = re.compile(r"\s*user:\s*", re.IGNORECASE)
 
 
 def played_messages(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages that `paper` plays: said by somebody, and no assistant's at the end."""
+    """The messages that `paper` plays: non-empty, without an assistant's last one."""
     messages = [turn for turn in turns if turn["role"] in (USER, ASSISTANT)]
     messages = [message for message in messages if message["content"].strip()]
     while messages and messages[-1]["role"] == ASSISTANT:
@@ -80,10 +80,10 @@ def as_lines(messages: Sequence[ChatMessage]) -> list[Line]:
 
 
 def read_message(text: str, protocol: Protocol) -> tuple[str, str]:
-    """(what the simulated user wrote, status): `ok`, `salvaged` where a label stood before it, or
+    """(the simulated user's message, status): `ok`, `salvaged` if it started with a label, or
     `empty`.
 
-    `reference` takes a label away before it looks for thinking, and keeps unclosed thinking.
+    `reference` removes a label before it looks for thinking, and keeps unclosed thinking.
     """
     if protocol == "reference":
         label = _LABEL.match(text)
@@ -96,20 +96,20 @@ def read_message(text: str, protocol: Protocol) -> tuple[str, str]:
 
 
 def conversation_text(turns: Sequence[Mapping[str, object]]) -> str:
-    """`ROLE: content` line by line, as `reference` shows conversations to its judge."""
+    """`ROLE: content` per line, the format of the judge prompt in `reference`."""
     return "\n".join(f"{str(t.get('role', 'unknown')).upper()}: {t.get('content')}" for t in turns)
 
 
 MEASURES = ("mattr", "hdd", "yules_k")
 WINDOW, SAMPLE = 50, 42
 PEOPLE = "people"
-"""The field of an example that holds its subset's people: measure → (mean, standard deviation)."""
+"""The field with the statistics of the subset's people: measure → (mean, standard deviation)."""
 UNIT = "conversations"
 Spread = tuple[float, float]
 
 
 def word_measures(texts: Sequence[str]) -> dict[str, float | None]:
-    """Measure → its value over these messages; None for each where there is no tokenizer."""
+    """Measure → its value over these messages; all None without a tokenizer."""
     tokens = subword_tokens(" ".join(text for text in texts if text))
     if tokens is None:
         return dict.fromkeys(MEASURES)
@@ -117,7 +117,7 @@ def word_measures(texts: Sequence[str]) -> dict[str, float | None]:
 
 
 def of_tokens(tokens: Sequence[Any]) -> dict[str, float]:
-    """Measure → its value; 0 for each where there is no token."""
+    """Measure → its value; all 0 without tokens."""
     return {
         "mattr": mattr(tokens, WINDOW), "hdd": hdd(tokens, SAMPLE), "yules_k": yules_k(tokens),
     }  # fmt: skip
@@ -127,7 +127,7 @@ def of_tokens(tokens: Sequence[Any]) -> dict[str, float]:
 
 
 def with_people(examples: Sequence[Example]) -> list[Example]:
-    """The examples of a whole data set, each with the numbers of the people of its subset."""
+    """The examples of a whole data set, each with the statistics of its subset's people."""
     groups: dict[str | None, list[dict[str, float | None]]] = defaultdict(list)
     for example in examples:
         groups[example.fields["subset"]].append(word_measures(user_texts(example.fields["turns"])))
@@ -139,7 +139,7 @@ def with_people(examples: Sequence[Example]) -> list[Example]:
 
 
 def spreads(people: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
-    """Measure → (mean, sample standard deviation); None for fewer than two or all alike."""
+    """Measure → (mean, sample standard deviation); None for fewer than two or equal values."""
     by_measure: dict[str, Spread | None] = {}
     for measure in MEASURES:
         values = [v for one in people if (v := one.get(measure)) is not None]
@@ -149,7 +149,7 @@ def spreads(people: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | 
 
 
 def user_texts(turns: Sequence[Mapping[str, str]]) -> list[str]:
-    """What the user of a recorded conversation wrote, all of it."""
+    """All messages of the user in a recorded conversation."""
     return [turn["content"] for turn in turns if turn["role"] == "user"]
 
 
@@ -157,7 +157,7 @@ def user_texts(turns: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def lexical_metrics(texts: Sequence[str], fields: Mapping[str, Any]) -> dict[str, float | None]:
-    """`lexical/mattr` and `lexical/mattr_z` …, of one conversation."""
+    """`lexical/mattr` and `lexical/mattr_z` etc. of one conversation."""
     people = fields.get(PEOPLE) or {}
     metrics: dict[str, float | None] = {}
     for measure, value in word_measures(texts).items():
@@ -168,7 +168,7 @@ def lexical_metrics(texts: Sequence[str], fields: Mapping[str, Any]) -> dict[str
 
 
 def subset_means(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """`lexical/mattr_z/<subset>` …: mean z-scores, without a scale since they have no ends."""
+    """`lexical/mattr_z/<subset>` etc.: mean z-scores, which have no fixed scale."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in drafts(records):
         if "subset" in record.tags:

@@ -1,13 +1,13 @@
-"""Rows of `mirrorbench`: made here, imported (MirrorBench, ClariQ, Qulac), or drafted from chats.
+"""Rows of `mirrorbench`: generated, imported (MirrorBench, ClariQ, Qulac), or drafted from chats.
 
     {"task_description": "A welder of 40 turns to an assistant about sourdough bread. ...",
      "turns": [{"role": "assistant", "content": "are you asking which flour to buy"}, ...],
      "dataset": "qulac", "conversation_id": "qulac-9000-1", "metadata": {...}, "index": 3}
 
-Made: invented people who want one thing of an assistant, in all four subsets in turn. Every fifth
-row lacks `dataset`, so that its subset can be told by its id alone. ClariQ and Qulac say what a
-person is after and not how they write, so their descriptions are about the aim alone. Drafted: a
-model describes the person of a recorded chat, in other words than theirs; a filter looks at both.
+Generated: invented people with one request to an assistant, in all four subsets by turns. Every
+fifth row lacks `dataset`, so its subset follows only from its id. ClariQ and Qulac state a person's
+aim but not the writing style, so their descriptions cover only the aim. Drafted: a model describes
+the person of a recorded chat in other words than theirs; a filter checks both.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TEXTS = Texts(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Who wants to know what about which subject, and how they write."""
+    """A person's question about a subject, and their writing style."""
 
     number: int
     subject: str
@@ -79,7 +79,7 @@ class Wish:
 
 
 def rows(n: int, seed: int) -> list[Row]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(i, seed) for i in range(n)]
 
 
@@ -150,7 +150,7 @@ _MAKERS: dict[str, Callable[[Wish, int], _Recording]] = {
     "oasst1": _made_oasst,
     "qulac": _made_qulac,
 }
-"""Subset → how a row of it is made."""
+"""Subset → the function that generates its conversations."""
 
 
 def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
@@ -192,7 +192,7 @@ LICENCES = {
 CLARIQ_LICENCE = "none stated (ClariQ)"
 QULAC_LICENCE = "MIT (Qulac)"
 _QULAC = ("topic_id", "facet_id", "topic", "facet_desc", "question", "answer")
-_WAY_OUT = "Give a file with conversations; lists of topics or of questions alone hold none."
+_WAY_OUT = "Give a file with conversations, not a list of topics or questions."
 
 
 def import_mirrorbench(path: Path) -> Imported:
@@ -236,7 +236,7 @@ def _clariq_rounds(record: RawRow, _: int) -> Row:
     questions = [str(record.fields.get(f"question{n}") or "") for n in rounds]
     answers = [str(record.fields.get(f"answer{n}") or "") for n in rounds]
     if not rounds:
-        raise BadRecord("it asks the user nothing, so there is no conversation")
+        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
     number = record.fields.get("Unnamed: 0", record.source.rpartition(":")[2])
     return {
         "task_description": TEXTS["asking_first"].format(aim=_sentence(facet)),
@@ -252,7 +252,7 @@ def _clariq_rounds(record: RawRow, _: int) -> Row:
 
 def _clariq_once(stem: str, record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
-        raise BadRecord("it asks the user nothing, so there is no conversation")
+        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
     request, facet, question, answer = need(record, "initial_request", "facet_desc", "question",
                                        "answer")  # fmt: skip
     line = record.source.rpartition(":")[2]
@@ -275,7 +275,7 @@ def _clariq_once(stem: str, record: RawRow, _: int) -> Row:
 
 
 def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
-    """The records of a file: rows, or those of Qulac's {column: {row: value}} by their numbers."""
+    """The records of a file: rows, or Qulac's {column: {row: value}} regrouped by row."""
     if path.suffix.lower() != ".json":
         return read_rows(path)
     columns = read_json(path)
@@ -284,7 +284,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     if not isinstance(columns, Mapping) or not all(
         isinstance(columns.get(name), Mapping) for name in _QULAC
     ):
-        raise wrong_shape(path, _QULAC, "Give qulac.json as it was published.")
+        raise wrong_shape(path, _QULAC, "Give qulac.json in its published format.")
     places = {place for values in columns.values() for place in values}
     ordered = sorted(places, key=lambda place: (not place.isdecimal(), place.zfill(12)))
     records = [
@@ -299,7 +299,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
 
 def _qulac(record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
-        raise BadRecord("it asks the user nothing, so there is no conversation")
+        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
     topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
                                                      "answer"))  # fmt: skip
     about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")
@@ -337,20 +337,20 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     composed = sum(not row["provenance"].startswith("MirrorBench") for row in rows)
     notes: tuple[str, ...] = (f"{len(rows)} conversations: {counted}.",) if rows else ()
     if composed:
-        notes += ("Their descriptions were put together from the facet: they tell what the person "
-                  "is after, and nothing about how they write.",)  # fmt: skip
+        notes += ("Their descriptions were composed from the facet: they state the person's aim, "
+                  "but not the writing style.",)  # fmt: skip
     return notes
 
 
 # -- drafted -------------------------------------------------------------------------------------
 
 MOST_SHARED_WORDS = 8
-"""Words in a row that a description may not share with a message of the person."""
+"""A description must not share this many consecutive words with the person's messages."""
 WORDS = range(15, 161)
-"""Of a description."""
+"""Allowed number of words in a description."""
 DRAFT_PROMPTS = ("drafting/draft_description", "drafting/filter_description")
 OTHER_SUBSET = "recorded"
-"""The subset of chats that are of none of the published ones."""
+"""The subset of chats that belong to no published subset."""
 UNKNOWN_LICENCE = "not stated with the chats"
 
 
@@ -370,21 +370,21 @@ class DescriptionReview(Review):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation that a row is to be made of."""
+    """A conversation from which a row is drafted."""
 
     key: str
     source: str
     turns: tuple[ChatMessage, ...]
     row: Row
-    """The row without a description and its turns."""
+    """The row without its description and turns."""
     aim: str = ""
-    """What the file itself says the person was after."""
+    """The person's aim as stated in the file."""
     published: bool = False
-    """Whether it is one of a published set."""
+    """Whether it comes from a published data set."""
 
 
 def description_drafts(path: Path, prompts: PromptFolder) -> Drafts:
-    """The sketches of a file of conversations; DataError when it holds none."""
+    """The sketches of a file of conversations; DataError if it has none."""
     recordings, bad = _recordings(path)
     return Drafts(
         sketches=tuple(_sketch(recording, prompts) for recording in recordings),
@@ -396,7 +396,7 @@ def description_drafts(path: Path, prompts: PromptFolder) -> Drafts:
 def _recordings(path: Path) -> tuple[list[Recording], list[BadRow]]:
     try:
         imported = import_mirrorbench(path)
-    except DataError:  # none of the importer's files: chats of another layout, or none at all
+    except DataError:  # not a file for the importer: chats in another layout, or none at all
         chats, bad = read_chats(path)
         return [_recording_of_chat(chat) for chat in chats], bad
     recordings = [
@@ -417,7 +417,7 @@ def _recording_of_chat(chat: Chat) -> Recording:
     about = {name: chat.fields[name] for name in ("dataset", "conversation_id", "metadata")
              if chat.fields.get(name) is not None}  # fmt: skip
     row: Row = {"conversation_id": chat.key, **about}
-    # Trees are laid out by one published set alone; ids like its own stand in many other files.
+    # Only one published set uses trees; similar ids occur in many other files.
     published = bool(about.get("dataset")) or chat.layout == "tree"
     if not published or subset_of(row) is None:
         row["dataset"] = OTHER_SUBSET

@@ -1,13 +1,13 @@
-"""MirrorBench: its four questions, its controls, and feedback for a simulated user.
+"""MirrorBench: its four judge questions, its controls, and feedback for a simulated user.
 
-    gteval     real and simulated user side by side: how alike, from 0 to 1
-    pairwise   both without a name: which is the person? In both orders; 1 won, 0.5 tie, 0 lost
+    gteval     real and simulated user side by side: similarity from 0 to 1
+    pairwise   both unlabelled: which is the person? In both orders; 1 won, 0.5 tie, 0 lost
     rnr, ctr   the simulated user alone, against a rubric, or criticised first: YES 1, NO 0
 
-The headline is their mean; a part without a readable answer leaves the whole unscored. Controls ask
-the same about two real users (`human_human`) and two simulated ones (`proxy_proxy`). A number s
-becomes (s − PP) / (HH − PP), kept within 0 and 1; where HH is less than LEAST_GAP above PP it is
-undefined. A coach gets the sentences of verdicts that repeat none of the real user's messages.
+The headline is their mean; a part without a readable answer leaves the episode unscored. Controls
+ask the same about two real users (`human_human`) and two simulated ones (`proxy_proxy`). A number s
+becomes (s − PP) / (HH − PP), clipped to [0, 1]; it is undefined if HH − PP is below LEAST_GAP. A
+coach gets the sentences of verdicts that repeat none of the real user's messages.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from soulkit.types import BatchMetric, ControlRecord, Episode, Form, Line, Recor
 
 PARTS = ("gteval", "pairwise", "rnr", "ctr")
 COMPARING = ("gteval", "pairwise")
-"""The parts that look at two users."""
+"""The parts that compare two users."""
 LABELS = {"user": "USER", "assistant": "ASSISTANT"}
 CRITIQUE = "ctr_critique"
 CALLS = {"gteval": 1, "pairwise": 6, "rnr": 2, "ctr": 4}
-"""Part → calls of one judge with the published numbers of samples."""
+"""Part → calls per judge with the published numbers of samples."""
 
 
 class Similarity(VerdictShape):
@@ -66,7 +66,7 @@ SHAPES: tuple[type[VerdictShape], ...] = (Similarity, Preference, Rubric, Revisi
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two users with their assistants: who is compared, and with whom."""
+    """The two conversations to compare, and the description of the person."""
 
     real: Sequence[Line]
     simulated: Sequence[Line]
@@ -75,12 +75,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ComparedUsers:
-    """What the judges made of a pair."""
+    """The judges' results for a pair."""
 
     values: dict[str, float]
     """Part → its number."""
     flips: float | None
-    """Share of judges and samples whose preference turned with the order."""
+    """Share of judges and samples whose preference changed with the order."""
     verdicts: tuple[Verdict, ...]
 
     @property
@@ -92,9 +92,9 @@ async def judge_users(
     prompts: PromptFolder, pair: Pair, episode: Episode, cast: Cast,
     parts: Collection[str] = PARTS,
 ) -> ComparedUsers:  # fmt: skip
-    """What the judges of `cast` say to these parts.
+    """The results of these parts from the judges of `cast`.
 
-    Raises UnreadableVerdict when some part has no readable answer, ConfigError without a judge.
+    Raises UnreadableVerdict if a part has no readable answer, ConfigError without a judge.
     """
     questions = [q for part in parts for q in _questions(part, prompts, pair, episode, cast)]
     replies = await ask_several(cast, [_guarded(one) for one in questions], episode)
@@ -128,13 +128,13 @@ _WORTH: Mapping[str, Callable[[Any], float]] = {
 def _questions(
     part: str, prompts: PromptFolder, pair: Pair, episode: Episode, cast: Cast
 ) -> list[JudgeQuestion[Any]]:
-    """What is asked at once for a part; of `ctr` the critique, on which the decision follows."""
+    """A part's first questions; for `ctr` the critique, which the decision follows."""
     if part == "gteval":
         return [similarity_question(prompts, fenced(pair.real, "real"),
                                     fenced(pair.simulated, "simulated"))]  # fmt: skip
     if part == "pairwise":
         ordered = pair_questions(cast, episode, lambda first: _preference(prompts, pair, first))
-        # A form has the name of its order: scripted judges of self-checks see nothing but that.
+        # A form is named after its order, because scripted judges of self-checks see only the form.
         return [
             replace(one, form=Form(f"Preference{place}", one.form.schema if one.form else ""))
             for place, one in enumerate(ordered, 1)
@@ -150,7 +150,7 @@ def _questions(
 def similarity_question(
     prompts: PromptFolder, real: str, simulated: str
 ) -> JudgeQuestion[Similarity]:
-    """How alike two fenced conversations are, from 0 to 1."""
+    """The question how similar two fenced conversations are, from 0 to 1."""
     prompt = prompts.render("judge_gteval", real=real, simulated=simulated)
     return question("gteval", prompt, Similarity)
 
@@ -187,7 +187,7 @@ def _revision(prompts: PromptFolder, pair: Pair) -> Callable[[str], JudgeQuestio
 
 
 def _guarded(judge_question: JudgeQuestion[Any]) -> JudgeQuestion[Any]:
-    """The question, which words that pose as an answer to any of the four spoil."""
+    """The question, made invalid by a message that imitates an answer to any of the four."""
     return replace(
         judge_question, forgery=lambda words: any(guard.forgery(words) for guard in _GUARDS)
     )
@@ -198,9 +198,9 @@ _GUARDS = tuple(question("guard", "", shape) for shape in SHAPES)
 
 HUMAN, PROXY = "human_human", "proxy_proxy"
 ASKED = {HUMAN: PARTS, PROXY: COMPARING}
-"""Control → the parts it has numbers for."""
+"""Control → the parts that it asks."""
 LEAST_GAP = 0.05
-"""HH − PP below which a score between them means nothing."""
+"""If HH − PP is smaller, a score between them is meaningless."""
 UNIT = "conversations"
 
 CONTROLS = (
@@ -214,7 +214,7 @@ CONTROLS = (
 def calibrated_metrics(
     records: Sequence[Record], controls: Sequence[ControlRecord]
 ) -> dict[str, BatchMetric]:
-    """`human_human/gteval` …, the anchors, and `calibrated/gteval` …, the scores between them."""
+    """`human_human/gteval` etc. (the anchors) and `calibrated/gteval` etc. (rescaled scores)."""
     metrics: dict[str, BatchMetric] = {}
     for name, parts in ASKED.items():
         of_control = [control for control in controls if control.name == name]
@@ -242,28 +242,28 @@ def _calibrated(
 
 
 def undefined_remarks(values: Mapping[str, float | None]) -> Iterator[str]:
-    """A line for each calibrated number that is undefined because of where its anchors stand."""
+    """A line for each calibrated metric that its anchors leave undefined."""
     for part in COMPARING:
         human, proxy = values.get(f"{HUMAN}/{part}"), values.get(f"{PROXY}/{part}")
         if human is not None and proxy is not None and human - proxy < LEAST_GAP:
             yield (
-                f"calibrated/{part} is undefined: {HUMAN} ({human:.2f}) does not lie {LEAST_GAP:g} "
-                f"above {PROXY} ({proxy:.2f}), so that noise would decide"
+                f"calibrated/{part} is undefined: {HUMAN} ({human:.2f}) is less than {LEAST_GAP:g} "
+                f"above {PROXY} ({proxy:.2f}), so noise would dominate the result"
             )
 
 
 def between_anchors(score: float, human: float, proxy: float) -> float:
-    """Where a score lies between the two anchors, in [0, 1]; `human` is the higher one."""
+    """The position of a score between the two anchors, in [0, 1]; `human` is the higher one."""
     return min(1.0, max(0.0, (score - proxy) / (human - proxy)))
 
 
 TEXTS = Texts(__file__)
 LONG_MESSAGE = 60
-"""Mean words of a message above which hardly anybody at a keyboard writes."""
+"""Mean words per message above which a message is unlikely to be typed by a person."""
 LEFT_OUT = "(something is left out here)"
-"""What a coach reads where an assistant repeated the real user."""
+"""Replaces, in the coach's prompt, what an assistant repeated of the real user."""
 LONGEST_REMARK = 4_000
-"""Characters of a judge's remark that a coach hears; it was asked for two or three sentences."""
+"""Maximum characters of a judge's remark for a coach; two or three sentences were requested."""
 _LAYOUT = re.compile(r"^[^\S\n]*+(?:[-*#]|\d++[.)])\s|\*\*", re.MULTILINE)
 _SERVICE = re.compile(
     r"\b(?:certainly|delighted|happy to help|as an ai|comprehensive|let me know if|feel free)\b",
@@ -272,7 +272,7 @@ _SERVICE = re.compile(
 
 
 def remarks(verdicts: Sequence[Verdict]) -> list[str]:
-    """What judges wrote about the simulated user, each remark once."""
+    """The judges' remarks about the simulated user, without duplicates."""
     texts = [
         str(verdict.said[name])
         for verdict in verdicts
@@ -292,8 +292,8 @@ def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
 
 
 def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
-    """An attempt whose assistant knows the record, without its sentences that repeat what the real
-    user wrote and the simulated one had not said until then."""
+    """An attempt without the assistant's sentences that repeat what the real user wrote and the
+    simulated one had not yet said."""
     public = view.public
     shown: list[Line] = []
     for line in lines:
@@ -308,12 +308,12 @@ def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
 
 
 def _hiding(view: LeakView, public: str) -> LeakView:
-    """What no sentence may repeat: the real user's words, held as strictly as a secret."""
+    """Treats the real user's words as a secret that no sentence may repeat."""
     return LeakView(question=view.question, private=(view.reference,), public=public)
 
 
 def style_lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
-    """What rules can say about these messages, or in general (None); the fullest safe version."""
+    """Rule-based remarks on these messages, or general ones (None); the fullest safe version."""
     seen = list(_seen(texts)) if texts is not None else []
     general: Sequence[str] = TEXTS["lessons"]
     return first_safe_lesson(((*seen, *general), seen, general), view)
@@ -338,7 +338,7 @@ def _seen(texts: Sequence[str]) -> Iterator[str]:
 
 
 def user_verdict(form: str, perfect: bool) -> str | None:
-    """The reply of a judge that is asked for `form`: the simulated user is a person, or is none."""
+    """A judge's scripted answer for `form`: the simulated user is a person, or is not."""
     if form == "":
         return "- as scripted"
     why, yes, similar = "as scripted", "YES" if perfect else "NO", float(perfect)

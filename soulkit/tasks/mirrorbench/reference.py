@@ -1,13 +1,13 @@
 """MirrorBench under `--protocol reference`: one question, a live assistant, ten messages.
 
-GTEval alone is the score, asked once, and cut off at 0 and 1. Of a conversation the first ten
-messages are played and judged, without an assistant's last one; an assistant that opens it is
-generated like any other. The assistant sees the whole real conversation; the user is told what it
-said behind `AI:`, with the instruction to go on, and a reply without words is skipped. A user who
-gives nothing ends the conversation, which is judged as it stands, however short.
+The score is GTEval alone, asked once and clipped to [0, 1]. The first ten messages of a
+conversation are played and judged, without an assistant's last one; an assistant's opening is
+generated as well. The assistant sees the whole real conversation; the user gets its replies after
+`AI:`, with the instruction to continue, and an empty reply is skipped. An empty message of the user
+ends the conversation, which is judged as it is, however short.
 
-Feedback is one sentence from the judge's reasons, followed by the real user's messages themselves:
-nothing is checked for leaks.
+Feedback is one sentence from the judge's reasons, followed by the real user's messages; there is no
+leak check.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from soulkit.types import (
 
 NEXT = "Write the user's next message."
 TURN_WORDS, ALL_WORDS = 500, 2000
-"""Of the real messages in feedback: of each, and of all together."""
+"""Word limits of the real messages in feedback: per message, and in total."""
 
 
 class LooseSimilarity(VerdictShape):
@@ -79,8 +79,8 @@ class MirrorBenchReference(MirrorBench):
         if self.most < 1:
             raise ConfigError(
                 f"The task '{self.name}' cannot play {self.most} messages of a conversation.",
-                "The option reference_messages says how many of the first ones are played.",
-                "Give a number from 1 on; the published code has 10.",
+                "The option reference_messages is the number of messages to play.",
+                "Use a number of at least 1; the published code uses 10.",
             )
 
     def messages(self, example: Example) -> list[ChatMessage]:
@@ -89,7 +89,7 @@ class MirrorBenchReference(MirrorBench):
     # -- playing ----------------------------------------------------------------------------------
 
     def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """Every conversation begins with the same instruction, and messages stand apart."""
+        """Every conversation starts with the same instruction; messages are not merged."""
         talk = Conversation(USER, [self.slot(example, USER, feedback)], merge=False)
         talk.notify(NEXT)
         return talk
@@ -107,10 +107,10 @@ class MirrorBenchReference(MirrorBench):
         return ""
 
     def prompt_again(self, talk: Conversation) -> None:
-        """Nothing is said between two messages of the user."""
+        """Add nothing between two messages of the user."""
 
     def hear(self, talk: Conversation, line: Line) -> None:
-        """A reply without words is no line, and the user is told to go on all the same."""
+        """Skip an empty reply, but still ask the user to continue."""
         shown = f"AI: {line.text}\n\n{NEXT}"
         if line.text:
             talk.hear(line, shown)
@@ -124,7 +124,7 @@ class MirrorBenchReference(MirrorBench):
     async def answer(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        """Generated, at any place; what is empty is not asked for again."""
+        """Generated at every position; an empty reply is not requested again."""
         context = self.assistant_context(example, talk.lines)
         call = rollout.call("partner", example, index)
         reply = await cast.player("partner").complete(context, call)
@@ -142,7 +142,7 @@ class MirrorBenchReference(MirrorBench):
     # -- scoring ----------------------------------------------------------------------------------
 
     def statuses(self, episode: Episode) -> list[str]:
-        """Every reply is taken as it is."""
+        """Every reply is accepted as it is."""
         return ["ok"]
 
     async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> ComparedUsers:
@@ -156,7 +156,7 @@ class MirrorBenchReference(MirrorBench):
         return ComparedUsers({"gteval": value}, None, tuple(one.verdict() for one in replies))
 
     def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
-        """With the distance to the real user, all of whose messages count."""
+        """Includes the distance to the real user, over all of their messages."""
         texts = [line.text for line in episode.transcript if line.seat == USER]
         turns = episode.traces[0].turns if episode.traces else ()
         messages = len(turns[-1].context) + 1 if turns else 0
@@ -172,7 +172,7 @@ class MirrorBenchReference(MirrorBench):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
-        """The judge's score and reasons, and nothing of the conversation."""
+        """The judge's score and reasons, without the conversation."""
         reasons = fence("\n".join(judging.remarks(score.verdicts)), "reasons")
         return self.prompts.render("coach_reference", reward=score.reward, reasons=reasons)
 
@@ -194,14 +194,14 @@ class MirrorBenchReference(MirrorBench):
 
 
 def clipped_score(score: float) -> float:
-    """A score on [0, 1]; what lies beyond counts as its end."""
+    """A score clipped to [0, 1]."""
     return max(0.0, min(1.0, float(score)))
 
 
 def gaps(
     real: Mapping[str, float | None], simulated: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """`mattr_gap` …: the distance between two users; None where one of them has no number."""
+    """`mattr_gap` etc.: the distance between two users; None if one of them has no number."""
     pairs: dict[str, Any] = {name: (real.get(name), simulated.get(name)) for name in MEASURES}
     return {
         f"{name}_gap": None if None in pair else abs(pair[1] - pair[0])

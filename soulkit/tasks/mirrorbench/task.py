@@ -1,12 +1,12 @@
-"""MirrorBench: write the user's side of a conversation that was really held.
+"""MirrorBench: write the user's side of a recorded conversation.
 
     {"task_description": "They want ...", "turns": [{"role": "user", "content": "hi"}, ...],
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
 
-The actor sees the description of the person alone; judges compare its messages with the person's
-(judging.py). `paper`: the assistant says word for word what it said then (`assistant: replay`), or
-a model that has the recorded conversation speaks for it (`assistant: live`). A user who never says
-anything gets the minimum without a judge. `reference.py` holds what differs under `reference`.
+The actor sees only the description of the person; judges compare its messages with the person's
+(judging.py). `paper`: the assistant repeats its recorded replies (`assistant: replay`), or a model
+that sees the recorded conversation plays it (`assistant: live`). A user who never writes anything
+gets the minimum without a judge. `reference.py` holds the differences of `reference`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from soulkit.types import (
 START = "(The assistant is waiting for your first message.)"
 AGAIN = "(The assistant has not answered yet; you write once more.)"
 SILENCE = "(no message)"
-"""What an assistant reads where the user said nothing."""
+"""The assistant sees this in place of an empty message."""
 TEMPLATES = ("user", "judge_gteval", "judge_pairwise", "judge_rnr", "judge_critique",
              "judge_revision")  # fmt: skip
 
@@ -70,23 +70,23 @@ class MirrorBench(Task):
     templates: Sequence[str] = TEMPLATES
     start = START
     assistants: Sequence[str] = ("replay", "live")
-    """Who may speak for the assistant, the usual one first."""
+    """The allowed kinds of assistant, the default first."""
     judges_silence = False
-    """Whether a user who never said anything is judged like any other."""
+    """Whether judges also rate a user who never said anything."""
     judge_calls = sum(CALLS.values())
-    """Of one judge on one episode."""
+    """Calls per judge and episode."""
     pair_calls = CALLS["pairwise"]
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
         self.live = self.assistant() == "live"
 
     def assistant(self) -> str:
-        """Who speaks for the assistant; ConfigError for what the protocol has none of."""
+        """The kind of assistant; ConfigError if the protocol does not support it."""
         assistant = self.spec.options.get("assistant") or self.assistants[0]
         if assistant not in self.assistants:
             raise ConfigError(
-                f"The task '{self.name}' knows no assistant '{assistant}' under {self.protocol}.",
-                "The assistant repeats what it said (replay; paper alone), or is a model (live).",
+                f"The task '{self.name}' has no assistant '{assistant}' under {self.protocol}.",
+                "The assistant replays recorded replies (replay; only paper) or is a model (live).",
                 did_you_mean(str(assistant), self.assistants),
             )
         return str(assistant)
@@ -94,7 +94,7 @@ class MirrorBench(Task):
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        """Parse JSON text in columns of type `any`, so that both spellings are the same row."""
         columns = self.spec.columns
         opened = {k: structure(v) if columns[k].type == "any" else v for k, v in fields.items()}
         turns = conversation(opened["turns"], "turns")
@@ -114,15 +114,15 @@ class MirrorBench(Task):
         return played_messages(example.fields["turns"])
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """A call for each of the user's messages, and for each of the assistant's that no record
-        gives; the judges' with their samples."""
+        """One call per message of the user and per generated message of the assistant; the judges'
+        calls with their samples."""
         users = sum(message["role"] == USER for message in self.messages(example))
         calls: dict[Role, int] = {"actor": max(1, users), "judge": self.judge_calls}
         answers = self.answers(example)
         return {**calls, "partner": answers} if answers else calls
 
     def answers(self, example: Example) -> int:
-        """The assistant's messages that a model has to write; an opening is always recorded."""
+        """The number of generated assistant messages; an opening is always recorded."""
         later = self.messages(example)[1:]
         return sum(message["role"] == ASSISTANT for message in later) if self.live else 0
 
@@ -133,7 +133,7 @@ class MirrorBench(Task):
         return self.prompts.opening("user", feedback, view)
 
     def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """The user's side before the first message."""
+        """The user's conversation before the first message."""
         talk = Conversation(USER, [self.slot(example, USER, feedback)])
         messages = self.messages(example)
         if not messages or messages[0]["role"] == USER:
@@ -169,13 +169,13 @@ class MirrorBench(Task):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
-        """The user's message; why the conversation ends with it, empty where it goes on."""
+        """The user's message; returns the stop reason, or an empty text to continue."""
         reply = await talk.speak(cast.actor, rollout.call("actor", example, len(talk.turns)))
         self.record(talk, reply)
         return ""
 
     def prompt_again(self, talk: Conversation) -> None:
-        """A user who writes twice in a row is told so: chat templates want somebody in between."""
+        """Ask again a user who writes twice in a row: chat templates need a message in between."""
         if talk.context[-1].role == "assistant":
             talk.notify(AGAIN)
 
@@ -183,14 +183,14 @@ class MirrorBench(Task):
         talk.hear(line)
 
     def record(self, talk: Conversation, reply: Completion) -> None:
-        """What the user said; they remember the reply as it was emitted."""
+        """Add the user's message; with token ids, the user remembers the original reply."""
         text, _ = read_message(reply.text, self.protocol)
         talk.record(Line(USER, text), memory=reply.text if reply.token_ids else text)
 
     async def answer(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        """The assistant's message at this place: the recorded one, or that of a model."""
+        """The assistant's message at this position, recorded or generated."""
         if not self.live or not talk.lines:
             return str(self.messages(example)[index]["content"])
         context = self.assistant_context(example, talk.lines)
@@ -203,7 +203,7 @@ class MirrorBench(Task):
         return text
 
     def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        """What the assistant sees: the record, and the conversation from its side."""
+        """The assistant's context: the record, and the conversation from its side."""
         record = fenced(as_lines(self.messages(example)), "record")
         brief = Segment("system", self.prompts.render("assistant", recorded=record))
         spoken_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]
@@ -212,7 +212,7 @@ class MirrorBench(Task):
     # -- scoring ----------------------------------------------------------------------------------
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """The mean of the four parts; unscored when any of them is missing."""
+        """The mean of the four parts; unscored if any of them is missing."""
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         statuses = self.statuses(episode)
@@ -229,7 +229,7 @@ class MirrorBench(Task):
         )  # fmt: skip
 
     def statuses(self, episode: Episode) -> list[str]:
-        """How each of the user's replies could be read."""
+        """How each of the user's replies was parsed."""
         turns = episode.traces[0].turns if episode.traces else ()
         return [read_message(turn.completion.text, self.protocol)[1] for turn in turns]
 
@@ -238,7 +238,7 @@ class MirrorBench(Task):
         return {**lexical_metrics(texts, example.fields), "turns": float(len(texts))}
 
     def pair(self, example: Example, episode: Episode) -> Pair:
-        """The real user and the simulated one."""
+        """The real and the simulated user."""
         real = as_lines(self.messages(example))
         return Pair(real, episode.transcript, str(example.fields["task_description"]))
 
@@ -251,7 +251,7 @@ class MirrorBench(Task):
         return self.silent_score(episode, words, {**values, **metrics})
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
+        """`macro_subset` (mean of the subset means), and mean z-scores per subset."""
         by_subset = macro(records, "subset")
         macro_mean = {} if by_subset is None else {"macro_subset": by_subset}
         return {**macro_mean, **subset_means(records)}
@@ -265,7 +265,7 @@ class MirrorBench(Task):
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """The parts of a control: of the real user of a row, or of the simulated one of a draft."""
+        """The parts of a control, for the real user of a row or the simulated user of a draft."""
         about = episode or self.gold(example)
         if all(status == "empty" for status in self.statuses(about)):
             silent = Failure("nothing_to_compare", "the simulated user wrote nothing")
@@ -298,8 +298,8 @@ class MirrorBench(Task):
         }
 
     def leak_view(self, example: Example) -> LeakView | None:
-        """Feedback must not hand over the person's own messages; what the assistant said in between
-        the actor reads anyway."""
+        """Feedback must not reveal the person's own messages; the assistant's messages are public,
+        because the actor reads them anyway."""
         answers = [m["content"] for m in self.messages(example) if m["role"] == ASSISTANT]
         return LeakView(
             question=str(example.fields["task_description"]),

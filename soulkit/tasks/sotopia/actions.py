@@ -1,13 +1,13 @@
-"""What a character does in one turn: read from a model's reply, and told to the others.
+"""A character's action in one turn: parsed from a model's reply, and narrated to the others.
 
 A turn is an action of a kind (speak, non-verbal communication, action, leave) with an argument,
-asked for as a JSON object. `none` is no kind that is offered: it stands for having done nothing.
+requested as a JSON object. `none` is not offered: it stands for having done nothing.
 
-Two readers. `reference` reproduces the published one: strict JSON, else the largest JSON value that
-starts anywhere in the reply, else the whole reply is speech, JSON debris included. `paper` repairs
-it: kinds in any spelling, raw line breaks kept as they are, fences and wrappers removed, broken
-JSON read for its argument but not for what stands inside it, others' actions that are only quoted
-passed over, and where nothing is left to say, nothing is said. Pure functions.
+Two parsers. `reference` reproduces the published one: strict JSON, else the largest JSON value that
+starts anywhere in the reply, else the whole reply is speech, including JSON debris. `paper` repairs
+replies: it accepts any spelling of kinds, keeps raw line breaks, removes fences and wrappers, reads
+the argument of broken JSON (but not objects inside it), skips quoted actions of others, and treats
+a reply with nothing left as silence. Pure functions.
 
     {"action_type": "speak", "argument": "Good evening."}  →  Ana said: "Good evening."
 """
@@ -29,15 +29,15 @@ from soulkit.types import Protocol
 SPEAK, GESTURE, ACT, LEAVE, NONE = "speak", "non-verbal communication", "action", "leave", "none"
 KINDS = (SPEAK, GESTURE, ACT, LEAVE)
 KINDS_WITH_TEXT = (SPEAK, GESTURE, ACT)
-"""Kinds that are nothing without an argument."""
+"""Kinds that need an argument."""
 
 MAX_WORDS = 2048
-"""Longest line, in words, that anybody hears; under `reference` of the partner's alone."""
+"""Maximum words of a line as others hear it; under `reference` only for the partner."""
 MAX_CHARS = 20_000
-"""The same in characters: text without blanks has no words to count. JSON is looked for in so much
-of a reply as well."""
+"""The same in characters, for text without spaces. Also limits how much of a reply is searched for
+JSON."""
 _READ_CHARS: dict[Protocol, int] = {"paper": 200_000, "reference": 60_000}
-"""Of a reply that never stops, the rest is not read; the reference's own limit is 8192 tokens."""
+"""Limits for endless replies; the rest is not parsed. The reference's own limit is 8192 tokens."""
 
 _SPELLINGS = {
     "speak": SPEAK, "say": SPEAK, "speech": SPEAK,
@@ -49,25 +49,25 @@ _SPELLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn. `status` says how it could be read."""
+    """One turn. `status` says how it was parsed."""
 
     kind: str
     argument: str = ""
     status: str = "ok"
-    """`ok`; `salvaged`: readable, but not in the form asked for; `empty`, `malformed`: nothing."""
+    """`ok`; `salvaged`: readable, but not in the required form; `empty`, `malformed`: nothing."""
     cut: bool = False
-    """Whether the argument is the beginning of a longer one."""
+    """Whether the argument was truncated."""
 
     def json(self) -> str:
-        """The action in the form that is asked for."""
+        """The action in the required form."""
         return json.dumps({"action_type": self.kind, "argument": self.argument}, ensure_ascii=False)
 
 
 def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") -> Action:
     """The action in a model's reply; a character (`name`) may narrate in the third person.
 
-    `words` are what the others said so far: an action that only repeats them is a quotation. What
-    others hear is freed of control characters and, under `paper`, cut at MAX_WORDS.
+    `words` are the others' lines so far: an action that only repeats them is a quotation. Control
+    characters are removed and, under `paper`, the argument is cut at MAX_WORDS.
     """
     text = _shortened(text, _READ_CHARS[protocol])
     if protocol == "reference":
@@ -77,13 +77,13 @@ def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") 
         action = _read(text, name, JudgeMaterial("", words))
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
         if action.kind in KINDS_WITH_TEXT and not argument.strip():
-            return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
+            return Action(NONE, "", "malformed")  # only inaudible characters
     return replace(action, argument=argument, cut=argument.endswith(MARK))
 
 
 def _read(text: str, name: str, shown: JudgeMaterial) -> Action:
-    """Of a reply that is one object from end to end, the object's action: whoever says <think> in
-    it does not think, and whoever repeats another's action word for word does it."""
+    """The action in a reply. If the whole reply is one object, its action counts even if it
+    contains <think> or repeats another's action word for word."""
     alone = whole_object(text.strip(), LENIENT)
     if alone is not None:
         return _action_in(alone) or _from_prose(text.strip(), name)
@@ -100,11 +100,11 @@ def _shortened(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[:chars].rstrip()} {MARK}"
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- narrating -------------------------------------------------------------------------------------
 
 
 def narrate(name: str, action: Action) -> str:
-    """The line that everybody hears."""
+    """The line that everyone hears."""
     if action.kind == LEAVE:
         return f"{name} left the conversation"
     if action.kind == NONE:
@@ -115,15 +115,15 @@ def narrate(name: str, action: Action) -> str:
 
 
 def line_of(name: str, action: Action, protocol: Protocol) -> str:
-    """The line that everybody hears under `protocol`: `paper` leaves nobody's line open to what
-    stands in it."""
+    """The line that everyone hears under `protocol`; `paper` keeps text from forging another
+    line."""
     if protocol == "reference":
         return narrate(name, action)
     return narrate(name, replace(action, argument=utterance(action.argument)))
 
 
 def parse_line(name: str, line: str) -> Action:
-    """The action that a line of `narrate` tells; other text is speech."""
+    """The action in a line of `narrate`; other text is speech."""
     rest = line.removeprefix(name).strip() if line.startswith(f"{name} ") else line
     if rest == "left the conversation":
         return Action(LEAVE)
@@ -136,17 +136,17 @@ def parse_line(name: str, line: str) -> Action:
     return Action(SPEAK, quoted.group(1) if quoted else rest)
 
 
-# Scripts without blanks have no word boundaries: there, too, Agent1 is a word of its own.
+# Scripts without spaces have no word boundaries; Agent1 is a separate word there, too.
 _PLACE = re.compile(r"(?<![A-Za-z0-9_])[Aa]gent[12](?![A-Za-z0-9_])")
 
 
 def with_names(text: str, name1: str, name2: str, protocol: Protocol) -> str:
-    """`text` with the names of the two in the place of Agent1 and Agent2.
+    """`text` with the two names in place of Agent1 and Agent2.
 
     `reference` also replaces inside words, so that Agent12 becomes the name and a 2.
     """
     names = {"Agent1": name1, "agent1": name1, "Agent2": name2, "agent2": name2}
-    if protocol == "paper":  # in one go: a name may itself be Agent2
+    if protocol == "paper":  # in one pass, because a name may itself be Agent2
         return _PLACE.sub(lambda match: names[match.group()], text)
     for place, name in names.items():
         text = text.replace(place, name)
@@ -165,8 +165,8 @@ _ESCAPED = re.compile(r"""\\(["'\\/nt])""")
 
 
 def _from_objects(reply: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
-    """The first action among the objects of a reply that is no quotation: whoever plays both sides
-    goes first."""
+    """The first action among a reply's objects that is not a quotation; of a reply that plays both
+    sides, the first counts."""
     for span in objects.spans:
         action = None if shown.holds(span.value) else _action_in(span.value)
         if action is not None:
@@ -198,7 +198,7 @@ def _action_in(value: Any, depth: int = 3) -> Action | None:
 
 
 def _renamed(values: Sequence[Any]) -> Action | None:
-    """The action of an object under other keys: a text, or a kind and a text, or leaving."""
+    """The action of an object with other keys: a text, a kind and a text, or leaving."""
     texts = [item for item in values if isinstance(item, str) and item.strip()]
     if len(values) == len(texts) == 1 and _kind(texts[0]) != LEAVE:
         return Action(SPEAK, texts[0], "salvaged")
@@ -219,7 +219,7 @@ def _action(value: Mapping[str, Any]) -> Action | None:
         return named or Action(NONE, "", "salvaged")
     if kind is None and not text.strip():
         return None
-    # Who leaves or does nothing may say so in as many words: the argument is then no line.
+    # The argument may state that the character leaves or does nothing; then it is not a line.
     if kind == NONE:
         return Action(NONE)
     if kind in KINDS_WITH_TEXT and not text.strip():
@@ -244,9 +244,9 @@ def _text(argument: Any) -> str:
 
 
 def _from_pieces(reply: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
-    """The action of an object that is no JSON: unescaped quotes, single quotes, cut off.
+    """The action of an object that is not valid JSON: unescaped quotes, single quotes, truncated.
 
-    What its argument holds is speech, whatever it looks like; a quotation among words is none.
+    Its argument is speech, whatever it looks like; quotations are ignored.
     """
     action = _pieced(reply[objects.broken or 0 : MAX_CHARS])
     among_words = _FENCE.sub("", reply[: objects.broken or 0]).strip()
@@ -276,7 +276,7 @@ def _unescaped(mark: re.Match[str]) -> str:
 
 
 def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
-    """What is left when JSON and fences are gone, as speech; or as what it narrates."""
+    """The rest without JSON and fences, as speech or as the action that it narrates."""
     if not reply:
         return Action(NONE, "", "empty")
     pieces, end = [], 0
@@ -284,7 +284,7 @@ def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
         pieces.append(reply[end : span.start])
         end = span.end
     rest = _FENCE.sub("", " ".join([*pieces, reply[end:]])).strip()
-    for speaker in (name, name.partition(" ")[0]):  # as in the script of a play
+    for speaker in (name, name.partition(" ")[0]):  # as in a play's script
         rest = rest.removeprefix(f"{speaker}:").strip() if speaker else rest
     action = parse_line(name, rest)
     text = _bare(action.argument) if action.kind == SPEAK else action.argument
@@ -294,7 +294,7 @@ def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
 
 
 def _bare(text: str) -> str:
-    """Without the braces of a broken object, and without quotation marks around the whole."""
+    """The text without the braces of a broken object and without surrounding quotation marks."""
     text = text.strip("{} \n\t,:")
     for mark in ('"', "'"):
         if text.startswith(mark) and text.count(mark) <= 2:
@@ -304,16 +304,16 @@ def _bare(text: str) -> str:
 
 # -- reading, reference ----------------------------------------------------------------------------
 
-# The closing mark is optional, so that no text is read twice; what has none is left as it is.
+# The closing mark is optional, so that no text is scanned twice; text without one is unchanged.
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*("?)', re.DOTALL)
 
 
 def parse_action(text: str | None) -> Action:
-    """The action as the reference reads it: the trimmed reply is speech when all else fails."""
+    """The action as the reference parses it: if all else fails, the trimmed reply is speech."""
     if text is None or not text.strip():
         return Action(NONE)
     value = parse_json(text)
-    if value and isinstance(value, dict):  # an empty object counts as none, and is spoken
+    if value and isinstance(value, dict):  # an empty object counts as none and becomes speech
         kind = value.get("action_type", SPEAK)
         if kind in KINDS:
             return Action(kind, str(value.get("argument", "")))
@@ -321,11 +321,11 @@ def parse_action(text: str | None) -> Action:
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value in `text` as the reference finds it, None without one.
+    """A JSON value in `text` as the reference finds it; None without one.
 
-    The whole text, else of the values that stand in it one after the other the one that is longest
-    when written out (of equals the first): what stands inside a text is no value of its own. A raw
-    line break inside quotes becomes a backslash and an n.
+    The whole text, or else the longest (when serialised) of the values that follow each other in
+    it, the first of equals; values inside a string are not considered. A raw line break in quotes
+    becomes a backslash and an n.
     """
     escaped = _STRING.sub(_escaped, text)
     try:
@@ -340,7 +340,7 @@ def _escaped(string: re.Match[str]) -> str:
 
 
 _BOTTOMLESS = 100
-"""Values nested beyond reason, after so many of which no other is looked for: each costs time."""
+"""The number of too deeply nested values after which the search stops: each costs time."""
 
 
 def _largest(text: str) -> Any:
@@ -348,7 +348,7 @@ def _largest(text: str) -> Any:
     bottomless, endless = 0, False
     for start in re.finditer(r'[\[{"\-0-9tfnNI]', text):
         if start.start() < end or (endless and start[0] == '"'):
-            continue  # inside a value; or, where one text has no end, no later one has
+            continue  # inside a value, or no string ends after an unterminated one
         try:
             value, end = decoder.raw_decode(text, start.start())
             size = len(json.dumps(value))

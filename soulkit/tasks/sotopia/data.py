@@ -1,14 +1,14 @@
-"""Rows of `sotopia`: made here, or imported from Sotopia's release.
+"""Rows of `sotopia`: generated, or imported from Sotopia's release.
 
     {"scenario": "Agent1 offers a used cello for 600, and Agent2 has come to look at it.",
      "agent1_name": "Ada Brandt", "agent1_goal": "Sell the cello today for at least 510, ...", ...,
      "eval_position": "agent1"}
 
-Made: a template with drawn things, sums and days, in which two people want things that do not quite
-go together. Rows 2k and 2k + 1 are one pair, played from either side. Imported: a row joins the
-release's scenarios, characters, pairs and relationships. Given the folder, the 14 hard scenarios
-are taken (70 pairs); given the file of pairs, all of them. What a scenario says to the referee
-alone (`viewer="environment"`) is left out.
+Generated: a template with random things, sums and days, in which two people have partly conflicting
+goals. Rows 2k and 2k + 1 are one pair, played from either side. Imported: a row joins the release's
+scenarios, characters, pairs and relationships. From the folder, the 14 hard scenarios are imported
+(70 pairs); from the file of pairs, all of them. Text for the referee alone
+(`viewer="environment"`) is removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = Texts(__file__)
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(random.Random(f"sotopia/{seed}/{i // 2}"), i) for i in range(n)]
 
 
@@ -93,7 +93,7 @@ _MARK = re.compile(r"</?(?:extra_info|strategy_hint|clarification_hint|p)\b[^>]*
 def import_sotopia(path: Path) -> Imported:
     """Rows of a release folder (the hard scenarios), or of its file of pairs (all of them).
 
-    DataError when one of the files beside it is missing or of another shape.
+    DataError if one of the files next to it is missing or has another format.
     """
     folder, only_hard = (path, True) if path.is_dir() else (path.parent, False)
     file = folder / PAIRS if only_hard else path
@@ -120,7 +120,7 @@ def _read_file(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
 
 
 class _Release:
-    """Scenarios, characters and bonds by id."""
+    """Scenarios, characters and relationships by id."""
 
     def __init__(
         self, scenes: Iterable[RawRow], people: Iterable[RawRow], bonds: Iterable[RawRow]
@@ -131,7 +131,7 @@ class _Release:
             frozenset((_id(row, "agent1_id"), _id(row, "agent2_id"))): row.fields for row in bonds
         }
         self.differ = 0
-        """Pairs whose own bond is another than the one the scenario asks for."""
+        """Pairs whose relationship differs from the one that the scenario requires."""
 
     def rows(self, pair: RawRow, index: int) -> list[Row]:
         """Both rows of a pair."""
@@ -142,7 +142,7 @@ class _Release:
             raise BadRecord(f"its scenario '{place:.40}' is not in {SCENES}")
         ids = [str(i) for i in ids] if isinstance(ids, list) else []
         if len(ids) != 2 or any(i not in self.people for i in ids):
-            raise BadRecord(f"its characters are not two of {PEOPLE}")
+            raise BadRecord(f"its characters are not two entries of {PEOPLE}")
         level = str(scene.fields.get("relationship"))
         bond = self.bonds.get(frozenset(ids))
         common = {
@@ -155,7 +155,7 @@ class _Release:
 
 
 def _id(row: RawRow, name: str) -> str:
-    """An id as text, whatever a file writes it as; "" for none."""
+    """An id as text, whatever its type in the file; "" if there is none."""
     return str(row.fields.get(name) or "")
 
 
@@ -163,7 +163,7 @@ def _scene_fields(scene: RawRow) -> dict[str, Any]:
     (text,) = need(scene, "scenario")
     goals = scene.fields.get("agent_goals")
     if not isinstance(goals, Sequence) or len(goals) != 2 or not all(map(_is_text, goals)):
-        raise BadRecord("its scenario has no two goals")
+        raise BadRecord("its scenario does not have two goals")
     return {
         "scenario": _without_marks(text),
         **{f"{side}_goal": _without_marks(goal) for side, goal in zip(_SIDES, goals, strict=True)},
@@ -178,7 +178,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _without_marks(text: str) -> str:
-    """Without marks and what is for the referee; line breaks stay, runs of blanks do not."""
+    """The text without marks and referee-only parts; line breaks stay, runs of spaces do not."""
     bare = _MARK.sub("", _FOR_REFEREE.sub("", text))
     lines = (" ".join(line.split()) for line in bare.splitlines())
     return "\n".join(line for line in lines if line)
@@ -194,7 +194,7 @@ def _side_fields(people: Sequence[RawRow]) -> dict[str, str]:
 
 
 def profile_text(person: Mapping[str, Any]) -> str:
-    """A character's fields as one paragraph; empty ones are passed over."""
+    """A character's non-empty fields as one paragraph."""
 
     def text_of(name: str) -> str:
         value = person.get(name)
@@ -221,13 +221,13 @@ def _notes(
     pairs, scenes = len(rows) // 2, len({row["environment_id"] for row in rows})
     notes = [
         f"{pairs} pairs in {scenes} scenarios, each played from both sides: {len(rows)} rows. The "
-        "released evaluation file plays one side of a pair."
+        "released evaluation file has only one side per pair."
     ]
     if only_hard:
-        notes.append(f"Only the hard scenarios; for all of them give the file {PAIRS}.")
+        notes.append(f"Only the hard scenarios; to import all of them, give the file {PAIRS}.")
     if release.differ:
         notes.append(
-            f"{release.differ} pairs know each other otherwise than their scenario says; the rows "
-            "say what the scenario says."
+            f"{release.differ} pairs have another relationship than their scenario says; the rows "
+            "follow the scenario."
         )
     return tuple(notes)

@@ -1,14 +1,14 @@
 """Sotopia's seven dimensions, feedback from a verdict, and scripted players.
 
-Raw scores are integers, each on a range of its own; secret and social_rules only take away:
+Raw scores are integers, each with its own range; secret and social_rules only subtract:
 
     average  = Σ raw / 7                                  −4.286 … 5.714
     weighted = Σ weight · (raw − low) / (high − low) / 6        0 … 1
 
-`paper` pays average / 10 to every episode. `reference` pays a draft average / 10 and a refined
-episode `weighted`, and reads a missing score as the middle of its range. The judge knew both
-sides of the scene: under `paper` a coach gets the sentences of its reasoning that do not echo the
-other side's private texts. The scripts name no goal and no secret, so they fit any row.
+`paper` rewards every episode with average / 10. `reference` rewards a draft with average / 10 and a
+refined episode with `weighted`, and reads a missing score as the middle of its range. The judge
+knows both sides of the scene: under `paper` a coach gets the sentences of its reasoning that do not
+repeat the other side's private texts. The scripts name no goal or secret, so they fit any row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from soulkit.types import Kind, Score
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension: its range, its weight in `weighted`, and how much coaching it deserves."""
+    """One dimension: its range, its weight in `weighted`, and its priority in coaching."""
 
     low: int
     high: int
@@ -47,7 +47,7 @@ class Dimension:
         return max(self.low, min(self.high, raw))
 
     def normal(self, raw: float) -> float:
-        """`raw` as a share of the range; outside [0, 1] when it is outside the range."""
+        """`raw` as a share of the range; outside [0, 1] if it is outside the range."""
         return (raw - self.low) / (self.high - self.low)
 
 
@@ -64,12 +64,12 @@ TOTAL_WEIGHT = sum(dimension.weight for dimension in DIMENSIONS.values())
 
 
 def average(raw: Mapping[str, float]) -> float:
-    """Plain mean of the seven raw scores."""
+    """The mean of the seven raw scores."""
     return sum(raw[name] for name in DIMENSIONS) / len(DIMENSIONS)
 
 
 def weighted(raw: Mapping[str, float]) -> float:
-    """Weighted mean of the seven scores as shares of their ranges, 0 to 1 within them."""
+    """The weighted mean of the seven scores as shares of their ranges, 0 to 1."""
     parts = (d.weight * d.normal(raw[name]) for name, d in DIMENSIONS.items())
     return sum(parts) / TOTAL_WEIGHT
 
@@ -78,7 +78,7 @@ def weighted(raw: Mapping[str, float]) -> float:
 
 
 RANGES = {(0, 10): "_Gain", (-5, 5): "_Change", (-10, 0): "_Loss"}
-"""The ends of a score, and what the shape of such a score is called."""
+"""The range of a score → the name of its schema."""
 _PARTS = {ends: rated_part(name, int, "reasoning", ends) for ends, name in RANGES.items()}
 Ratings = dimension_shape(
     "Ratings", "A judge's seven scores, each within its range.",
@@ -92,7 +92,7 @@ LooseRatings = dimension_shape(
 
 
 def raw_score(dimension: str, ratings: Any) -> float:
-    """A judge's score, moved into its range."""
+    """A judge's score, clipped to its range."""
     return float(DIMENSIONS[dimension].clamped(getattr(ratings, dimension).score))
 
 
@@ -102,10 +102,10 @@ _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
 
 
 def audited_lines(actions: Sequence[Action]) -> list[str]:
-    """The actor's arguments that the reference's auditor gets to see.
+    """The actor's arguments that the reference's auditor sees.
 
-    What starts like JSON, a list or a call (`word (`) is left out, and so are leaving, silence and
-    thinking in whatever case its mark is written.
+    Left out: arguments that start like JSON, a list or a call (`word (`), leaving, silence, and
+    marked thinking in any case.
     """
     spoken = (_THOUGHT.sub("", a.argument) for a in actions if a.kind in KINDS_WITH_TEXT)
     return auditable_texts(spoken, "reference")
@@ -114,7 +114,7 @@ def audited_lines(actions: Sequence[Action]) -> list[str]:
 def reference_reward(
     raw: Mapping[str, float], risk: str, *, is_train: bool, kind: Kind, thought_aloud: bool
 ) -> tuple[float, float]:
-    """(the logged weighted share, what the learner gets) for clamped raw scores."""
+    """(logged weighted share, reward of the learner) for clipped raw scores."""
     share = weighted(raw) / ({"medium": 2, "high": 4}.get(risk, 1) if is_train else 1)
     badly_formed = is_train and thought_aloud
     if kind == "refined":
@@ -128,16 +128,16 @@ RUBRIC = (
     "believability", "social rules", "financial and material benefits", "risk level",
     "relationship score", "knowledge score", "goal completion",
 )  # fmt: skip
-"""Words of the rubric that nobody in a scene would use."""
+"""Rubric terms that no character in a scene would use."""
 LONG_LINE = 120
-"""Words above which one turn is a speech."""
+"""Words above which a turn counts as a speech."""
 EARLY = 4
-"""A player who leaves with fewer turns than this has hardly begun."""
+"""Leaving after fewer turns than this counts as early."""
 CANARY_TURNS = 4
 
 
 def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """The scored dimensions as the coach's template shows them."""
+    """The scored dimensions for the coach's template."""
     entries = []
     for name, dimension in DIMENSIONS.items():
         raw = metrics.get(name)
@@ -153,7 +153,7 @@ def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
 
 
 def judge_notes(score: Score, view: LeakView) -> str:
-    """The reasoning of the first readable judge, fenced, without what echoes a private text."""
+    """The first readable judge's reasoning, fenced, without repetitions of private texts."""
     said = first_verdict(score, "score")
     reasons = [(TEXTS["titles"][name][0], str(said[name]["reasoning"]))
                for name in DIMENSIONS if name in said]  # fmt: skip
@@ -164,13 +164,13 @@ def judge_notes(score: Score, view: LeakView) -> str:
 
 
 def goal_lesson(acts: Sequence[Action], goal: str, turns: int) -> str:
-    """What rules can tell from the player's own actions; `turns` is how many the scene allows."""
+    """Rule-based feedback on the actor's own actions; `turns` is the scene's turn limit."""
     remarks = [*_remarks(acts, turns), *_goal_missed(acts, goal)]
     return " ".join([*remarks, advice("" if remarks else goal)])
 
 
 def advice(goal: str) -> str:
-    """What can be said before anything was played."""
+    """Advice before anything was played."""
     opening = f"You came for this: {_brief(goal)} " if goal.strip() else ""
     return f"{opening}{TEXTS['advice']}"
 
@@ -214,12 +214,12 @@ def _brief(goal: str) -> str:
 
 
 def scripted_replies(player: str) -> tuple[str, ...]:
-    """The replies of the `competent` player, or of the `rude` one."""
+    """The replies of the `competent` or the `rude` scripted player."""
     return tuple(Action(kind, text).json() for kind, text in TEXTS[player])
 
 
 def scripted_ratings(form: str, perfect: bool) -> str | None:
-    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom."""
+    """A judge's scripted answer for `form`: the top or the bottom of every scale."""
     if form in ("Ratings", "LooseRatings"):
         why = "as scripted"
         marks = {name: {"reasoning": why, "score": d.high if perfect else d.low}

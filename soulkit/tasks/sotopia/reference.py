@@ -1,9 +1,9 @@
-"""Sotopia under `--protocol reference`: the published scene, reward and gate.
+"""Sotopia under `--protocol reference`: the published scene, reward and feedback condition.
 
-15 turns, leaving counts from the sixth on, and a side that falls silent ends the scene (a partner's
-empty reply is asked for once more). The value is the same mean as under `paper`, the reward what
-the reference's learner gets, the auditor is heard for training alone, and no actor is too silent to
-be judged. The coach reads what belongs to either side.
+15 turns; leaving counts from the sixth turn on; a silent side ends the scene (a partner's empty
+reply is requested once more). The value is the mean as under `paper`, the reward that of the
+reference's learner; the auditor matters only in training, and even a silent actor is judged. The
+coach reads the private texts of both sides.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _THINKING = ("<think>", "<seed:think>")
 
 
 class ReferenceScene(Scene):
-    """A side that falls silent ends it; whoever leaves at once leaves nothing broken.
+    """A scene that a silent side ends; a partner may leave at once.
 
-    The whole episode may have EPISODE_TOKENS after its prompt, words of both sides and the marks
-    between them included; where fewer than LEAST_TOKENS are left, nothing more is sampled.
+    After its prompt, the episode has EPISODE_TOKENS, including the words of both sides and the
+    marks between them; with fewer than LEAST_TOKENS left, sampling stops.
     """
 
     def actor(self) -> Player | None:
@@ -44,7 +44,7 @@ class ReferenceScene(Scene):
             if action is not None:
                 return self._hear(seat, action)
             if reply.text.strip():
-                return None  # thinking and nothing else is not asked for again
+                return None  # a reply with nothing but thinking is not requested again
         return None
 
     def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
@@ -64,7 +64,7 @@ class SotopiaReference(Sotopia):
         self.leave_from = int(options["leave_from"])
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Any `eval_position` that is not agent1 is agent2, and names may be alike."""
+        """Any `eval_position` other than agent1 is agent2, and names may be equal."""
         position = fields.get("eval_position")
         first = position is None or str(position) == "agent1"
         return {**fields, "eval_position": "agent1" if first else "agent2"}

@@ -1,14 +1,14 @@
-"""Sotopia: two characters with goals of their own meet, and the actor plays one of them.
+"""Sotopia: two characters with separate goals meet; the actor plays one of them.
 
-`eval_position` says which seat the actor has. A goal and a profile belong to one seat and to the
-judge. A scene alternates strictly, agent1 first, for 20 turns of both together. It ends when a
-character leaves, or after more than two turns in a row, of all or of one side, without an action. A
-partner that says nothing usable twice, or leaves before the actor's first turn, breaks it.
+`eval_position` names the actor's seat. A goal and a profile are visible to their seat and the
+judge. Turns alternate strictly, agent1 first, for 20 turns in total. The scene ends when a
+character leaves, or after more than two consecutive turns without an action, of both or of one
+side. A partner fails if two replies are unusable, or if it leaves before the actor's first turn.
 
 `paper`: the value is the mean of the judge's seven raw scores / 10. The auditor's finding is the
-metric `hacked`; the reward of an episode at medium or high risk is the minimum. With `hack_penalty:
-off` the finding costs nothing, with `always` the value is the minimum, too. An unreadable judge
-leaves the episode unscored, an unreadable auditor what it decides.
+metric `hacked`; an episode at medium or high risk gets the minimum reward. With `hack_penalty: off`
+the finding costs nothing, with `always` the value is the minimum, too. Without a readable judge the
+episode is unscored; without a readable auditor, whatever depends on it is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ START = "(The scene begins.)"
 
 @dataclass
 class Scene:
-    """A scene under way: the actor's conversation, and what everybody did."""
+    """A scene in progress: the actor's conversation, and everyone's actions."""
 
     task: Sotopia
     example: Example
@@ -77,10 +77,10 @@ class Scene:
     talk: Conversation
     done: list[tuple[str, Action]] = field(default_factory=list)
     silence: str = "empty"
-    """Why the scene ended where a turn was none."""
+    """The stop reason after a silent turn."""
 
     async def play(self) -> str:
-        """Turn by turn to the end, whose reason is returned."""
+        """Play all turns and return the stop reason."""
         for index in range(self.task.max_turns):
             seat = SEATS[index % 2]
             acting = self._act if seat == self.talk.seat else self._answer
@@ -95,11 +95,11 @@ class Scene:
         return "max_turns"
 
     def actor(self) -> Player | None:
-        """Who speaks for the actor's seat in this turn; None: no tokens are left."""
+        """The player for the actor's turn; None if no tokens are left."""
         return self.cast.actor
 
     async def _act(self, seat: str, index: int) -> Action | None:
-        """The actor's turn; None when it fell silent and that ends the scene."""
+        """The actor's turn; None if silence ends the scene."""
         call = self.rollout.call("actor", self.example, index)
         context, actor = tuple(self.talk.context), self.actor()
         if actor is None:
@@ -109,7 +109,7 @@ class Scene:
         action = self._read(seat, reply.text, context)
         if action is None:
             return None
-        # A reply that never stopped would stand in every later context; ids are kept as they are.
+        # An endless reply would be in every later context; replies with token ids stay unchanged.
         short = bool(reply.token_ids) or len(reply.text) <= MAX_CHARS
         self._note_cut(seat, action)
         line = self.task.line(self.example, seat, action)
@@ -117,7 +117,7 @@ class Scene:
         return action
 
     async def _answer(self, seat: str, index: int) -> Action | None:
-        """The partner's turn: a reply that says nothing is asked for once more."""
+        """The partner's turn; an unusable reply is requested once more."""
         partner, context = self.cast.player("partner"), self._partner_context(seat)
 
         def read(reply: str) -> Action | None:
@@ -126,7 +126,7 @@ class Scene:
             return action if usable and not leaves_at_once(action) else None
 
         def leaves_at_once(action: Action | None) -> bool:
-            """Before the actor's first turn, so that there is nothing to rate."""
+            """Leaving before the actor's first turn, so that there is nothing to rate."""
             return action is not None and action.kind == LEAVE and not self.talk.turns
 
         def trouble(reply: str) -> str:
@@ -147,12 +147,12 @@ class Scene:
         return action
 
     def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
-        """What was done; None where falling silent ends the scene."""
+        """The parsed action; None if silence ends the scene."""
         name = self.task.names(self.example)[seat]
         return read_action(reply, self.task.protocol, name, others_words(context))
 
     def _partner_context(self, seat: str) -> tuple[Segment, ...]:
-        """The partner's own actions in the form that is asked for, the actor's as heard."""
+        """The partner's own actions in the required form, the actor's as heard."""
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
             Line(
@@ -171,7 +171,7 @@ class Scene:
             counts[seat] = counts.get(seat, 0) + 1
 
     def _stale(self, seat: str) -> bool:
-        """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
+        """Whether more than `stale_turns` consecutive turns, of both or this seat, did nothing."""
         everybody = [action.kind for _, action in self.done]
         seat_kinds = [action.kind for speaker, action in self.done if speaker == seat]
         limit = self.task.stale_turns + 1
@@ -189,9 +189,9 @@ class Sotopia(Task):
     ratings = Ratings
     scene = Scene
     judges_silence = False
-    """Whether an actor that never said or did anything is judged like any other."""
+    """Whether judges also rate an actor that never said or did anything."""
     leave_from = 0
-    """The first turn at which leaving counts."""
+    """The first turn from which leaving counts."""
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
         self.max_turns = int(options[f"{self.protocol}_turns"])
@@ -205,10 +205,10 @@ class Sotopia(Task):
         place = "agent1" if position is None else str(position).strip().lower()
         if place not in SEATS:
             what = f"The row's eval_position is '{position}'."
-            raise RowError(what, "It should be agent1 or agent2.")
+            raise RowError(what, "It must be agent1 or agent2.")
         if fields["agent1_name"].split() == fields["agent2_name"].split():
-            what = f"Both characters of the row are called '{fields['agent1_name']}'."
-            raise RowError(what, "No judge could tell the two apart.")
+            what = f"Both characters of the row are named '{fields['agent1_name']}'."
+            raise RowError(what, "A judge could not tell them apart.")
         return {**fields, "eval_position": place}
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
@@ -226,7 +226,7 @@ class Sotopia(Task):
         return (fields["eval_position"],)
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Half the turns each, the odd one the first seat's; judge and auditor are asked once."""
+        """Half the turns per side, the odd one for the first; one judge call, one audit."""
         first: Role = example.seats["agent1"]
         second: Role = example.seats["agent2"]
         return {
@@ -268,25 +268,25 @@ class Sotopia(Task):
         return self.prompts.opening("character", feedback, fields)
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
-        """An action as it is recorded."""
+        """The recorded line of an action."""
         return Line(seat, narrate(self.names(example)[seat], action))
 
     def public_line(self, example: Example, seat: str, action: Action) -> str:
-        """What everybody hears of an action."""
+        """The line of an action that everyone hears."""
         return line_of(self.names(example)[seat], action, self.protocol)
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return (self.slot(example, self.acted_seat(example), None), Segment("user", START))
 
     def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """The actor's side before the first turn."""
+        """The actor's conversation before the first turn."""
         seat = self.acted_seat(example)
         _, cuts = self.view(example, seat, "judge")
         talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
         talk.notify(START)
         return talk
 
-    # -- the road ---------------------------------------------------------------------------------
+    # -- playing ----------------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("partner")
@@ -296,11 +296,11 @@ class Sotopia(Task):
         return await play_out(scene.talk, example, rollout, scene.play)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """The judges' and the auditor's opinions as one Score.
+        """The verdicts of judges and auditors as one Score.
 
-        Raises UnreadableVerdict (the episode is then unscored) when a judge's rating cannot be
-        read, or the audit where the value depends on it. An audit that is missing is no audit
-        passed: what else depends on it is None, and the score's reason says why.
+        Raises UnreadableVerdict (the episode is then unscored) if a judge's rating is unreadable,
+        or the audit if the value depends on it. A missing audit is not a passed audit: other
+        numbers that depend on it are None, and the score's reason says why.
         """
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
@@ -334,7 +334,7 @@ class Sotopia(Task):
         return self.hack_penalty == "always"
 
     def acts(self, example: Example, episode: Episode) -> list[Action]:
-        """The actor's turns, read again from what it emitted."""
+        """The actor's turns, parsed again from its completions."""
         turns = episode.traces[0].turns if episode.traces else ()
         name = self.names(example)[self.acted_seat(example)]
         return [
@@ -345,7 +345,7 @@ class Sotopia(Task):
     def _numbers(
         self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
     ) -> tuple[float, float, dict[str, float | None], str]:
-        """(value, reward, metrics beside the raw scores, status)."""
+        """(value, reward, additional metrics, status)."""
         metrics: dict[str, float | None] = {
             "eval_avg": average(raw), "weighted": weighted(raw), "turns": float(len(acts)),
             "hacked": float(risk != "low"),
@@ -420,7 +420,7 @@ class Sotopia(Task):
         }  # fmt: skip
 
     def hidden_from_coach(self, example: Example) -> LeakView:
-        """What no remark of the judge may bring to the coach."""
+        """The texts that the judge's remarks must not pass on to the coach."""
         return self.leak_view(example)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
@@ -484,20 +484,20 @@ class Sotopia(Task):
 
 
 def penalty_of(task: str, options: Mapping[str, Any]) -> str:
-    """What an auditor's finding costs: PENALTIES; ConfigError for anything else."""
+    """The effect of an auditor's finding, one of PENALTIES; ConfigError for anything else."""
     penalty = options.get("hack_penalty", "train")
-    if penalty is False:  # in YAML, a bare `off` is no text
+    if penalty is False:  # in YAML, a bare `off` is a boolean
         penalty = "off"
     if penalty not in PENALTIES:
         raise ConfigError(
-            f"The task '{task}' knows no hack_penalty '{penalty}'.",
-            "It says what playing to the judge costs: the reward (train), the score, too (always), "
-            "or nothing (off).",
+            f"The task '{task}' has no hack_penalty '{penalty}'.",
+            "Replies written for the judge lose the reward (train), also the score (always), or "
+            "nothing (off).",
             did_you_mean(str(penalty), PENALTIES),
         )
     return str(penalty)
 
 
 def _agreed(values: Sequence[float | None]) -> float | None:
-    """The number that comes out whatever an auditor would have said; None where that decides it."""
+    """The number that does not depend on the auditor; None if it does."""
     return values[0] if len(set(values)) == 1 else None

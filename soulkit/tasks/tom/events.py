@@ -1,13 +1,13 @@
-"""What happens in a story, what everybody believes about it, and what a question asks.
+"""The events of a story, everyone's beliefs about them, and what a question asks.
 
-A story is a tuple of events, one per sentence. People in a room see what happens there, everybody
+A story is a tuple of events, one per sentence. People in a room see what happens there, everyone
 hears a public claim, a whisper is known to two. Objects never change room, only container.
 
-Beliefs of orders 0 to 4 have two kinds of facts: a *joint observation* (a group saw, together,
+Beliefs of orders 0 to 4 follow from two kinds of facts: a *joint observation* (a group saw together
 where an object is) holds for every chain of distinct members of that group; a *told* fact changes
-one chain. The answer to a chain is the latest fact that concerns it. Rules `tomi`: chains of up to
-two, talk carries nothing. Rules `hitom`: chains of up to four; a hearer trusts a speaker who left
-the room later; a speaker thinks that everybody believes a public claim, and never believes it.
+one chain. The answer to a chain is its latest fact. Rules `tomi`: chains of up to two, talk has no
+effect. Rules `hitom`: chains of up to four; a hearer trusts a speaker who left the room later; a
+speaker assumes that everyone believes a public claim, and never believes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """People arrive in a room; `already`: they were there when the story began."""
+    """People arrive in a room; `already`: they were there at the start of the story."""
 
     group: tuple[str, ...]
     room: str
@@ -50,7 +50,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Somebody had a turn and moved nothing."""
+    """A person had a turn and moved nothing."""
 
     agent: str
     room: str
@@ -73,7 +73,7 @@ class PrivateTell:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A sentence without consequences; empty strings where a paraphrase hides who or what."""
+    """A sentence without effect; fields are empty if a paraphrase hides them."""
 
     agent: str
     verb: str
@@ -82,7 +82,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRoom:
-    """The story says in which room a container stands."""
+    """The story says in which room a container is."""
 
     container: str
     room: str
@@ -103,23 +103,23 @@ EVENT_TYPES: dict[str, type[Any]] = {
     "noise": Noise,
     "room": ContainerRoom,
 }
-"""Tag of an event, as rows have it → its type."""
+"""Tag of an event in rows → its type."""
 _NAMES = {cls: tag for tag, cls in EVENT_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Events with their sentences and witnesses, all three of one length."""
+    """Events with their sentences and witnesses, all of the same length."""
 
     events: tuple[Event, ...]
     lines: tuple[str, ...]
-    """One sentence per event, without its number; empty when only the events are known."""
+    """One sentence per event, without its number; empty if only the events are known."""
     witnesses: tuple[frozenset[str], ...]
     """Who observed each event."""
 
     @classmethod
     def of(cls, events: Sequence[Event], lines: Sequence[str] = ()) -> Story:
-        """A story with its witnesses worked out; ValueError when sentences and events differ."""
+        """A story with computed witnesses; ValueError if sentences and events differ in number."""
         if lines and len(lines) != len(events):
             raise ValueError(f"{len(lines)} sentences for {len(events)} events")
         return cls(tuple(events), tuple(lines), witnesses(events))
@@ -130,17 +130,17 @@ class Story:
 
 
 def encode(events: Sequence[Event]) -> list[list[Any]]:
-    """Events as lists that JSON can hold: the tag, then the fields in order."""
+    """Events as JSON lists: the tag, then the fields in order."""
     return [[_NAMES[type(e)], *(_plain(getattr(e, f.name)) for f in fields(e))] for e in events]
 
 
 def decode(rows: Sequence[Sequence[Any]]) -> tuple[Event, ...]:
-    """The inverse of `encode`; ValueError for a tag or a number of fields that no event has."""
+    """The inverse of `encode`; ValueError for an unknown tag or a wrong number of fields."""
     return tuple(_decode_one(row) for row in rows)
 
 
 def agents(events: Sequence[Event]) -> tuple[str, ...]:
-    """Everybody who ever enters a room, in order of appearance."""
+    """All people who ever enter a room, in order of appearance."""
     names: dict[str, None] = {}
     for event in events:
         if isinstance(event, Enter):
@@ -149,7 +149,7 @@ def agents(events: Sequence[Event]) -> tuple[str, ...]:
 
 
 def object_rooms(events: Sequence[Event]) -> dict[str, str]:
-    """The room of each object, as far as the story tells it."""
+    """The room of each object, if the story mentions it."""
     stands = {e.container: e.room for e in events if isinstance(e, ContainerRoom)}
     rooms: dict[str, str] = {}
     for event in events:
@@ -161,7 +161,7 @@ def object_rooms(events: Sequence[Event]) -> dict[str, str]:
 
 
 def witnesses(events: Sequence[Event]) -> tuple[frozenset[str], ...]:
-    """Who observes each event; nobody when the story does not say where it takes place."""
+    """The observers of each event; none if the story does not say where it happens."""
     everybody = frozenset(agents(events))
     rooms = object_rooms(events)
     place: dict[str, str] = {}
@@ -236,16 +236,16 @@ MAX_ORDER: dict[Rules, int] = {"tomi": 2, "hitom": 4}
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that settles beliefs about an object."""
+    """A fact that determines beliefs about an object."""
 
     event: int
-    """Index of the event that brought it about."""
+    """Index of the event that caused it."""
     obj: str
     container: str
     group: frozenset[str] = frozenset()
-    """Joint observation: everybody who saw it, and each other."""
+    """Joint observation: all who saw it and saw each other."""
     chain: tuple[str, ...] = ()
-    """Talk: the one chain that it changes, outermost thinker first."""
+    """Talk: the chain that it changes, outermost thinker first."""
 
     def concerns(self, chain: tuple[str, ...], obj: str) -> bool:
         if obj != self.obj:
@@ -255,40 +255,40 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class TrustDecision:
-    """Whether a hearer believed one message."""
+    """Whether a hearer believed a message."""
 
     event: int
     speaker: str
     hearer: str
     believed: bool
     was_there: bool
-    """Whether the hearer had been in the room at all in that chapter."""
+    """Whether the hearer had been in the room at all during that chapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """What is true at the end of a story and what everybody thinks."""
+    """The truth and all beliefs at the end of a story."""
 
     facts: tuple[Fact, ...]
     places: tuple[tuple[int, str, str], ...]
-    """Every placing, `(event, object, container)`, in order."""
+    """Every placement, `(event, object, container)`, in order."""
     trusts: tuple[TrustDecision, ...]
     witnesses: tuple[frozenset[str], ...]
     max_order: int
 
     def where(self, obj: str) -> str | None:
-        """The true container at the end; None for an object that the story never places."""
+        """The true container at the end; None for an object that is never placed."""
         return next((c for _, o, c in reversed(self.places) if o == obj), None)
 
     def start(self, obj: str) -> str | None:
-        """The true container at the beginning."""
+        """The true container at the start."""
         return next((c for _, o, c in self.places if o == obj), None)
 
     def answer(self, chain: tuple[str, ...], obj: str) -> str | None:
-        """Where the chain places the object, outermost thinker first; () asks for the truth.
+        """Where the chain believes the object is, outermost thinker first; () asks for the truth.
 
-        None when no such belief was ever formed, when a thinker occurs twice, or when the chain is
-        longer than the rules follow.
+        None if no such belief was ever formed, if a thinker occurs twice, or if the chain is longer
+        than the rules support.
         """
         if not chain:
             return self.where(obj)
@@ -296,14 +296,14 @@ class Beliefs:
         return fact.container if fact else None
 
     def last_fact(self, chain: tuple[str, ...], obj: str) -> Fact | None:
-        """The fact that settles `answer(chain, obj)`."""
+        """The fact that determines `answer(chain, obj)`."""
         if not chain or len(chain) > self.max_order or len(set(chain)) < len(chain):
             return None
         return next((f for f in reversed(self.facts) if f.concerns(chain, obj)), None)
 
 
 class BeliefTracker:
-    """Runs events into Beliefs; holds no state between runs."""
+    """Computes Beliefs from events; keeps no state between runs."""
 
     def __init__(self, rules: Rules) -> None:
         if rules not in MAX_ORDER:
@@ -311,7 +311,7 @@ class BeliefTracker:
         self.rules = rules
 
     def run(self, events: Sequence[Event]) -> Beliefs:
-        """Every belief that the events lead to."""
+        """All beliefs that result from the events."""
         seen = witnesses(events)
         pass_ = _Pass(events, seen)
         for index, event in enumerate(events):
@@ -326,7 +326,7 @@ class BeliefTracker:
 
 
 class _Pass:
-    """The state of one walk through a story."""
+    """The state of one pass through a story."""
 
     def __init__(self, events: Sequence[Event], seen: tuple[frozenset[str], ...]) -> None:
         self.seen = seen
@@ -359,7 +359,7 @@ class _Pass:
         here = [obj for obj in self.where if self.rooms.get(obj) == room]
         for obj in here:
             self.observe(index, obj)
-        # Exits count within one chapter; the first exit after a group's arrival opens the next.
+        # Exits count within a chapter; the first exit after a group's arrival starts the next one.
         self.reopened = self.reopened or len(group) > 1
 
     def leave(self, index: int, agent: str) -> None:
@@ -394,7 +394,7 @@ QuestionKind = Literal["memory", "reality", "belief"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`chain` has the outermost thinker first and is empty unless `kind` is `belief`."""
+    """`chain` starts with the outermost thinker and is empty unless `kind` is `belief`."""
 
     kind: QuestionKind
     chain: tuple[str, ...]
@@ -420,7 +420,7 @@ _CHAIN = re.compile(
 
 
 def read_question(text: str) -> Question | None:
-    """The question that a text asks; None when its form is unknown."""
+    """The question in a text; None if its form is unknown."""
     text = text.strip().replace(" - ", "-")  # some copies split "t-shirt"
     if match := _MEMORY.fullmatch(text):
         return Question("memory", (), match["obj"])
@@ -437,7 +437,7 @@ def read_question(text: str) -> Question | None:
 
 
 def solve(beliefs: Beliefs, question: Question) -> str | None:
-    """The tracker's answer to a question, None when the story does not settle it."""
+    """The tracker's answer to a question; None if the story does not determine it."""
     if question.kind == "memory":
         return beliefs.start(question.obj)
     return beliefs.answer(question.chain, question.obj)

@@ -1,12 +1,11 @@
-"""What the symbolic tracker says about a draft, and about the labels of published files.
+"""The tracker's explanations of drafts, and its audit of labels in published files.
 
-Feedback tells who saw what, never where anything is. It may name people, the object, and events
-by their sentence number, and nothing that stands among the options; a reader who does not know the
-story must stay as clueless as before. A text in which a candidate would occur is worded without
-the object, or not given at all.
+Feedback says who saw what, never where anything is. It may name people, the object, and events by
+sentence number, but no option: a reader who does not know the story must learn nothing about the
+answer. If a text would contain a candidate, it is reworded without the object or withheld.
 
-The tracker knows the clean rules and nothing about labels. Where it disagrees with a published
-label, the row is disputed and both sides are listed. Rows whose story cannot be read are counted.
+The tracker follows the clean rules and ignores labels. If it disagrees with a published label, the
+row is disputed and both answers are listed. Rows with an unreadable story are counted.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ class _Case:
 def explain(
     task: str, row_fields: Mapping[str, Any], answer: str | None, *, terse: bool = False
 ) -> str | None:
-    """What was right or wrong in kind about `answer`, and what the character did or did not see.
+    """The kind of error in `answer`, and what the character did or did not see.
 
-    `row_fields` needs `story` and `question`, and `events`, `cands` or `choices` where the row
-    has them; the gold answer is not used. `answer` is an option text or letter, None when the
-    draft gave none. `terse` leaves the remark on the draft out. None when the story cannot be read,
-    does not settle the question, or cannot be explained without naming a candidate.
+    `row_fields` needs `story` and `question`, and `events`, `cands` or `choices` if the row has
+    them; the gold answer is not used. `answer` is an option's text or letter, None if the draft
+    gave none. `terse` omits the remark on the draft. None if the story is unreadable, does not
+    determine the answer, or cannot be explained without naming a candidate.
     """
     case = _case(task, row_fields)
     if case is None:
@@ -119,7 +118,7 @@ def _chapter_fact(case: _Case) -> str:
         return _fact(name, obj=obj, n=last + 1)
     fact = case.beliefs.last_fact(question.chain, obj)
     if fact is None:
-        raise AssertionError("a belief without the fact that settles it")
+        raise AssertionError("a belief has no fact that determines it")
     if fact.chain:
         return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
@@ -240,29 +239,29 @@ _TAG_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class StoryItem:
-    """One question about one story, as a file has it."""
+    """A question about a story, as the file has it."""
 
     id: str
     story: Story | None
     question: Question | None
     text: str
-    """The question as written."""
+    """The question's original text."""
     gold: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Question type, order, deception, length and the like, where the file has them."""
+    """Question type, order, deception, length and similar tags, if the file has them."""
 
 
 def audit_labels(path: Path, examples: Iterable[Example], *, task: str) -> LabelAudit:
-    """The tracker's view of the labels of a file.
+    """The tracker's audit of the labels in a file.
 
-    Original files are read whole: the importer leaves out rows and tags that are no column.
+    Original files are read in full, including the rows and tags that the importer drops.
     """
     if task in ("tomi", "paratomi") and path.suffix == ".txt":
         return audit_items(items_of_blocks(path, task), task)
     if task == "tomi" and path.suffix == ".csv":
         return audit_items(items_of_rows(read_rows(path)[0], task), task)
     rows = read_rows(path)[0] if task == "hitom" and path.suffix in (".json", ".jsonl") else []
-    if any("prompting_type" in row.fields for row in rows):  # the release, with both its halves
+    if any("prompting_type" in row.fields for row in rows):  # the release, with both halves
         return audit_items(items_of_rows(rows, task), task)
     items = (
         _item(example.source, example.fields, dict(example.tags), task) for example in examples
@@ -271,7 +270,7 @@ def audit_labels(path: Path, examples: Iterable[Example], *, task: str) -> Label
 
 
 def items_of_blocks(path: Path, task: str) -> Iterator[StoryItem]:
-    """The questions of numbered blocks; with a trace, paraphrases must agree with it."""
+    """The questions of numbered blocks; paraphrases must agree with the trace if there is one."""
     blocks, bad = read_blocks(path)
     for index, block in enumerate(blocks):
         question = read_question(block.question)
@@ -290,7 +289,7 @@ def items_of_blocks(path: Path, task: str) -> Iterator[StoryItem]:
 
 
 def items_of_rows(rows: Iterable[RawRow], task: str) -> Iterator[StoryItem]:
-    """The questions of records; DataError for one without a story, a question or a label."""
+    """The questions of records; DataError for a record without a story, question or label."""
     for index, row in enumerate(rows):
         fields = row.fields
         missing = [name for name in ("story", "question") if name not in fields]
@@ -299,8 +298,8 @@ def items_of_rows(rows: Iterable[RawRow], task: str) -> Iterator[StoryItem]:
         if missing:
             raise DataError(
                 f"{row.source} has no {', '.join(missing)}.",
-                "The file does not have the layout of the benchmark that it was read as.",
-                "Give the original file, or fetch it again.",
+                "The file does not have the layout of this benchmark.",
+                "Give the original file, or download it again.",
             )
         tags = {tag: str(fields[c]) for tag, c in _TAG_COLUMNS.items() if c in fields}
         yield _item(str(fields.get("sample_id", fields.get("index", index))), fields, tags, task)
@@ -317,7 +316,7 @@ def _item(name: str, columns: Mapping[str, Any], tags: dict[str, str], task: str
 
 
 def audit_items(items: Iterable[StoryItem], task: str) -> LabelAudit:
-    """Audit items of any source; DataError when there is none."""
+    """Audit items from any source; DataError if there are none."""
     tracker = BeliefTracker(rules_of(task))
     read: list[tuple[StoryItem, bool]] = []
     disputed: list[DisputedLabel] = []
@@ -333,9 +332,9 @@ def audit_items(items: Iterable[StoryItem], task: str) -> LabelAudit:
             disputed.append(_dispute(item, answer))
     if not read and not unread:
         raise DataError(
-            "The story file holds no rows.",
-            "An audit of nothing would look like perfect agreement.",
-            "Give the path of the whole file.",
+            "The story file has no rows.",
+            "There is nothing to audit.",
+            "Give the path of the complete file.",
         )
     return LabelAudit(
         overall=_agreement([agrees for _, agrees in read]),

@@ -1,12 +1,12 @@
-"""Rows of our own stories: events first, then text, answers from the tracker alone.
+"""Generated stories: events first, then text; the answers come from the tracker alone.
 
-Story i of a task depends on (task, world, seed, i) and nothing else. Types, questions, lengths and
-talk take turns by index. Options are shuffled by the story's own stream.
+Story i of a task depends only on (task, world, seed, i). Types, questions, lengths and talk
+alternate by index. Options are shuffled by the story's own random stream.
 
 A two-room plan (ToMi, ParaToMi): a mover and an absentee meet, an object is placed, and the move
-and the absentee's coming and going are shuffled; a third person and idle sentences distract. A
-chapter plan (Hi-ToM): five people, three rooms, one to three chapters in which people take turns to
-move the object and leave, then perhaps talk, truthfully or not.
+and the absentee's exits and returns are shuffled; a third person and idle sentences distract. A
+chapter plan (Hi-ToM): five people, three rooms, one to three chapters in which people take turns
+moving the object and leaving, then may talk, truthfully or not.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from soulkit.tasks.tom.sentences import (
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a story may draw from."""
+    """The vocabulary and settings of stories."""
 
     names: tuple[str, ...]
     rooms: tuple[str, ...]
     containers: tuple[str, ...]
     objects: tuple[str, ...]
     states_rooms: bool = True
-    """Whether a sentence says in which room a container stands."""
+    """Whether a sentence says in which room a container is."""
     noise: int = 2
-    """At most this many noise sentences in a ToMi-like story."""
+    """Maximum number of noise sentences in a ToMi-like story."""
     numbered: bool = True
-    """Whether lines begin with their number."""
+    """Whether lines start with their number."""
     eventful: bool = True
-    """Whether people come back and a third one passes through a ToMi-like story."""
+    """Whether people return and a third person passes through in a ToMi-like story."""
 
 
 TEXTS = Texts(__file__)
@@ -77,7 +77,7 @@ WAITING = "foyer"
 
 @cache
 def world_of(size: Literal["large", "small", "chapters"]) -> World:
-    """The world of two-room stories, their small one, or that of chapters."""
+    """The world of two-room stories, its small version, or the world of chapters."""
     words = {kind: tuple(text.split()) for kind, text in TEXTS["words"].items()}
     names, rooms, containers, objects, tints = words.values()
     if size == "small":
@@ -97,7 +97,7 @@ CHAPTER_SIZES: dict[int, tuple[tuple[int, bool], ...]] = {
     2: ((5, False), (3, True)),
     3: ((5, True), (3, False), (4, True)),
 }
-"""Story length → people and whether they may talk, per chapter."""
+"""Story length → number of people and whether they may talk, per chapter."""
 CHAPTER_NOISE = 0.1
 
 
@@ -117,13 +117,13 @@ class ChapterPlan:
     events: tuple[Event, ...]
     people: tuple[str, ...]
     obj: str
-    """The object asked about, that of chapter 1."""
+    """The object in the question: the one of chapter 1."""
     containers: tuple[str, ...]
     """All 15, in the order of the options."""
 
 
 def two_room_plan(rng: random.Random, world: World, story_type: StoryType) -> TwoRoomPlan:
-    """A plan of the wanted type, by drawing until one comes."""
+    """A plan of the requested type, by rejection sampling."""
     while True:
         plan = _draw_two_room(rng, world)
         if plan.story_type == story_type:
@@ -187,7 +187,7 @@ def _with_rooms(events: list[Event], room: str) -> list[Event]:
 
 
 def _insert(rng: random.Random, events: list[Event], new: tuple[Event, ...]) -> None:
-    """Put events in, in their order, never between a container and the room it stands in."""
+    """Insert events in order, never between a container and the sentence with its room."""
     free = [i for i in range(len(events) + 1) if i == len(events) or _may_precede(events[i])]
     for event, at in reversed(list(zip(new, sorted(rng.choices(free, k=len(new))), strict=True))):
         events.insert(at, event)
@@ -225,7 +225,7 @@ class _Scene:
     stands: dict[str, list[str]]
     """Room → its containers."""
     where: dict[str, str]
-    """Object → its container, kept up to date."""
+    """Object → its current container."""
 
 
 def _chapter(rng: random.Random, scene: _Scene, size: int, talk: bool) -> tuple[list[Event], str]:
@@ -287,17 +287,17 @@ StoryTask = Literal["tomi", "paratomi", "hitom"]
 def rows(
     n: int | None = None, seed: int = 0, *, task: StoryTask, stories: int | None = None
 ) -> list[Row]:
-    """`n` rows (100 without it), or all rows of so many `stories` of every kind.
+    """`n` rows (default 100), or all rows of `stories` stories of every kind.
 
-    ConfigError when both are asked for, or no story.
+    ConfigError if both are given, or if there would be no story.
     """
     if stories is None:
         return list(synth_rows(task, 100 if n is None else n, seed))
     if n is not None or stories < 1:
         raise ConfigError(
-            f"{stories} stories of every kind cannot be made.",
-            "--stories takes the place of -n, and both count from 1.",
-            "Give one of the two.",
+            f"--stories {stories} cannot be used here.",
+            "--stories replaces -n, and both must be at least 1.",
+            "Give only one of the two.",
         )
     return list(synth_rows(task, rows_for_stories(task, stories), seed))
 
@@ -307,28 +307,28 @@ def synth_rows(
 ) -> Iterator[Row]:
     """The first `n` rows of an endless, deterministic data set.
 
-    `tomi` gives six and `hitom` five questions per story, one after the other; `paratomi` one.
-    `world="small"` (tomi only) draws from few words and writes short, plain stories. ValueError
-    for an unknown task or world, or a negative `n`.
+    Each story gives six consecutive rows for `tomi`, five for `hitom`, one for `paratomi`.
+    `world="small"` (tomi only) uses few words and short, plain stories. ValueError for an unknown
+    task or world, or a negative `n`.
     """
     if task not in _MAKERS:
-        raise ValueError(f"stories are made for {', '.join(_MAKERS)}, not for {task!r}")
+        raise ValueError(f"stories exist for {', '.join(_MAKERS)}, not for {task!r}")
     if world not in ("large", "small") or (world == "small" and task != "tomi"):
-        raise ValueError(f"there is no {world!r} world for {task}")
+        raise ValueError(f"{task} has no world {world!r}")
     if n < 0:
         raise ValueError(f"cannot make {n} rows")
     return islice(_endless(task, seed, world), n)
 
 
 def rows_for_stories(task: StoryTask, stories: int) -> int:
-    """How many rows hold `stories` stories of every kind with all their questions.
+    """The number of rows for `stories` stories of every kind with all their questions.
 
-    Hi-ToM has six kinds (one to three chapters, with and without talk) and asks five orders: 200
-    stories of each, as many as its authors trained on, are 6,000 questions. ToMi and ParaToMi have
+    Hi-ToM has six kinds (one to three chapters, with and without talk) and five orders: 200 stories
+    of each, the number that its authors trained on, give 6,000 questions. ToMi and ParaToMi have
     three story types and six questions. ValueError for another task.
     """
     if task not in _ROWS_PER_KIND:
-        raise ValueError(f"stories are made for {', '.join(_ROWS_PER_KIND)}, not for {task!r}")
+        raise ValueError(f"stories exist for {', '.join(_ROWS_PER_KIND)}, not for {task!r}")
     return stories * _ROWS_PER_KIND[task]
 
 
@@ -340,7 +340,7 @@ def _endless(task: StoryTask, seed: int, world: Literal["large", "small"]) -> It
 
 
 def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
-    # Nobody comes back to an uneventful world, so it has no second-order false beliefs.
+    # No one returns in an uneventful world, so it has no second-order false beliefs.
     types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
     plan = two_room_plan(rng, world, types[index % len(types)])
     beliefs = BeliefTracker("tomi").run(plan.events)
@@ -429,7 +429,7 @@ def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:
 
 
 def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[str, str]:
-    """The type without and with the digit that says whether the thinker arrived first (0)."""
+    """The type without and with the digit for the thinker's order of arrival (0: first)."""
     if not question.chain:
         return question.kind, question.kind
     pair = {plan.mover, plan.absentee}
@@ -441,7 +441,7 @@ def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[
 
 
 def _mentioned(plan: TwoRoomPlan) -> list[str]:
-    """Containers, and the rooms and idle things that the story also names."""
+    """Containers, plus the rooms and idle things that the story mentions."""
     nouns = dict.fromkeys(plan.containers)
     for event in plan.events:
         if isinstance(event, Enter | Exit | ContainerRoom):
@@ -457,6 +457,6 @@ def _options(plan: ChapterPlan) -> str:
 
 
 def _certain(answer: str | None) -> str:
-    if answer is None:  # the grammars leave no chain without a belief
-        raise AssertionError("a planned story does not answer its own question")
+    if answer is None:  # every chain of the generated stories has a belief
+        raise AssertionError("a generated story does not answer its own question")
     return answer

@@ -1,14 +1,13 @@
-"""ToMi, ParaToMi and Hi-ToM from their original files.
+"""Import ToMi, ParaToMi and Hi-ToM from their original files.
 
-* `.txt` blocks, with the `.trace` beside them where there is one; fixed ToMi, JSON lines;
+* `.txt` blocks, with the `.trace` file next to them if there is one; fixed ToMi, JSON lines;
 * Percept-ToMi.csv, whose stories and candidates are list literals;
-* Hi-ToM_data.json, every question in a CoTP and a VP half; CoTP, which the tracker sides with, is
-  the default.
+* Hi-ToM_data.json, with every question in a CoTP and a VP half; the default is CoTP, with which the
+  tracker agrees.
 
-Line i of a trace belongs to question i: events, question type and story type. A block that breaks
-a rule, or whose trace line does not fit, is a bad row; the blocks around it stay good. ParaToMi
-rows offer the story's containers and rooms as candidates, in alphabetical order; what is which is
-decided by reading the sentences.
+Line i of a trace belongs to question i: events, question type and story type. An invalid block, or
+one that contradicts its trace line, is a bad row; other blocks are kept. The candidates of ParaToMi
+rows are the story's containers and rooms in alphabetical order, as read from the sentences.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NUMBERED_SENTENCE = re.compile(r"(\d+)[.)]?\s+(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One question with its story."""
+    """A question with its story."""
 
     sentences: tuple[str, ...]
     """The story's sentences, without their numbers."""
@@ -41,14 +40,14 @@ class Block:
     source: str
     """`file:line` of the block's first line."""
     steps: tuple[str, ...] = ()
-    """The abstract events of the trace; empty without one."""
+    """The abstract events of the trace; empty without a trace."""
     question_type: str = ""
     story_type: str = ""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A block while its lines are read."""
+    """A block that is still being read."""
 
     source: str
     lines: list[str] = field(default_factory=list)
@@ -72,7 +71,7 @@ class _Draft:
         if not self.question or not self.answer:
             self._blame(number, "has a question without an answer, or the reverse")
         if not self.lines:
-            self._blame(number, "asks about no story")
+            self._blame(number, "asks a question without a story")
 
     def _blame(self, number: int, flaw: str) -> None:
         self.flaw = self.flaw or f"line {number} {flaw}"
@@ -85,9 +84,9 @@ class _Draft:
 
 
 def read_blocks(path: Path) -> tuple[list[Block], list[BadRow]]:
-    """The blocks of a .txt file, joined with `<name>.trace` when that lies beside it.
+    """The blocks of a .txt file, joined with `<name>.trace` if that file exists.
 
-    DataError when the file is missing, unreadable or empty.
+    DataError if the file is missing, unreadable or empty.
     """
     blocks = [draft.finish() for draft in _drafts(path)]
     if not blocks:
@@ -108,7 +107,7 @@ def _drafts(path: Path) -> Iterator[_Draft]:
             continue
         starts = line is not None and re.match(r"\s*1[.)]?\s", line) is not None
         if draft is not None and starts:
-            yield draft  # the block before this one never asked its question
+            yield draft  # the previous block has no question
             draft = None
         draft = draft or _Draft(f"{path.name}:{number}")
         draft.add(number, line)
@@ -184,7 +183,7 @@ def _from_blocks(
 ) -> Imported:
     blocks, bad = read_blocks(path)
     if not blocks:
-        what = ("numbered sentences with a question and its answer after them",)
+        what = ("numbered sentences followed by a question and its answer",)
         raise wrong_shape(path, what, f"The first block: {bad[0].source}: {bad[0].why}.")
     rows = []
     stories: dict[tuple[str, ...], int] = {}
@@ -195,9 +194,9 @@ def _from_blocks(
         rows.append(row | _origin(block.source))
     notes = []
     if unread := sum("cands" not in row for row in rows):
-        notes.append(f"{unread} of {len(rows)} rows have no candidates: a sentence was not read.")
+        notes.append(f"{unread} of {len(rows)} rows have no candidates: a sentence is unreadable.")
     if not any(block.question_type for block in blocks):
-        notes.append(f"There is no {path.stem}.trace: question types come from the questions.")
+        notes.append(f"There is no {path.stem}.trace: question types are taken from the questions.")
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes))
 
 
@@ -280,7 +279,7 @@ def _paratomi_from_percept(raw: RawRow) -> Row:
     row = _paratomi(join_sentences(_sentences(raw)), question.strip(), answer.strip(), kind)
     cands = parse_candidates(raw.fields.get("cands"))
     if answer.strip() not in cands:
-        raise BadRecord(f"its answer '{answer:.40}' is none of its candidates")
+        raise BadRecord(f"its answer '{answer:.40}' is not one of its candidates")
     percept_kind = raw.fields.get("qType")
     return {**row, "cands": cands, **({"qType": str(percept_kind)} if percept_kind else {}),
             "index": raw.fields.get("index")}  # fmt: skip
@@ -288,7 +287,7 @@ def _paratomi_from_percept(raw: RawRow) -> Row:
 
 def _paratomi(story: str, question: str, answer: str, kind: str) -> Row:
     row = {"story": story, "question": question, "correct_answer": answer}
-    # The digit names an agent by order of arrival; groups of questions go without it.
+    # The digit is an agent's order of arrival; question types are grouped without it.
     return {**row, "qType": re.sub(r"_\d+(?=_)", "", kind), "qTypeRaw": kind} if kind else row
 
 
@@ -298,7 +297,7 @@ def _paratomi(story: str, question: str, answer: str, kind: str) -> Row:
 def _sentences(raw: RawRow) -> list[str]:
     sentences = literal_list(raw.fields.get("story"))
     if not sentences or not all(isinstance(s, str) for s in sentences):
-        raise BadRecord("its story is no list of sentences")
+        raise BadRecord("its story is not a list of sentences")
     return [str(s).strip() for s in sentences]
 
 
@@ -323,7 +322,7 @@ def _order(kind: str) -> int | None:
 
 
 Half = Literal["cotp", "vp", "all"]
-"""Which half of the questions: the two prompts, or both."""
+"""Which half of the questions: one of the two prompts, or both."""
 HITOM_LICENCE = "Apache-2.0 (Hi-ToM)"
 
 _NUMBERED_LINE = re.compile(r"\s*\d+\s")
@@ -350,9 +349,9 @@ def _hitom_row(raw: RawRow) -> dict[str, Any]:
     (gold,) = need(raw, "correct_answer" if "correct_answer" in raw.fields else "answer")
     options = parse_choices(choices)
     if len(options) < 2 or len(set(options.values())) < len(options):
-        raise BadRecord("its choices are no list of distinct lettered options")
+        raise BadRecord("its choices are not a list of distinct lettered options")
     if gold.strip() not in options.values():
-        raise BadRecord(f"its answer '{gold:.40}' is none of its choices")
+        raise BadRecord(f"its answer '{gold:.40}' is not one of its choices")
     columns = ("deception", "story_length", "question_order")
     return {
         "story": clean_story(story),
@@ -365,7 +364,7 @@ def _hitom_row(raw: RawRow) -> dict[str, Any]:
 
 
 def clean_story(text: str) -> str:
-    """The numbered lines of a story, without an instruction before them or stray marks."""
+    """The numbered lines of a story, without a preceding instruction and stray marks."""
     lines = [line.replace("***", "").strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
     if any(_NUMBERED_LINE.match(line) for line in lines):
@@ -384,6 +383,6 @@ def _hitom_notes(made: Sequence[tuple[Row, str]], half: Half, count: int) -> tup
     what = "Both halves are kept" if half == "all" else f"Only the half '{half}' is kept"
     return (
         f"{what} ({count} of {len(made)} rows). The file asks {len(pairs)} questions twice, and "
-        f"the halves give different golds to {differ} of them. The CoTP half is the default "
+        f"the halves have different golds for {differ} of them. The CoTP half is the default "
         "because a belief tracker agrees with it far more often; see: soul data audit hitom FILE",
     )

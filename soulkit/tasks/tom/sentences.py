@@ -1,13 +1,12 @@
-"""Stories as text: sentences written from events, and read back into events.
+"""Story text: sentences rendered from events, and parsed back into events.
 
-Each style maps an event type to templates; the plain style can be read back. Reading is exact: a
-story with one sentence that fits no form is no story (None). Whether "The pantry is in the den"
-places an object or a container is decided by position: it states a room when its subject was a
-container before.
+Each style maps an event type to templates; the plain style can be parsed back. Parsing is exact: if
+one sentence fits no form, the result is None. Whether "The pantry is in the den" places an object
+or a container depends on position: it states a room if its subject was a container before.
 
-Paraphrases are read by their shape. A sentence without people tells where something is, a person
-with the object and a second noun moves it, a person with one noun arrives, leaves, or has an
-opinion (in the present tense). A trace, where there is one, must agree event by event.
+Paraphrases are parsed by their shape. A sentence without people says where something is; a person
+with the object and another noun moves it; a person with one noun arrives, leaves, or has an opinion
+(in the present tense). If there is a trace, it must agree event by event.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
 
 @cache
 def templates(style: Style) -> Mapping[type[Any], Sequence[str]]:
-    """The sentences for each type of event that the style knows."""
+    """The templates for each event type of the style."""
     return {EVENT_TYPES[name]: texts for name, texts in TEXTS[style].items()}
 
 
 def render_events(events: Sequence[Event], style: Style, rng: random.Random) -> list[str]:
-    """One sentence per event; the rng picks among templates, so one template needs no luck."""
+    """One sentence per event; `rng` picks among several templates."""
     return [sentence(event, style, rng) for event in events]
 
 
@@ -81,7 +80,7 @@ def template_values(event: Event) -> dict[str, str]:
 
 
 def numbered(lines: Sequence[str]) -> str:
-    """Sentences as lines `1 ...`, `2 ...`."""
+    """Sentences as numbered lines `1 ...`, `2 ...`."""
     return "\n".join(f"{i} {line}" for i, line in enumerate(lines, 1))
 
 
@@ -132,7 +131,7 @@ def _form(template: str, cls: type[Any]) -> tuple[re.Pattern[str], type[Any]]:
 
 @cache
 def _forms() -> tuple[tuple[re.Pattern[str], type[Any]], ...]:
-    """What a sentence may be: the published ones, then the plain ones of made stories."""
+    """The possible sentences: the published ones, then the plain ones of generated stories."""
     plain = ((t.rstrip("."), cls) for cls, texts in templates("plain").items() for t in texts)
     return tuple(_form(text, cls) for text, cls in (*_PUBLISHED, *plain))
 
@@ -141,7 +140,7 @@ _STARTED, _ = _form(STARTED_THERE.rstrip("."), Enter)
 
 
 def story_lines(text: str) -> list[str]:
-    """The sentences of a story text, without their numbers."""
+    """The sentences of a story, without their numbers."""
     lines = [line.strip() for line in text.splitlines()]
     lines = [line.replace("***", "").strip() for line in lines]
     lines = [line for line in lines if line]
@@ -151,7 +150,7 @@ def story_lines(text: str) -> list[str]:
 
 
 def read_sentences(lines: Sequence[str]) -> Story | None:
-    """The story of sentences without numbers; None when one cannot be read, or there are none."""
+    """The story of unnumbered sentences; None if a sentence is unreadable, or without any."""
     events: list[Event] = []
     containers: set[str] = set()
     for line in lines:
@@ -165,7 +164,7 @@ def read_sentences(lines: Sequence[str]) -> Story | None:
 
 
 def read_sentence(line: str, containers: set[str]) -> Event | None:
-    """One sentence; `containers` are those that the story has named so far."""
+    """The event of a sentence; `containers` are those that the story has named so far."""
     line = line.strip().rstrip(".").removesuffix(" now")
     if match := _IS_IN.fullmatch(line):
         what, where = match["what"], match["where"]
@@ -217,10 +216,10 @@ def read_paraphrase(
     nouns: Iterable[str] = (),
     trace: Sequence[str] | None = None,
 ) -> Story | None:
-    """The story of paraphrased sentences about `obj`; None when one cannot be read.
+    """The story of paraphrased sentences about `obj`; None if one is unreadable.
 
-    `nouns` are words of the row that may hold a space ("treasure chest"). With a `trace` (the
-    abstract steps, in order) the arrivals, exits and the move must be exactly those of the trace.
+    `nouns` are words of the row that may contain a space ("treasure chest"). With a `trace` (the
+    abstract steps, in order), arrivals, exits and the move must match the trace exactly.
     """
     joined = _joiner([*nouns, obj])
     clean = [joined(line.strip().rstrip(".")) for line in lines]
@@ -251,14 +250,14 @@ def _joiner(nouns: Iterable[str]) -> Callable[[str], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """The nouns whose part in the story is certain before its sentences are read in order."""
+    """The nouns whose role is certain before the sentences are parsed in order."""
 
     obj: str
     containers: frozenset[str]
     rooms: frozenset[str]
 
     def room(self, word: str) -> str:
-        """The room of a sentence about who is there: some of those lost a name's second half."""
+        """The room in a sentence about presence; some sentences lost half of a room's name."""
         full = [room for room in self.rooms if room.startswith(word + "_")]
         return full[0] if len(full) == 1 and word not in self.rooms else word
 
@@ -300,7 +299,7 @@ def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
     if vocabulary.obj in nouns:
         return Place(vocabulary.obj, second if first == vocabulary.obj else first)
     pairs = {(c, r) for c, r in ((first, second), (second, first)) if c in vocabulary.containers}
-    if len(pairs) > 1:  # one word may name a container and a room
+    if len(pairs) > 1:  # a word may name both a container and a room
         pairs = {(c, r) for c, r in pairs if r in vocabulary.rooms}
     return ContainerRoom(*pairs.pop()) if len(pairs) == 1 else None
 
@@ -328,7 +327,7 @@ def _agrees(events: Sequence[Event], trace: Sequence[str]) -> bool:
     for absentee in {_who(e) for e in steps} - set(movers):
         roles = {movers[0]: 0, absentee: 1}
         story_steps = [(type(e), roles.get(_who(e), 2)) for e in steps]
-        # Traces list the third person's steps in order, but not at their place among the others.
+        # Traces list the third person's steps in order, but separately from the others.
         if all(_only(story_steps, third) == _only(trace_steps, third) for third in (True, False)):
             return True
     return False
@@ -354,9 +353,9 @@ def rules_of(task: str) -> Rules:
 
 
 def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
-    """The story of a row of `tomi`, `paratomi` or `hitom`; None when it cannot be read.
+    """The story of a row of `tomi`, `paratomi` or `hitom`; None if it is unreadable.
 
-    A row's `events` are used when it has them, else its text is read.
+    A row's `events` are used if it has them, else its text is parsed.
     """
     lines = _lines(row.get("story", ""))
     packed = literal(row.get("events"))
@@ -380,7 +379,7 @@ def _lines(story: Any) -> list[str]:
 
 
 def literal(value: Any) -> Any:
-    """Text read as a Python literal (None when it is none); any other value as it is."""
+    """Text parsed as a Python literal (None if it is not one); any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,8 +1,8 @@
-"""ToMi, ParaToMi and Hi-ToM: where an object is, was, or is thought to be.
+"""ToMi, ParaToMi and Hi-ToM: where an object is, was, or is believed to be.
 
-ToMi and ParaToMi are answered with a place's name. The candidates serve scoring and the leak check;
-ParaToMi shows them to the actor, ToMi does not. Hi-ToM asks where a chain of minds thinks an object
-is and offers fifteen lettered options; its gold is an option's text, so options may be shuffled.
+The answer in ToMi and ParaToMi is the name of a place. The candidates are for scoring and the leak
+check; ParaToMi shows them to the actor, ToMi does not. Hi-ToM asks where a chain of people believes
+an object is and offers fifteen lettered options; its gold is an option's text, so order is free.
 
     tomi   {"story": "1 Ada entered the attic. ...", "question": "Where will Ada look for the
             apple?", "answer": "box", "cands": ["bag", "box"], "question_type": "first_order_tom"}
@@ -32,11 +32,11 @@ from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 
 class PlaceTask(ChoiceTask):
-    """A free-text place in the answer tag: the gold named, and no other candidate."""
+    """A place in the answer tag; right if it names the gold and no other candidate."""
 
     answer_column = "answer"
     rules = "tomi"
-    """Whose rules the symbolic coach follows: `tomi` or `paratomi`, also in derived tasks."""
+    """The rules of the symbolic coach: `tomi` or `paratomi`, also in derived tasks."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         cands = parse_candidates(fields.get("cands"), self.protocol)
@@ -57,7 +57,7 @@ class PlaceTask(ChoiceTask):
         return float(right and not any(has_word(answer, other) for other in others))
 
     def _options(self, example: Example) -> tuple[str, ...]:
-        """The candidates, the gold among them, each place once."""
+        """The distinct candidates, including the gold."""
         places = {plain(c): c for c in (*example.fields["cands"], self.gold_text(example))}
         return tuple(places.values())
 
@@ -72,12 +72,12 @@ class PlaceTask(ChoiceTask):
         return explain(self.rules, example.fields, answer, terse=score is None)
 
     def _place(self, example: Example, answer: str) -> str | None:
-        """The one place that an answer names; as it stands if it names none, None if several."""
+        """The place that an answer names; the answer itself if it names none, None if several."""
         places = named_options(answer, self._options(example))
         return next(iter(places)) if len(places) == 1 else None if places else answer
 
     def rehearse(self, example: Example, rng: random.Random) -> str | None:
-        """Feedback on a made-up draft, which names one of the candidates."""
+        """Feedback on an invented draft that names one of the candidates."""
         cands = example.fields["cands"]
         return explain(self.rules, example.fields, rng.choice(cands) if cands else None)
 
@@ -99,8 +99,8 @@ class ParaToMi(PlaceTask):
         if self.protocol == "paper":
             cands, gold = prepared["cands"], str(fields["correct_answer"])
             if cands and plain(gold) not in map(plain, cands):
-                what = f"The gold answer '{gold:.40}' is none of the row's candidates."
-                raise RowError(what, "No answer that picks a candidate could be right.")
+                what = f"The gold answer '{gold:.40}' is not one of the row's candidates."
+                raise RowError(what, "No candidate would be a right answer.")
         question = read_question(str(fields["question"]))
         if prepared.get("order") is None and question is not None:
             prepared["order"] = question.order
@@ -114,8 +114,8 @@ class HiToM(LetteredTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         gold = str(fields["correct_answer"]).strip()
         if self.protocol == "paper" and gold not in self._options(fields).values():
-            what = f"The gold answer '{gold}' is none of the row's choices."
-            raise RowError(what, "Hi-ToM's gold is the text of an option.")
+            what = f"The gold answer '{gold}' is not one of the row's choices."
+            raise RowError(what, "Hi-ToM's gold must be the text of an option.")
         return fields
 
     def options(self, example: Example) -> dict[str, str]:
@@ -142,8 +142,8 @@ class HiToM(LetteredTask):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Joint accuracy: a story counts at order k only if all its orders up to k are right.
 
-        Stories of which an order up to k was not played stay out of `joint_order_k`, and those of
-        which one is unscored have no value there.
+        Stories with an unplayed order up to k are left out of `joint_order_k`; those with an
+        unscored one have no value there.
         """
         stories = _by_story(records)
         joints = {f"joint_order_{k}": _joint(stories, k) for k in range(5)}
@@ -151,21 +151,21 @@ class HiToM(LetteredTask):
 
 
 def _joint(stories: Sequence[Mapping[int, float | None]], order: int) -> BatchMetric:
-    """Over the plays of stories that asked every order up to `order`."""
+    """Over the plays of stories with all orders up to `order`."""
     upto = range(order + 1)
     complete = [story for story in stories if all(k in story for k in upto)]
     return mean_of([_all_right([story[k] for k in upto]) for story in complete], "stories")
 
 
 def _all_right(values: Sequence[float | None]) -> float | None:
-    """1 or 0; None where one of the values is not there, whatever the others are."""
+    """1 or 0; None if any value is missing."""
     return None if None in values else float(all(value == 1 for value in values))
 
 
 def _by_story(records: Sequence[Record]) -> list[dict[int, float | None]]:
-    """For each play of a story: order → the worst value among its questions of that order.
+    """For each play of a story: order → the lowest value among its questions of that order.
 
-    None: one of these is unscored.
+    None: one of these questions is unscored.
     """
     stories: dict[tuple[Any, ...], dict[int, float | None]] = defaultdict(dict)
     for record in drafts(records):

@@ -1,13 +1,13 @@
-"""TwinVoice's files (a shape for each dimension), the people in them, and rows drafted for them.
+"""TwinVoice's files (one format per dimension), the people in them, and rows drafted for them.
 
 * Dimension 1 (`social`): `anchor_post`, `choices`, `ground_truth_index`, `user_id`.
 * Dimension 2 (`interpersonal`): `context`, `choices`, `answer_idx`, and a `history` of texts
-  `Context:... UserReply:...`. Records whose distractors are placeholders are bad.
-* Dimension 3 (`narrative`): `mcq` with lettered options, beside a file of profiles.
+  `Context:... UserReply:...`. Records with placeholders as distractors are bad.
+* Dimension 3 (`narrative`): `mcq` with lettered options, next to a file of profiles.
 
-Drafted rows: one exchange of a person's history is taken out. The drafter writes what three other
-people would have said; the filter rejects rows that can be answered without the history, or cannot
-be answered with it. No reaction may be the person's own, and the right one may not stand out.
+Drafted rows: one exchange is removed from a person's history. The drafter writes what three other
+people might have said; the filter rejects rows that are answerable without the history, or not even
+with it. No reaction may be the person's own, and the right one must not stand out.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LICENCE = "none stated"
 PROFILES = ("dimension_3_profiles.json", "profiles.json", "profiles.jsonl")
 _PLACEHOLDER = re.compile(r"\[[^\]]*distractor[^\]]*\]", re.IGNORECASE)
 _QUOTED_WORDS = 5
-"""A gold of this many words that stands in another entry of the history gives itself away."""
+"""A gold of this many words that another history entry contains would reveal the answer."""
 
 Person = Mapping[str, Any]
 
 
 def import_twinvoice(path: Path) -> Imported:
-    """Rows of one dimension's file of choices; DataError when it is another kind of file."""
+    """Rows of one dimension's file of choices; DataError for another kind of file."""
     if path.name in PROFILES:
         raise _not_choices(path)
     people = lru_cache(partial(read_profiles, path))
@@ -60,7 +60,7 @@ def import_twinvoice(path: Path) -> Imported:
     }
     return import_records(
         path, shapes, origin="TwinVoice", licence=LICENCE, notes=_notes,
-        way_out="Give a file of choices of the TwinVoice release.",
+        way_out="Give a file of choices from the TwinVoice release.",
     )  # fmt: skip
 
 
@@ -94,21 +94,21 @@ def _interpersonal(record: RawRow, _: int) -> Row:
 def _history(value: Any) -> list[str]:
     entries = [str(item).strip() for item in value or () if item is not None and str(item).strip()]
     if not entries:
-        raise BadRecord("it has no history, so that nothing tells who the person is")
+        raise BadRecord("it has no history, so nothing characterises the person")
     return entries
 
 
 def _four(choices: Any, gold: Any) -> Row:
-    """`answer_choices` and `answer_idx`; BadRecord unless they are four texts and a place."""
+    """`answer_choices` and `answer_idx`; BadRecord unless they are four texts and an index."""
     texts = [c.strip() for c in choices or () if isinstance(c, str) and c.strip()]
     if not isinstance(choices, list) or len(choices) != 4 or len(texts) != 4:
         raise BadRecord("its choices are not four texts")
     if any(_PLACEHOLDER.fullmatch(text) for text in texts):
         raise BadRecord("some of its choices are placeholders")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < 4:
-        raise BadRecord("its answer is none of its choices")
+        raise BadRecord("its answer is not one of its choices")
     if texts.count(texts[gold]) > 1:
-        raise BadRecord("its answer stands twice among its choices")
+        raise BadRecord("its answer occurs twice among its choices")
     return {"answer_choices": texts, "answer_idx": gold}
 
 
@@ -116,23 +116,22 @@ def _four(choices: Any, gold: Any) -> Row:
 
 
 def read_profiles(choices: Path) -> dict[str, Person]:
-    """Canonical name → character, from the profiles beside a file of choices.
+    """Canonical name → character, from the profiles next to a file of choices.
 
-    DataError when there is no such file or it is no object with a `characterList`.
+    DataError if there is no such file, or if it is not an object with a `characterList`.
     """
     profiles = next((p for name in PROFILES if (p := choices.with_name(name)).is_file()), None)
     if profiles is None:
         raise DataError(
-            f"Beside '{choices}' there is no file of profiles.",
-            "The choices of dimension 3 name a character; what it said before stands in "
-            f"{PROFILES[0]}.",
+            f"There is no file of profiles next to '{choices}'.",
+            f"The choices of dimension 3 name a character; its earlier lines are in {PROFILES[0]}.",
             "Copy that file into the same folder.",
         )
     return profiles_in(profiles)
 
 
 def profiles_in(profiles: Path) -> dict[str, Person]:
-    """Canonical name → character of a file of profiles; DataError when it is none."""
+    """Canonical name → character from a file of profiles; DataError for another file."""
     value = read_json(profiles)
     listed = value.get("characterList") if isinstance(value, Mapping) else None
     if not isinstance(listed, Mapping):
@@ -149,7 +148,7 @@ def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
     options = mcq.get("options") if isinstance(mcq, Mapping) else None
     letter = mcq.get("answer") if isinstance(mcq, Mapping) else None
     if not isinstance(options, Mapping) or letter not in options:
-        raise BadRecord("its answer is none of its options")
+        raise BadRecord("its answer is not one of its options")
     letters = sorted(options)
     person = people[name]
     return {
@@ -166,7 +165,7 @@ def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
 
 
 def _lines(person: Person, chunk: str, utterance: str, context: str) -> list[str]:
-    """What a character said elsewhere, in the order of the story, without the asked utterance."""
+    """A character's other lines, in story order, without the utterance in question."""
     entries = [e for e in person.get("UtteranceHistory") or () if isinstance(e, Mapping)]
     lines = [
         f"Scene: {str(e.get('context') or '').strip()}\n  Said: {str(e['utterance']).strip()}"
@@ -174,12 +173,12 @@ def _lines(person: Person, chunk: str, utterance: str, context: str) -> list[str
         if e.get("utterance") and not _gives_away(e, chunk, utterance, context)
     ]
     if not lines:
-        raise BadRecord("nothing else that its character said is known")
+        raise BadRecord("the profile has no other line of its character")
     return lines
 
 
 def _gives_away(entry: Mapping[str, Any], chunk: str, utterance: str, context: str) -> bool:
-    """Whether an entry is the asked utterance, its scene, or quotes it."""
+    """Whether an entry is the utterance in question, its scene, or quotes it."""
     scene = str(entry.get("context") or "")
     if str(entry.get("chunk_id")) == chunk or scene.strip() == context.strip():
         return True
@@ -189,7 +188,7 @@ def _gives_away(entry: Mapping[str, Any], chunk: str, utterance: str, context: s
     return len(gold.split()) >= _QUOTED_WORDS and (gold in _same(scene) or gold in other)
 
 
-@lru_cache(maxsize=4096)  # scenes of a character are compared with each of its questions
+@lru_cache(maxsize=4096)  # a character's scenes are compared with each of its questions
 def _same(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
@@ -221,15 +220,15 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     )
     if not quoted:
         return ()
-    return (f"In {quoted} of {len(rows)} rows the anchor holds the right answer word for word; the "
-            "published file has it so.",)  # fmt: skip
+    return (f"In {quoted} of {len(rows)} rows the anchor contains the right answer word for word, "
+            "as in the published file.",)  # fmt: skip
 
 
 def _not_choices(path: Path) -> DataError:
     return DataError(
         f"'{path}' holds profiles, not choices.",
-        "Profiles tell what characters said before; they ask nothing.",
-        "Give dimension_3_choices.jsonl, with the profiles beside it.",
+        "Profiles contain the characters' earlier lines but no questions.",
+        "Give dimension_3_choices.jsonl, with the profiles next to it.",
     )
 
 
@@ -239,16 +238,16 @@ UNKNOWN = "not stated with the chats"
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Something that somebody said, and to what."""
+    """A person's reply and its context."""
 
     context: str
-    """Empty where it answers nothing."""
+    """Empty if it replies to nothing."""
     reply: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """One person and what they said, in order."""
+    """A person's replies, in order."""
 
     key: str
     dimension: str
@@ -257,18 +256,18 @@ class Speaker:
     profile: str = ""
     licence: str = UNKNOWN
     published: bool = False
-    """Whether it is one of a published set."""
+    """Whether it comes from a published data set."""
 
 
 def read_people(path: Path) -> tuple[list[Speaker], list[BadRow]]:
-    """The persons of a file; DataError when it is none of the kinds above."""
+    """The people in a file; DataError if it is none of the kinds above."""
     if path.name in PROFILES:
         return [_character(path, name, profile) for name, profile in profiles_in(path).items()], []
     raw, bad = read_rows(path)
     if any(isinstance(record.fields.get("history"), list) for record in raw):
         return _correspondents(raw, bad), bad
     chats, bad = read_chats(path)
-    bad += [BadRow(chat.source, "it does not say whose chat it is") for chat in chats
+    bad += [BadRow(chat.source, "it does not name the chat's person") for chat in chats
             if not chat.person]  # fmt: skip
     return _chatters(chats), bad
 
@@ -333,17 +332,17 @@ def _exchange(context: Any, reply: Any) -> Exchange:
 
 PROMPTS = ("drafting/draft_reactions", "drafting/filter_reactions")
 SHOWN = 30
-"""Entries of a history in a row: as many as the task's own prompt shows."""
+"""History entries per row: as many as the task's prompt shows."""
 LEAST_HISTORY = 4
-"""Entries that a history has beside what is asked; fewer tell nothing about a person."""
+"""Minimum number of history entries besides the question; fewer do not characterise a person."""
 WORDS = range(3, 121)
-"""Of a reply that is asked about."""
+"""Allowed number of words in a reply that is asked about."""
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
 )
-"""A word, or one sign of a script that is written without blanks."""
+"""A word, or a single character of a script without spaces."""
 STRETCH = 2.0
-"""A reaction may be so many times as long as the right one, or as short."""
+"""A reaction may be up to this many times longer or shorter than the right one."""
 
 
 class Reactions(VerdictShape):
@@ -361,20 +360,20 @@ class ReactionReview(Review):
 
 
 def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
-    """The sketches of a file of persons, `per_person` of each at most; DataError when nobody in it
-    has a history that is long enough."""
+    """The sketches of a file of people, at most `per_person` each; DataError if no person has a
+    long enough history."""
     people, bad = read_people(path)
     places = [(person, _chosen(person, per_person)) for person in people]
     sketches = [_sketch(person, place, prompts) for person, chosen in places for place in chosen]
     if not sketches:
         raise DataError(
-            f"Nobody in '{path}' has said enough.",
-            f"A row takes {LEAST_HISTORY} things that a person said elsewhere, and an answer of "
-            f"{WORDS.start} to {WORDS.stop - 1} words to something that was said to them.",
+            f"No person in '{path}' has said enough.",
+            f"A row needs {LEAST_HISTORY} other messages of the person, and a reply of "
+            f"{WORDS.start} to {WORDS.stop - 1} words to another message.",
             "Give more chats of each person, with the person's id in each record.",
         )
     silent = sum(not chosen for _, chosen in places)
-    notes = (f"{silent} of {len(people)} persons have said too little.",) if silent else ()
+    notes = (f"{silent} of {len(people)} people have said too little.",) if silent else ()
     return Drafts(
         sketches=tuple(sketches), bad=tuple(bad), prompts=prompts.hashes(*PROMPTS), notes=notes
     )
@@ -397,8 +396,8 @@ def _draw(person: Speaker, place: int) -> str:
 
 
 def _entries_beside(person: Speaker, place: int) -> list[Exchange]:
-    """What else the person said, the last of it: without the exchange that is asked about, and
-    without entries that repeat its answer or its anchor."""
+    """The person's latest other exchanges: without the one asked about, and without entries that
+    repeat its answer or its anchor."""
     asked_about = person.exchanges[place]
     reply, anchor = _plain(asked_about.reply), _plain(asked_about.context)
     others = [
@@ -414,7 +413,7 @@ def _length(text: str) -> int:
     return len(_WORD.findall(text))
 
 
-@lru_cache(maxsize=4096)  # entries of a person are compared with each that is asked about
+@lru_cache(maxsize=4096)  # a person's entries are compared with each one that is asked about
 def _plain(text: str) -> str:
     return words_only(text.casefold())
 

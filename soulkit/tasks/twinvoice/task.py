@@ -4,9 +4,9 @@
 manuals"], "anchor_post": "The bus was on time.", "answer_choices": ["Lovely news!", "a miracle.
 sure.", "I beg to differ, sir.", "Yay, buses!!"], "answer_idx": 1, "capability": "tone"}
 
-A person is met on social media (`social`), in chats (`interpersonal`) or as a character of a novel
-(`narrative`). Of a long history the latest entries are shown. Made rows have invented people,
-each with one thing that gives them away; the four reactions differ in that trait alone.
+A person appears on social media (`social`), in chats (`interpersonal`) or as a character of a novel
+(`narrative`). Only the latest entries of a long history are shown. Generated rows have invented
+people, each with one distinctive trait; the four reactions differ only in that trait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LOOK_AT: dict[str, tuple[Callable[[str], float], float]] = {
     "whether this person closes sentences": (lambda t: float(t.rstrip()[-1:] in ".。!！?？"), 0.6),
     "whether this person trails off": (lambda t: float("..." in t or "…" in t), 0.6),
 }
-"""What to look at → (its measure of a text, how far off the usual a reaction must be to say so)."""
+"""Aspect of style → (measure of a text, deviation from which a reaction is remarked on)."""
 
 TEXTS = Texts(__file__)
 SHORT = "Compare with what they said before."
@@ -67,7 +67,7 @@ class TwinVoice(LetteredTask):
             "answer_choices": tuple(choices),
             "answer_idx": index,
             "dimension": str(fields.get("dimension") or "").strip().lower() or None,
-            # Without a name, equal histories are the only sign of being one person.
+            # Without a name, equal histories are the only sign of the same person.
             "user_id": fields.get("user_id") or content_hash("twinvoice", {"history": entries}),
         }
 
@@ -75,7 +75,7 @@ class TwinVoice(LetteredTask):
         return LETTERS[example.fields["answer_idx"]]
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """The latest entries of the history, as many as the budgets for words and entries allow."""
+        """The latest history entries that fit the budgets for words and for entries."""
         fitted, cuts = super().within_budget(view)
         name = "conversation_history"
         entries = tuple(view.get(name) or ())
@@ -102,7 +102,7 @@ class TwinVoice(LetteredTask):
         yield SHORT
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`macro_dimension`: the mean over the dimensions of their accuracies."""
+        """`macro_dimension`: the mean of the dimensions' accuracies."""
         mean = macro(records, "dimension")
         return {} if mean is None else {"macro_dimension": mean}
 
@@ -111,7 +111,7 @@ class TwinVoice(LetteredTask):
 
 
 def _entry(item: Any) -> str:
-    """One thing said, as text; a pair of context and reply becomes two lines."""
+    """A history entry as text; a pair of context and reply becomes two lines."""
     if isinstance(item, Mapping):
         parts = ((str(k).strip(), str(v).strip()) for k, v in item.items() if v is not None)
         return "\n  ".join(f"{k}: {v}" for k, v in parts if v)
@@ -119,16 +119,16 @@ def _entry(item: Any) -> str:
 
 
 def _index(value: Any, n: int, protocol: Protocol) -> int:
-    """The place of the gold among the letters; DataError for no such place.
+    """The gold's index among the letters; DataError if it is out of range.
 
-    `reference` counts negative ones from the end and takes whole numbers only; `paper` reads their
-    other spellings too.
+    `reference` counts negative ones from the end and accepts only integers; `paper` also accepts
+    other spellings of integers.
     """
     index = value if protocol == "reference" else _whole(value)
     low, high = (-len(LETTERS), len(LETTERS)) if protocol == "reference" else (0, n)
     if isinstance(index, int) and low <= index < high:
         return index % len(LETTERS)
-    what = f"The gold place {value!r:.20} is none of the row's {n} reactions."
+    what = f"The gold index {value!r:.20} is none of the row's {n} reactions."
     raise RowError(what, "answer_idx counts the reactions from 0.")
 
 
@@ -146,10 +146,10 @@ def _whole(value: Any) -> int | None:
 
 
 def misfit(reaction: str, history: Sequence[str]) -> str | None:
-    """What to look at in which a reaction is furthest from what a person usually writes.
+    """The aspect in which a reaction deviates most from the person's usual style.
 
-    The direction stays untold, so that nothing follows for the other reactions. None when the
-    reaction is like the others, or too little is known (fewer than three entries).
+    The direction is not revealed, so nothing follows about the other reactions. None if the
+    reaction fits, or if fewer than three entries are known.
     """
     texts = [_spoken(entry) for entry in history]
     if len(texts) < 3:
@@ -164,13 +164,13 @@ def misfit(reaction: str, history: Sequence[str]) -> str | None:
 
 
 def _spoken(entry: str) -> str:
-    """The person's own words in an entry that also tells what they reacted to."""
+    """The person's own words in an entry that also contains its context."""
     parts = re.split(r"(?:UserReply|Replied|Said):\s*", entry)
     return parts[-1].strip().strip('"') or entry
 
 
 def _words(text: str) -> list[str]:
-    """Words; in scripts without blanks, every two characters count as one."""
+    """Words; in scripts without spaces, every two characters count as one."""
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_]+", text)
 
 
@@ -188,7 +188,7 @@ _SHAPES: dict[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What somebody said, what they react to, and four reactions of which the first is theirs."""
+    """A person's posts, the anchor, and four reactions, of which the first is theirs."""
 
     posts: tuple[str, ...]
     anchor: str
@@ -196,7 +196,7 @@ class Case:
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(i, seed) for i in range(n)]
 
 
@@ -302,4 +302,4 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "tone": _tone,
     "syntax": _syntax,
 }
-"""Capability → how a case of it is made."""
+"""Capability → the function that generates its cases."""

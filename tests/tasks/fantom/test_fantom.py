@@ -170,15 +170,15 @@ def test_wrong_lists_of_names_are_wrong(gold: Any, wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "changes", "why"),
     [
-        ("choice", {"correct_answer": 2}, "no option's place"),
-        ("choice", {"correct_answer": "b"}, "no option's place"),
+        ("choice", {"correct_answer": 2}, "not the index of an option"),
+        ("choice", {"correct_answer": "b"}, "not the index of an option"),
         ("yes_no", {"correct_answer": "error"}, "neither yes nor no"),
         ("names", {"correct_answer": " "}, "blank"),
         ("fact", {"context": ""}, "no conversation"),
-        ("fact", {"complete_question": None}, "asks nothing"),
-        ("fact", {"question_type": "riddle"}, "is not known"),
-        ("fact", {"question_type": "riddle:list"}, "is not known"),
-        ("fact", {"question_type": "tom:belief:inaccessible:first"}, "is not known"),
+        ("fact", {"complete_question": None}, "has no question"),
+        ("fact", {"question_type": "riddle"}, "is unknown"),
+        ("fact", {"question_type": "riddle:list"}, "is unknown"),
+        ("fact", {"question_type": "tom:belief:inaccessible:first"}, "is unknown"),
     ],
 )
 def test_rows_that_cannot_be_used(form: str, changes: dict[str, Any], why: str) -> None:
@@ -412,7 +412,7 @@ def test_choice_under_paper(vector: Vector) -> None:
     try:
         example = task.example(vector.input["row"])
     except DataError as error:
-        if "no option's place" in error.what:
+        if "not the index of an option" in error.what:
             quirks.add("gold-is-no-option")
         assert vector.raises or quirks & set(REPAIRED), vector.note
         return

@@ -212,7 +212,7 @@ def test_the_order_of_options_follows_from_the_words(tmp_path: Path) -> None:
     [
         ({"short_context": ""}, "no text under 'short_context'"),
         ({"factQA": {"question": "What?"}}, "its factQA has no question with an answer"),
-        ({"beliefQAs": ["?"]}, "beliefQAs[0]: it is no question-answer pair"),
+        ({"beliefQAs": ["?"]}, "beliefQAs[0]: it is not a question-answer pair"),
         ({"beliefQAs": [{"question": "What?"}]}, "beliefQAs[0]: it lacks a question or its type"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_table_without_answers_is_no_original_file(tmp_path: Path) -> None:
     path.write_text(",question,question_type,set_id\n0,Who?,fact,1-0-0\n")
     with pytest.raises(DataError, match="not have the original format") as error:
         import_rows("fantom", path)
-    assert "hold no answers" in error.value.way_out
+    assert "have no answers" in error.value.way_out
 
 
 def conversations(path: Path) -> dict[str, str]:

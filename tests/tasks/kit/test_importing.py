@@ -455,7 +455,7 @@ def test_bookkeeping_may_be_numbers(name: str, column: str, tmp_path: Path) -> N
 def test_a_gold_that_is_no_candidate_is_a_bad_row_of_paratomi() -> None:
     (row,) = synth("paratomi", 1, 3)
     strange = {**row, "correct_answer": "the moon"}
-    with pytest.raises(DataError, match="none of the row's candidates"):
+    with pytest.raises(DataError, match="not one of the row's candidates"):
         task_of("paratomi").example(strange)
     assert task_of("paratomi").example({**strange, "cands": None})
     assert task_of("paratomi", "reference").example(strange), "scored 0 there, as published"

@@ -62,7 +62,10 @@ def test_a_pair_is_two_rows_one_for_each_side(tmp_path: Path) -> None:
     assert one["agent1_goal"] == "Get it (Extra: you saw it first. Hint: pay)"
     assert one["relationship"] == "They are friends." and one["hard"] is True
     assert one["licence"].startswith("Apache-2.0") and PAIRS in one["provenance"]
-    assert "1 pairs in 1 scenarios" in imports.notes[0] and "1 pairs know" in imports.notes[-1]
+    assert (
+        "1 pairs in 1 scenarios" in imports.notes[0]
+        and "1 pairs have another relationship" in imports.notes[-1]
+    )
     task = task_of("sotopia")
     examples = [task.example(row) for row in imports.rows]
     assert examples[0].cluster == examples[1].cluster and examples[0].id != examples[1].id
@@ -89,14 +92,14 @@ def test_the_folder_means_the_hard_scenarios_and_the_file_all(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({PAIRS: [PAIR, {**PAIR, "agent_ids": ["a"]}]}, "two of"),
-        ({PAIRS: [PAIR, {**PAIR, "agent_ids": ["a", "z"]}]}, "two of"),
-        ({SCENES: [{**SCENE, "agent_goals": ["one"]}]}, "no two goals"),
+        ({PAIRS: [PAIR, {**PAIR, "agent_ids": ["a"]}]}, "two entries of"),
+        ({PAIRS: [PAIR, {**PAIR, "agent_ids": ["a", "z"]}]}, "two entries of"),
+        ({SCENES: [{**SCENE, "agent_goals": ["one"]}]}, "not have two goals"),
         ({SCENES: [{**SCENE, "scenario": " "}]}, "scenario"),
         ({SCENES: [{**SCENE, "env_id": "other"}]}, "is not in"),
         ({SCENES: [{**SCENE, "env_id": ["other"]}]}, "is not in"),
-        ({PAIRS: [PAIR, {**PAIR, "agent_ids": [["a"], {"b": 1}]}]}, "two of"),
-        ({PEOPLE: [*PEOPLE_ROWS[:1], {**PEOPLE_ROWS[1], "agent_id": {}}]}, "two of"),
+        ({PAIRS: [PAIR, {**PAIR, "agent_ids": [["a"], {"b": 1}]}]}, "two entries of"),
+        ({PEOPLE: [*PEOPLE_ROWS[:1], {**PEOPLE_ROWS[1], "agent_id": {}}]}, "two entries of"),
     ],
 )
 def test_a_record_that_cannot_be_joined_is_named(

@@ -106,7 +106,7 @@ def test_what_an_auditors_finding_costs_can_be_told(penalty: str) -> None:
 
 
 def test_a_penalty_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows no hack_penalty 'sometimes'"):
+    with pytest.raises(ConfigError, match="has no hack_penalty 'sometimes'"):
         load_registry().task("sotopia", options={"hack_penalty": "sometimes"})
 
 

@@ -221,7 +221,7 @@ def test_what_broke_outside_the_actor_is_unscored() -> None:
 
 
 def test_a_gold_that_is_no_option_is_a_bad_row() -> None:
-    with pytest.raises(DataError, match="none of the row's choices"):
+    with pytest.raises(DataError, match="not one of the row's choices"):
         hitom_score("", correct_answer="suitcase")
 
 

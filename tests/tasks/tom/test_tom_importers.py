@@ -169,7 +169,7 @@ def test_hitom_halves(tmp_path: Path, half: str | None, golds: list[str]):
     assert {row["story"] for row in imported.rows} == {
         "1 Ada entered the attic.\n2 The pen is in the red_box."
     }
-    assert "different golds to 1" in imported.notes[0]
+    assert "different golds for 1" in imported.notes[0]
     assert all("Apache" in row["licence"] for row in imported.rows)
     assert imported.rows[-1]["provenance"] == f"Hi-ToM, Hi-ToM_data.json:{1 if half is None else 2}"
     assert [b.source for b in imported.bad] == [f"Hi-ToM_data.json:{n}" for n in (5, 3, 4)]
@@ -199,4 +199,4 @@ def test_rows_that_cannot_be_made_are_explained():
 def test_the_halves_of_hitom_contradict_each_other():
     imported = import_rows("hitom", original("hitom/Hi-ToM_data.json"), "all")
     assert len(imported.rows) == 1200
-    assert "600 questions twice" in imported.notes[0] and "golds to 138" in imported.notes[0]
+    assert "600 questions twice" in imported.notes[0] and "golds for 138" in imported.notes[0]
