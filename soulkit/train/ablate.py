@@ -1,13 +1,13 @@
-"""Many methods, many seeds, one comparison: ordinary runs side by side in one folder.
+"""`soul train ablate`: trains several methods with several seeds, as ordinary runs in one folder.
 
-    OUT/<method>/seed_<k>/   an ordinary run          OUT/ablation.json   what was asked and became
+    OUT/<method>/seed_<k>/   an ordinary run          OUT/ablation.json   settings and status of all
 
-Runs with the same seed play the same rows in the same order, on the same number of prompts a step.
-What differs is said: a method with a refined rollout for every draft samples twice as much as one
-without, so `match="rollouts"` gives the others twice the drafts, and both counts are recorded.
+Runs with the same seed play the same rows in the same order, with the same number of prompts per
+step. A method with refined rollouts samples twice as much as one without, so `match="rollouts"`
+doubles the drafts of the others; both counts are recorded.
 
-A finished run is left alone and an interrupted one resumes, so the same command goes on where it
-stood. A run that fails is recorded with its reason and the others go on.
+The same command resumes: finished runs are skipped and interrupted ones continue. A failed run is
+recorded with its reason, and the others still run.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Status = Literal["waiting", "finished", "failed"]
 
 STATE = "ablation.json"
 SEATED = ("task_players", "coach")
-"""Settings that say who plays, filled where nobody was named."""
+"""Settings that name players; defaults are filled in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One method with its settings, as it was spelled: `ditto:lambda_fb=0`."""
+    """One method with its settings, as spelled in --methods: `ditto:lambda_fb=0`."""
 
     spelling: str
     method: str
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        """A folder name; a spelling that makes no plain one ends in a hash of itself."""
+        """A folder name; a hash is appended if characters of the spelling were replaced."""
         plain = re.sub(r"[^\w.+=-]+", "-", self.spelling)[:80]
         if plain.replace("-", ":") == self.spelling.replace("-", ":"):
             return plain
@@ -71,9 +71,9 @@ class PlannedRun:
     config: TrainConfig
     path: Path
     remarks: tuple[str, ...] = ()
-    """What is said aloud of its rows."""
+    """Remarks to print, such as skipped rows."""
     coaches: tuple[str, ...] = ()
-    """Of these, the lines on default coaches."""
+    """The remarks about default coaches."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """What became of a planned run; `reason` when it failed."""
+    """The outcome of a planned run, with the reason if it failed."""
 
     planned: PlannedRun
     status: Status
@@ -98,7 +98,7 @@ class ListedRun:
     method: str
     seed: int
     path: str
-    """Its folder, in that of the comparison."""
+    """Folder of the run, relative to that of the comparison."""
     status: str
     reason: str
     steps: int
@@ -121,9 +121,9 @@ def parse_arms(text: str) -> list[Arm]:
     twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
     if twice or not arms:
         raise ConfigError(
-            f"'{twice[0]}' is asked for twice." if twice else "No method is named.",
-            "Every method of a comparison has a folder and a line of its own.",
-            "Write --methods grpo,ditto,ditto:lambda_fb=0, for example.",
+            f"'{twice[0]}' is listed twice." if twice else "--methods names no method.",
+            "Each method of a comparison has its own folder and its own row in the table.",
+            "Write, for example, --methods grpo,ditto,ditto:lambda_fb=0",
         )
     return arms
 
@@ -133,8 +133,8 @@ def _arm(spelling: str) -> Arm:
     if not comparable(method):
         methods = rollout_methods()
         raise ConfigError(
-            f"'{method}' in --methods is no method that can be compared.",
-            "Compared are methods that play rollouts: their rewards mean the same thing.",
+            f"'{method}' in --methods cannot be compared.",
+            "A comparison needs methods that play rollouts: only their rewards are comparable.",
             did_you_mean(method, methods),
         )
     settings = dict(_setting(part, spelling, settings_class(method)) for part in parts)
@@ -142,7 +142,7 @@ def _arm(spelling: str) -> Arm:
 
 
 def comparable(method: str) -> bool:
-    """Whether it is a method that plays rollouts, a package's included."""
+    """Whether this is a method that plays rollouts, from soulkit or another package."""
     try:
         return "rollouts" in method_class(method).traits(method)
     except ConfigError:
@@ -157,15 +157,15 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
     field = kind.model_fields.get(name.partition(".")[0])
     if field is None or name in ("method", "seed"):
         raise ConfigError(
-            f"'{part}' in '{spelling}' is no setting of a method.",
-            "After a colon stands NAME=VALUE, or the NAME of a switch.",
+            f"'{part}' in '{spelling}' is not a setting of this method.",
+            "After a colon, write NAME=VALUE, or just NAME for a switch.",
             did_you_mean(name, set(kind.model_fields) - {"method", "seed"}),
         )
     value = yaml.safe_load(text) if equals else True
     if value is None or (not equals and field.annotation is not bool):
         raise ConfigError(
             f"'{name}' in '{spelling}' has no value.",
-            "Only switches can stand alone.",
+            "Only switches need no value.",
             f"Write {name}=VALUE.",
         )
     return name, value
@@ -176,16 +176,16 @@ def plan_arms(
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
     trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
 ) -> list[PlannedRun]:  # fmt: skip
-    """Every run of the comparison, seed by seed so that an early look compares like with like.
+    """Every run of the comparison, seed by seed, so that early results are comparable.
 
-    `settings_of` gives the common settings as far as a method knows them. ConfigError for wrong or
-    (without `force_mixed`) unlike settings, RunError for a folder begun with others.
+    `settings_of` gives the common settings that a method knows. ConfigError for invalid settings
+    or (without `force_mixed`) different conditions, RunError for a folder with other settings.
     """
     if seeds < 1 or match not in get_args(BudgetMatch):
         raise ConfigError(
-            f"{seeds} seeds matched by '{match}' cannot be compared.",
-            "At least one seed is needed, and budgets match by rollouts or by prompts.",
-            "Write --seeds 3 --match rollouts.",
+            f"--seeds {seeds} --match {match} is not valid.",
+            "At least one seed is needed, and --match is 'rollouts' or 'prompts'.",
+            "Write, for example, --seeds 3 --match rollouts",
         )
     first = TrainConfig.load(file, flags=settings_of(arms[0].method), trust=trust).seed
     planned = []
@@ -204,9 +204,8 @@ def plan_arms(
 
 
 def refuse_unplayable(config: TrainConfig) -> None:
-    """ConfigError for unknown tasks, for those of which there are only rows, and for those that are
-    for evaluation only."""
-    if config.playable:  # what cannot be played is left out
+    """ConfigError for tasks that are unknown, have rows only, or are for evaluation only."""
+    if config.playable:  # unplayable tasks are skipped
         return
     registry = config.registry()
     registry.refuse_rows_only(config.tasks, config.suite)
@@ -217,7 +216,7 @@ def arm_config(
     arm: Arm, file: Path | None, common: Mapping[str, Any], seed: int, match: str, *,
     trust: bool = False,
 ) -> TrainConfig:  # fmt: skip
-    """The arm's configuration; matched by rollouts, G is doubled where nothing is refined."""
+    """The arm's configuration; matching by rollouts doubles G for methods that do not refine."""
     flags = {**common, **arm.settings, "method": arm.method, "seed": seed}
     config = TrainConfig.load(file, flags=flags, trust=trust)
     if match == "prompts" or "group_size" in arm.settings or refines(config):
@@ -232,8 +231,8 @@ def refines(config: TrainConfig) -> bool:
 
 
 def refuse_other_settings(run: PlannedRun) -> None:
-    """RunError naming the settings that differ from those the folder was begun with; it may take
-    more steps."""
+    """RunError naming the settings that differ from those in the run folder. More steps are
+    allowed."""
     config = with_more_steps(run.config, run.path)
     settings = plain_config(identity_before(config, run.path))
     if is_run(run.path) and not same_settings(read_config(run.path), settings):
@@ -241,21 +240,21 @@ def refuse_other_settings(run: PlannedRun) -> None:
 
 
 def refuse_unlike(runs: Sequence[PlannedRun], *, judged_alike: bool = False) -> None:
-    """ConfigError naming in what methods of one seed would be measured unlike the first.
+    """ConfigError naming the differences in how the methods of one seed would be measured.
 
-    `judged_alike`: one judge scores the ends of all, so that those of the training may differ.
+    `judged_alike`: one judge scores the final episodes of all runs, so training judges may differ.
     """
     reasons = _unlike(runs, judges=not judged_alike)
     if reasons:
         only_judges = not judged_alike and not _unlike(runs, judges=False)
         raise ConfigError(
             f"The methods would not be measured the same way ({'; '.join(reasons)}).",
-            "Their differences would mix methods and measurements.",
-            "Have the ends of all scored by one judge with --eval-judge WHO, or accept the mixture "
-            "with --force-mixed."
+            "Differences between methods would then be mixed with differences in measurement.",
+            "Score the final episodes of all methods with one judge with --eval-judge MODEL, or "
+            "compare anyway with --force-mixed."
             if only_judges
-            else "Give judge, partner, samples, rows and protocol for the whole command, or accept "
-            "the mixture with --force-mixed.",
+            else "Set judge, partner, samples, rows and protocol for the whole command, or compare "
+            "anyway with --force-mixed.",
         )
 
 
@@ -274,7 +273,7 @@ def run_all(
     runs: Sequence[PlannedRun], out: Path, *, force_mixed: bool = False, eval_judge: str = "",
     reporter: Reporter = SILENT,
 ) -> list[EndedRun]:  # fmt: skip
-    """Run what is not finished; `ablation.json` is written anew after every run."""
+    """Run every unfinished run; `ablation.json` is rewritten after each."""
     states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     write_comparison(out, states, force_mixed, eval_judge)
@@ -291,8 +290,8 @@ def run_all(
 
 
 def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs with everybody in their seats; NoFeedback, NotForTraining or UnnamedModel for the
-    whole comparison. What else is wrong with an arm is recorded when its turn comes."""
+    """The runs with all players filled in. NoFeedback, NotForTraining and UnnamedModel stop the
+    whole comparison; other errors of an arm are recorded when it runs."""
     from soulkit.train.run import adapter_remark
     from soulkit.train.setup.data import UnnamedModel, download_remark, load_training_data
     from soulkit.train.setup.feedback_check import NoFeedback
@@ -325,7 +324,7 @@ def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
-    """What the runs will ask for, one after the other, by method."""
+    """The plan of all runs, by method."""
     from soulkit.play.plan import in_turn
     from soulkit.train.planning import training_plan
     from soulkit.train.setup.data import load_training_data
@@ -338,7 +337,7 @@ def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
 
 
 def confirm_runs(runs: Sequence[PlannedRun], reporter: Reporter) -> list[PlannedRun]:
-    """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
+    """The runs with the cost of the unfinished ones confirmed; CostUnconfirmed if it is not."""
     left = [run for run in runs if not is_finished(run)]
     if any(pays(run.config) for run in left):
         confirm_cost(comparison_plan(left), left[0].config, reporter)
@@ -351,7 +350,7 @@ def is_finished(run: PlannedRun) -> bool:
 
 
 def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
-    """Train; whatever goes wrong is this run's own, and told."""
+    """Train one run; a failure becomes its reason instead of an exception."""
     from soulkit.train.run import train
 
     try:
@@ -360,7 +359,7 @@ def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
         return EndedRun(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:
         return EndedRun(run, "failed", error.detail)
-    except Exception as error:  # noqa: BLE001 - recorded with its traceback; the others go on
+    except Exception as error:  # noqa: BLE001 - recorded with its traceback; other runs go on
         reason = one_line(printable(f"{type(error).__name__}: {error}"), 300)
         return EndedRun(run, "failed", reason, printable(traceback.format_exc()))
     finally:
@@ -371,7 +370,7 @@ def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
 def write_comparison(
     out: Path, runs: Sequence[EndedRun], force_mixed: bool = False, eval_judge: str = ""
 ) -> None:
-    """Write what was asked for and what became of it: what a comparison is made of."""
+    """Write `ablation.json`: the planned runs and their status."""
     lines = [_listed(out, run).to_json() for run in runs]
     judge = {"eval_judge": eval_judge} if eval_judge else {}
     write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed, **judge})

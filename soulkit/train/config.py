@@ -1,7 +1,7 @@
-"""Settings of a training run. The defaults are the paper's where it names one.
+"""Settings of a training run. Defaults follow the paper where it gives a value.
 
-What only one method reads is declared with the method, in `objectives/`; TrainConfig holds the
-settings of all built-in ones. A method of another package adds its own: `settings_class`.
+Settings of a single method are declared with that method, in `objectives/`; TrainConfig holds the
+settings of all built-in methods. `settings_class` adds those of a method from another package.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from soulkit.types import LeakCheck
 SFT = ("sft",)
 _sft = section("Run", only=SFT)
 NOTHING_TO_PLAY = (
-    "conversations have no rows to play: say which with --eval-task TASK --eval-data WHERE"
+    "conversations cannot be played as a task: name a task and its rows with "
+    "--eval-task TASK --eval-data WHERE"
 )
 
 
 class MeasurementSettings(Settings):
-    """What is measured of the weights while, before and after they are trained."""
+    """Measurements of the weights before, during and after training."""
 
     retention: bool = setting(
         False,
@@ -69,17 +70,20 @@ class MeasurementSettings(Settings):
 
     @model_validator(mode="after")
     def _about_what_is_played(self) -> Self:
-        """Settings that nothing would read are refused."""
+        """Refuse settings that have no effect."""
         method, tasks = getattr(self, "method", ""), getattr(self, "tasks", {})
         if method != "sft" and (self.eval_task or self.eval_data or self.probe_every):
-            raise ValueError("--eval-task, --eval-data and --probe-every are for sft")
+            raise ValueError("--eval-task, --eval-data and --probe-every only work with sft")
         if self.eval_data and not self.eval_task:
-            raise ValueError("--eval-data has the rows of --eval-task TASK")
+            raise ValueError("--eval-data needs --eval-task TASK, whose rows it names")
         if strange := set(self.eval_data) - {*self.eval_task, "*"}:
-            raise ValueError(f"--eval-data has rows for '{min(strange)}', which is not evaluated")
+            raise ValueError(
+                f"--eval-data names rows for '{min(strange)}', which is not in --eval-task"
+            )
         if self.eval_task and not (getattr(self, "eval_every", None) or self.probe_every):
             raise ValueError(
-                "--eval-task is played every --eval-every STEPS or --probe-every STEPS"
+                "--eval-task needs --eval-every STEPS or --probe-every STEPS, which say how often "
+                "to play it"
             )
         if self.probe_every and not (self.eval_task or tasks):
             raise ValueError(NOTHING_TO_PLAY)
@@ -88,35 +92,35 @@ class MeasurementSettings(Settings):
 
 RL = ("rollouts",)
 MEASURED = ("rollouts", "sft")
-"""The methods that are measured on what they do not train on, while they run."""
+"""Methods that can be measured on held-out data during training."""
 TASKS_OR_CHATS = (
-    "name what is imitated: conversations (--data FILE --side human), tasks (--task NAME,NAME) or "
-    "one suite (--suite small)"
+    "name the training data: conversations (--data FILE --side human), tasks (--task NAME,NAME) "
+    "or a suite (--suite small)"
 )
 TASKS_AND_CHATS = (
-    "tasks and conversations cannot be one training: a task's lessons are its own perfect answers, "
-    "a conversation's are what people said; train on the conversations first, then on the tasks "
+    "one run cannot train on both tasks and conversations: tasks teach their gold answers, "
+    "conversations teach what people said; train on the conversations first, then on the tasks "
     "with --model RUN/model"
 )
 OF_CHATS = ("preset", "side", "strip_system", "turns", "validation", "lesson_tokens")
-"""Settings that conversations alone have."""
+"""Settings that only apply to conversations."""
 OF_ROWS = (
     "limit", "where", "example", "rows_per_task", "tasks_file", "coach", "worked_examples",
     "sft_feedback", "sft_feedback_always",
 )  # fmt: skip
-"""Settings about the rows of tasks, which conversations have none of."""
+"""Settings that only apply to rows of tasks."""
 DEFAULT_MODEL = "Qwen/Qwen3-VL-8B-Instruct"
-"""The base of the Soul tasks; rows and conversations of your own have no default."""
+"""Default base model for the Soul tasks; there is no default for the user's own data."""
 DEFAULT_MODEL_GB = 17.5
-"""What a download of it takes."""
+"""Download size of the default model."""
 TINY = "tiny"
-"""The name of a model that is made for the rows, with random weights."""
+"""Name of a tiny model with random weights, built from the words of the rows."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
-"""Tokens that one forward pass computes, by kind of device, unless told otherwise."""
+"""Default number of tokens in one forward pass, by kind of device."""
 
 
 def names_chats(method: Any, sources: Sequence[str]) -> bool:
-    """Whether --data of a method, where no task is named, are conversations."""
+    """Whether --data names conversations, when no task is named."""
     of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
     return method == "sft" and bool(sources) and not of_tasks
 
@@ -130,24 +134,24 @@ _sampling = section("Sampling", only=RL)
 
 
 class LoraSettings(Settings):
-    """The adapter that is trained (PEFT), on every linear layer."""
+    """The trained LoRA adapter (PEFT), applied to every linear layer."""
 
     r: int = _task(32, gt=0, help="Rank of the adapter.")
     alpha: int | None = _task(
         None, gt=0, flag=None, unset="twice the rank",
         help="Scale of the adapter: its product is multiplied by alpha / rank.",
     )  # fmt: skip
-    """Never None once validated."""
+    """Never None after validation."""
 
     @model_validator(mode="after")
     def _scale(self) -> Self:
         if self.alpha is None:
-            object.__setattr__(self, "alpha", 2 * self.r)  # frozen, and not yet anybody's
+            object.__setattr__(self, "alpha", 2 * self.r)  # frozen, but not shared yet
         return self
 
 
 class RolloutSettings(Settings):
-    """What is played in a step, and who comments on it."""
+    """Rollouts of a step and their feedback."""
 
     steps: int = setting(
         100, gt=0, section="Rollouts", help="Optimizer steps (sft) or rollout steps."
@@ -206,7 +210,7 @@ class RolloutSettings(Settings):
 
 
 class LossSettings(Settings):
-    """How sequences become a loss, whatever the method."""
+    """How sequences become a loss, for all methods."""
 
     denominator: Literal["joint", "separate"] = _objective(
         "joint", flag=None, help="Token means over all parts together, or over each."
@@ -250,7 +254,7 @@ class LossSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """How weights move, and what that may cost in memory."""
+    """Optimizer settings and memory limits."""
 
     lr: float = _optimizer(5e-6, gt=0, help="Learning rate of AdamW.")
     lr_schedule: Literal["constant", "cosine"] = _optimizer(
@@ -284,7 +288,7 @@ class OptimizerSettings(Settings):
 
 
 class MonitoringSettings(Settings):
-    """What is kept, measured and checked on the way."""
+    """Checkpoints, measurements and checks during training."""
 
     checkpoint_every: int = setting(50, gt=0, help="Steps between checkpoints.")
     checkpoint_minutes: float = setting(
@@ -348,9 +352,12 @@ class MonitoringSettings(Settings):
     @model_validator(mode="after")
     def _split_for_something(self) -> Self:
         if self.dev_by and self.eval_every is None:
-            raise ValueError("--dev-by is about the dev split, which --eval-every STEPS makes")
+            raise ValueError("--dev-by needs --eval-every STEPS: without it there is no dev split")
         if self.show_samples and self.eval_every is None:
-            raise ValueError("--show-samples is about held-out rows, played --eval-every STEPS")
+            raise ValueError(
+                "--show-samples needs --eval-every STEPS, which says how often held-out rows are "
+                "played"
+            )
         return self
 
 
@@ -362,9 +369,9 @@ if TYPE_CHECKING:
     from soulkit.train.objectives.sft import SftSettings
 
     class MethodSettings(DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings):
-        """Those that other modules than the method's own read."""
+        """Method settings that other modules read, for the type checker."""
 else:
-    # Of every file in `objectives/`: a new one is known without a word here.
+    # Collected from every file in `objectives/`: a new method needs no change here.
     MethodSettings = type("MethodSettings", built_in_settings(), {"__module__": __name__})
 
 
@@ -372,14 +379,14 @@ class TrainConfig(
     MethodSettings, RolloutSettings, LossSettings, OptimizerSettings, MonitoringSettings,
     MeasurementSettings, PlayConfig,
 ):  # fmt: skip
-    """One training run, of whatever built-in method."""
+    """Settings of one training run, for all built-in methods."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
         "stop_flat", "show_samples",
     }  # fmt: skip
 
     brought: ClassVar[str] = ""
-    """The method of a package whose settings stand here, too."""
+    """Name of the package method whose settings this class includes."""
 
     method: str = setting(flag=None, help="The name of the command.")
     model: str = _task(
@@ -404,7 +411,7 @@ class TrainConfig(
     @model_validator(mode="before")
     @classmethod
     def _members(cls, raw: Any) -> Any:
-        """A suite stands for its tasks; the folder of a run names those of them that it plays."""
+        """Replace a suite by its tasks; a run folder lists only the tasks that it plays."""
         suite = raw.get("suite") if isinstance(raw, Mapping) else None
         if not suite:
             return raw
@@ -425,7 +432,7 @@ class TrainConfig(
         self._tasks_or_chats()
         for name, value in method_class(self.method).own_defaults(self).items():
             if name not in self.model_fields_set:
-                object.__setattr__(self, name, value)  # frozen, and not yet anybody's
+                object.__setattr__(self, name, value)  # frozen, but not shared yet
         return self
 
     def _tasks_or_chats(self) -> None:
@@ -434,15 +441,17 @@ class TrainConfig(
         if not (self.corpora or self.tasks):
             raise ValueError(TASKS_OR_CHATS if self.method == "sft" else TASKS_OR_SUITE)
         if self.corpora and self.method != "sft":
-            raise ValueError(f"conversations are for sft; {self.method} plays tasks")
+            raise ValueError(f"only sft trains on conversations; {self.method} plays tasks")
         if self.corpora and self.show_samples and not (self.validation or self.eval_task):
-            raise ValueError("--show-samples is about held-out conversations: --validation FILE")
+            raise ValueError("--show-samples needs held-out conversations: --validation FILE")
         idle = [name for name in (OF_ROWS if self.corpora else OF_CHATS) if getattr(self, name)]
         if idle and self.corpora:
-            raise ValueError(f"{idle[0]} is about the rows of tasks, and these are conversations")
+            raise ValueError(f"{idle[0]} only applies to rows of tasks, not to conversations")
         if idle:
             flag = f"--{idle[0].replace('_', '-')}"
-            raise ValueError(f"{flag} is about conversations: soul train sft --data FILE {flag} …")
+            raise ValueError(
+                f"{flag} only applies to conversations: soul train sft --data FILE {flag} …"
+            )
 
     @field_validator("method")
     @classmethod
@@ -455,7 +464,7 @@ class TrainConfig(
 
     @classmethod
     def owners(cls, name: str) -> frozenset[str]:
-        """The methods whose own setting this is; `train` where it is everybody's."""
+        """The methods that declare this setting; `train` for a setting of all methods."""
         names = [*built_in(), *filter(None, [cls.brought])]
         methods = {one for one in names if name in method_class(one).settings.model_fields}
         return frozenset(methods or {"train"})
@@ -464,7 +473,7 @@ class TrainConfig(
     def read_rows(
         cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
     ) -> dict[str, str]:
-        """A bare WHERE is that of the only task, or of every task of a suite."""
+        """Rows by task; a WHERE without a task applies to the only task or the whole suite."""
         tasks = list(settings.get("tasks" if name == "data" else "eval_task") or ())
         return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 
@@ -472,7 +481,7 @@ class TrainConfig(
     def from_file(
         cls, raw: Mapping[str, Any], over: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """As every Settings; data is conversations where sft has texts of it and no tasks."""
+        """Like Settings.from_file; `data` of sft means conversations when no task is named."""
         named = [both.get(name) for both in (raw, over) for name in ("task", "tasks", "suite")]
         data = [raw["data"]] if isinstance(raw.get("data"), str) else raw.get("data")
         method = over.get("method") or raw.get("method")
@@ -486,7 +495,7 @@ class TrainConfig(
         flags: Mapping[str, Any] | None = None, *, trust: bool = False,
         unread: Collection[str] = (),
     ) -> Self:  # fmt: skip
-        """As every Settings, with the settings of the method that is named."""
+        """Like Settings.load, with the settings of the chosen method."""
         name = (flags or {}).get("method")
         if name is None and file is not None:
             name = read_settings_file(file).get("method")
@@ -500,7 +509,7 @@ class TrainConfig(
 
     @model_validator(mode="after")
     def _checked_leaks(self) -> Self:
-        if self.leak_check is None:  # frozen, and not yet anybody's
+        if self.leak_check is None:  # frozen, but not shared yet
             told = "feedback" in method_class(self.method).traits(self.method)
             what = "log" if told and self.protocol == "reference" else "drop"
             object.__setattr__(self, "leak_check", what)
@@ -508,7 +517,7 @@ class TrainConfig(
 
     @property
     def corpus_names(self) -> list[str]:
-        """What the sources of conversations are called: by settings, else by their files."""
+        """Names of the conversation sources: from the settings, else from their files."""
         return [one.name or Path(one.path).stem or one.path for one in self.corpora]
 
     @property
@@ -519,7 +528,7 @@ class TrainConfig(
 
 
 def suite_members(suite: str, tasks_file: str | None) -> tuple[str, ...]:
-    """The tasks of a suite; ConfigError when there is none of that name."""
+    """The tasks of a suite; ConfigError for an unknown suite."""
     from soulkit.tasks.kit.registry import load_registry
 
     return load_registry(*([Path(tasks_file)] if tasks_file else [])).suite(suite)
@@ -527,7 +536,7 @@ def suite_members(suite: str, tasks_file: str | None) -> tuple[str, ...]:
 
 @cache
 def settings_class(method: str) -> type[TrainConfig]:
-    """TrainConfig, with the settings of a method that another package brings."""
+    """TrainConfig, extended by the settings of a method from another package."""
     if method in built_in():
         return TrainConfig
     method_settings = method_class(method).settings
@@ -536,10 +545,9 @@ def settings_class(method: str) -> type[TrainConfig]:
     shadowed = sorted((declared & set(TrainConfig.model_fields)) - {"method"})
     if shadowed:
         raise ConfigError(
-            f"The method '{method}' declares settings that are there already: "
-            f"{', '.join(shadowed)}.",
-            "One name would mean two things.",
-            "Rename them in the package of the method.",
+            f"The method '{method}' declares settings that already exist: {', '.join(shadowed)}.",
+            "The same name would have two meanings.",
+            "Rename them in the package that provides the method.",
         )
     bases = (TrainConfig,) if known_already else (TrainConfig, method_settings)
     kind: type[TrainConfig] = type("TrainConfig", bases, {"__module__": method_settings.__module__})

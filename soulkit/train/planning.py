@@ -1,9 +1,9 @@
-"""What a training will ask for, before anything starts: rollouts, updates, conversations, memory.
+"""Estimates of a training run before it starts: calls, tokens, time and memory.
 
-Nothing is loaded but rows and file headers. A training on tasks is a list of loads: rows that are
-played so often by such players. Of conversations rows are counted and tokens estimated: the lessons
-of a sample are written as the model reads them, by its own tokenizer where that is a file beside
-it, else by their words. `soul plan train …` and `--dry-run` print it.
+Only rows and file headers are loaded. Training on tasks is a list of loads: which rows are played,
+how often, by which players. For conversations, rows are counted and tokens are estimated from a
+sample, with the model's own tokenizer if its folder has one, else from the number of words.
+`soul plan train …` and `--dry-run` print the result.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from soulkit.train.setup.rows import (
 )
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
-"""Calls for every draft that gets feedback."""
+"""Calls per draft that gets feedback."""
 PER_MESSAGE = 5
-"""Tokens that a chat template puts around a message, about."""
+"""Approximate number of tokens that a chat template adds to a message."""
 
 
 def training_plan(data: TrainingData, times: float = 1.0, label: str = "") -> Plan:
-    """What the whole run will ask for, `times` over. `label` follows the names of the tasks."""
+    """The plan of `times` such runs. `label` is appended to the names of the tasks."""
     config, work = data.config, work_of(data)
     if data.objective is None:
         return _supervised_plan(data, work, times, label)
@@ -71,7 +71,7 @@ def _plan(config: TrainConfig, loads: Iterable[Load], times: float, label: str) 
 
 
 def _sampled(config: TrainConfig, plan: Plan) -> Machine:
-    """What the trained model takes to play a plan: its memory is counted where it is trained."""
+    """Time the trained model needs to play a plan; the training counts its memory."""
     asked = [one for one in plan.asked if "actor" in (one.role, one.name)]
     machine = sampler(config.model, plan, asked, config.batch_size, config.device, "auto")
     return replace(machine, memory=0)
@@ -91,7 +91,7 @@ def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> It
 
 
 def _dev(data: TrainingData, times: int | None = None) -> list[Load]:
-    """The greedy dev scores, as often as `eval_every` has them where nothing else is said."""
+    """Greedy dev scores, by default every `eval_every` steps."""
     config = data.config
     if times is None:
         times = config.steps // config.eval_every if config.eval_every else 0
@@ -100,7 +100,7 @@ def _dev(data: TrainingData, times: int | None = None) -> list[Load]:
 
 
 def _canaries(data: TrainingData) -> list[Load]:
-    """What the judges are asked about canaries; nobody plays them."""
+    """Calls to the judges about canaries, which are scored but not played."""
     config = data.config
     if config.canary_every is None:
         return []
@@ -122,7 +122,7 @@ def _general(config: TrainConfig) -> list[Load]:
 
 
 def work_of(data: TrainingData) -> list[Work]:
-    """The training rows by task, as often as the mixture has them."""
+    """The training rows by task, repeated as the mixture repeats them."""
     return _by_task(data.tasks, data.pool)
 
 
@@ -157,7 +157,7 @@ def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
 
 
 def _supervised_plan(data: TrainingData, work: list[Work], times: float, label: str) -> Plan:
-    """Supervised steps ask nobody: their plan has episodes and no calls."""
+    """Supervised steps call no model: their plan has episodes but no calls."""
     config, lessons = data.config, data.config.steps * data.config.sft_batch
     each = lessons / max(len(data.pool), 1)
     lesson_plan = _plan(config, [Load(work, lambda _: (), times=each)], times, label)
@@ -171,12 +171,12 @@ def _supervised_plan(data: TrainingData, work: list[Work], times: float, label: 
 
 
 def played_beside(data: TrainingData, times: float = 1.0, label: str = "") -> Plan | None:
-    """What is played beside supervised training: dev scores, probes, general ability; None where
-    nothing is."""
+    """Episodes played during supervised training: dev scores, probes, general ability. None if
+    there are none."""
     config, measured = data.config, data.measured
     loads, probe = _general(config), Plan(tasks=())
     if measured is not None:
-        # The weights are scored by turns, and before probes.
+        # Weights are scored every eval_every steps and before each probe.
         turns = [every for every in (config.eval_every, config.probe_every) if every]
         steps = range(1, config.steps + 1)
         scored = sum(any(step % every == 0 for every in turns) for step in steps)
@@ -187,7 +187,7 @@ def played_beside(data: TrainingData, times: float = 1.0, label: str = "") -> Pl
     tasks = (*sampled.tasks, *probe.tasks)
     if not tasks and measured is None:
         return None
-    # A probe's model stands beside the one that is trained.
+    # A probe holds a second model in memory.
     machines = [one for one in (probe.machine, _sampled(config, sampled)) if one]
     return replace(sampled, tasks=tasks, machine=together(machines))
 
@@ -197,41 +197,41 @@ def played_beside(data: TrainingData, times: float = 1.0, label: str = "") -> Pl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlan:
-    """What is known of a source."""
+    """Size of one source of conversations."""
 
     source: str
     rows: int | None
-    """None where nobody knows."""
+    """None if unknown."""
     ratio: float
     tokens_per_lesson: float
-    """Mean over the sample, cut to the limit of a lesson."""
+    """Mean over the sample, limited to the longest lesson."""
     learned_share: float
-    """Of its tokens, those with a loss."""
+    """Share of its tokens that have a loss."""
 
     @property
     def lessons_per_pass(self) -> float | None:
-        """Lessons of one pass of the mixture."""
+        """Lessons from this source in one pass over the mixture."""
         return None if self.rows is None else self.rows * self.ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusPlan:
-    """What `--dry-run` and `soul plan` print of a training on conversations."""
+    """The plan of training on conversations, as `--dry-run` and `soul plan` print it."""
 
     sources: tuple[SourcePlan, ...]
     steps: int
     batch: int
     tokens: int
-    """That the whole run reads, about."""
+    """Estimated tokens that the whole run reads."""
     learned_tokens: int
     validation: int
-    """Conversations that are measured each time."""
+    """Validation conversations per measurement."""
     measurements: int
     machine: Machine | None
 
     @property
     def steps_per_pass(self) -> int | None:
-        """Steps until every source was taken `ratio` times; None where a size is not known."""
+        """Steps until every source has been used `ratio` times; None if a size is unknown."""
         lessons = [one.lessons_per_pass for one in self.sources]
         known = [one for one in lessons if one is not None]
         return -(-round(sum(known)) // self.batch) if len(known) == len(lessons) else None
@@ -285,7 +285,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 class TokenCounter:
-    """Counts the tokens of texts, without torch: by a tokenizer's file, else by words."""
+    """Counts tokens without torch: with a tokenizer, else from the number of words."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._tokenizer = tokenizer
@@ -296,14 +296,14 @@ class TokenCounter:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def sizes(self, lesson: Lesson) -> tuple[int, int]:
-        """(tokens, learned tokens) of a lesson, about."""
+        """(tokens, learned tokens) of a lesson, estimated."""
         counts = [len(s.token_ids) or self.count(s.text) for s in lesson.segments]
         learned = sum(n + 1 for n, one in zip(counts, lesson.trained, strict=True) if one)
         return sum(counts) + PER_MESSAGE * len(counts), learned
 
 
 def token_counter(model: str) -> TokenCounter:
-    """That of the model in a folder, as far as its tokenizer is one file there."""
+    """A counter with the tokenizer of a model folder, if it has a tokenizer.json."""
     file = Path(model).expanduser() / "tokenizer.json"
     if not file.is_file():
         return TokenCounter()
@@ -313,13 +313,13 @@ def token_counter(model: str) -> TokenCounter:
 
 
 def learned_text(plan: CorpusPlan) -> Iterable[str]:
-    """The lines of a plan below its table."""
+    """The lines below the table of a plan."""
     per_pass = plan.steps_per_pass
     passes = f", {plan.steps / per_pass:.2f} passes over the rows" if per_pass else ""
     yield f"{plan.steps:,} steps of {plan.batch:,} conversations{passes}"
     yield (
-        f"about {plan.tokens:,} tokens, {plan.learned_tokens:,} of them with a loss: an estimate "
-        "from the first conversations of each source"
+        f"about {plan.tokens:,} tokens, {plan.learned_tokens:,} of them trained on (estimated "
+        "from the first conversations of each source)"
     )
     if plan.validation:
         times = "once" if plan.measurements == 1 else f"{plan.measurements} times"
@@ -330,7 +330,7 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 
 
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
-    """What supervised steps on so many tokens take; None where nothing is known of the model."""
+    """Memory and time of supervised steps on this many tokens; None for an unknown model."""
     model = footprint(Path(config.model).expanduser())
     if model is None:
         return None
@@ -352,29 +352,29 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
         config.device, training_memory(config, model) + cache,
         prompt=prompts + sum(one.prompt_tokens for one in others),
         reply=replies + sum(one.reply_tokens for one in others),
-        # Refined replies are learned from twice: as they were said, and as copies.
+        # Refined replies are trained on twice: as refined rollouts and as copies.
         trained=prompts + (1.5 if objective.refines else 1) * replies,
         batch=config.batch_size,
     )  # fmt: skip
 
 
 def training_memory(config: TrainConfig, model: Footprint) -> int:
-    """Bytes of weights, gradients, AdamW's moments and the activations of the largest pass."""
+    """Bytes of weights, gradients, AdamW moments and the activations of the largest pass."""
     kind, _ = device_speed(config.device)
     itemsize = 4 if config.full else model.number_bytes(config.dtype, config.device)
     budget = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    # A lesson that is longer than the budget is a pass of its own.
+    # A lesson longer than the budget gets a pass of its own.
     tokens = max(budget, config.lesson_tokens or 0)
-    if config.activation_checkpointing:  # one layer's activations, and the input of every layer
+    if config.activation_checkpointing:  # activations of one layer, inputs of all layers
         tokens = round(tokens * (1 / model.layers + 1 / 14))
     extra = model.training_bytes(tokens, config.lora.r, itemsize, config.full)
-    # What is trained in full is among its weights already: 16 bytes hold the weight itself.
+    # With full training, training_bytes already includes the weights.
     return extra + (0 if config.full else model.parameters * itemsize)
 
 
 def refuse_unfitting(config: TrainConfig) -> None:
-    """ConfigError, with figures, where lessons are longer than the model's context, or where a
-    preset needs more memory than its device has."""
+    """ConfigError if lessons are longer than the model's context, or if a preset needs more
+    memory than the device has."""
     folder = Path(config.model).expanduser()
     context, model = context_of(folder), footprint(folder)
     if config.lesson_tokens and context and config.lesson_tokens > context:
@@ -384,14 +384,15 @@ def refuse_unfitting(config: TrainConfig) -> None:
     needed, free = training_memory(config, model), free_bytes(config.device)
     if free is None or needed <= free:
         return
-    ways = ["--lora trains an adapter"] if config.full else []
-    ways += [] if config.activation_checkpointing else ["--activation-checkpointing keeps less"]
+    ways = ["train an adapter with --lora"] if config.full else []
+    ways += [] if config.activation_checkpointing else ["add --activation-checkpointing"]
     raise ConfigError(
-        f"The preset {config.preset} cannot fit: training "
+        f"The preset {config.preset} does not fit in memory: training "
         f"{'all weights' if config.full else 'an adapter'} of '{config.model}' on lessons of "
         f"{config.lesson_tokens:,} tokens takes about {needed / 2**30:,.1f} GiB, and "
         f"{free / 2**30:,.1f} GiB are free.",
-        "Weights, gradients, AdamW's moments and one lesson's activations are there at once.",
-        f"{'; '.join([*ways, 'fewer --lesson-tokens'])}; or take a smaller model or a larger "
-        "device.",
+        "Weights, gradients, AdamW moments and the activations of one lesson are in memory "
+        "together.",
+        f"To save memory, {'; '.join([*ways, 'lower --lesson-tokens'])}; or use a smaller model or "
+        "a larger device.",
     )

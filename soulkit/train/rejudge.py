@@ -1,11 +1,11 @@
-"""Training runs judged again: by `soul rescore`, and by one judge for all methods of a comparison.
+"""Rejudging of training runs: for `soul rescore`, and with one judge for all compared methods.
 
-Methods that were trained with different judges cannot be compared by what those judges said. The
-newest held-out episodes of each run, else its drafts of the last steps, are therefore judged again
-by a judge that is the same for all. The result is a run folder inside that of the method.
+Scores of methods that were trained with different judges are not comparable. One common judge
+therefore scores the newest held-out episodes of each run, or its drafts of the last steps if there
+are none. The result is a run folder inside that of the method.
 
-The rows are those that training read, dev rows included. Means are over all recorded steps, not
-over the last ones as in the run's own summary: they compare one scorer with another.
+The rows are those of the training, dev rows included. Means are over all recorded steps, not only
+the last ones as in the run's own summary, because they compare one scorer with another.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from soulkit.types import ControlRecord, Record
 
 
 def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
-    """The training run in `path`; RunError or DataError when it cannot be read, TrustError when it
-    is not known to be the user's own, unless `trust`. Scorers that ask its actor meet a miss."""
+    """The training run in `path`. RunError or DataError if it cannot be read; TrustError for a
+    run of unknown origin, unless `trust`. Scorers cannot call its actor."""
     config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
 
     def cast(ledger: Ledger) -> Cast:
@@ -57,7 +57,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
 
     registry = config.registry()
     tasks = configured_tasks(registry, config.tasks, config, training=True).values()
-    every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
+    every = config.model_copy(update={"limit": None})  # rows added later do not change the sample
     rows = {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
     put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
@@ -83,24 +83,23 @@ def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
 
 
 def _kind(path: Path, trust: bool) -> type[TrainConfig]:
-    """The settings of the run's method; a package's is imported for a run that may act."""
+    """The settings class of the run's method; packages are only imported for trusted runs."""
     settings, sealed = run_settings(path)
     method = str(settings.get("method", ""))
     return settings_class(method) if sealed or trust or method in built_in() else TrainConfig
 
 
 JUDGED_END = "judged_end"
-"""How the run folders of judged ends begin, inside that of their training."""
+"""Prefix of the run folders with rejudged final episodes, inside the training run's folder."""
 
 
 def judging_folder(judge: str) -> str:
-    """The run folder of the end that `judge` scored, as it is written: another judge has another
-    folder, so that nobody's numbers stand under somebody else's name."""
+    """Name of the run folder for final episodes scored by `judge`; each judge has its own."""
     return f"{JUDGED_END}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}" if judge else ""
 
 
 def final_episodes(run: Path) -> list[Record]:
-    """What a training last said; DataError when its episodes cannot be read."""
+    """The last episodes of a training run; DataError if they cannot be read."""
     held_out = newest_dev(run)
     if held_out:
         return held_out
@@ -110,19 +109,19 @@ def final_episodes(run: Path) -> list[Record]:
 
 
 def confirm_final_judge(judge: RoleSettings, config: RolesConfig, reporter: Reporter) -> None:
-    """Have a judge agreed to that costs money: before the training, whose episodes nobody knows.
+    """Ask to confirm a judge that costs money, before training, when its cost is still unknown.
 
-    CostUnconfirmed when nobody agrees.
+    CostUnconfirmed if it is not confirmed.
     """
     if not is_paid(config, judge) or config.yes or config.max_cost is not None:
         return
-    paid = "scores the ends of all methods, and is paid for every question"
+    paid = "scores the final episodes of all methods; every call costs money"
     reporter.note(f"{judge.written()} {paid}")
     if not reporter.confirm("Go on?"):
         raise CostUnconfirmed(
-            f"The judge {judge.written()} costs money, and nobody has agreed to it.",
-            "It scores the ends of all methods when these are trained.",
-            "Confirm with --yes, or bound the cost with --max-cost DOLLARS.",
+            f"The judge {judge.written()} costs money, and the cost was not confirmed.",
+            "It scores the final episodes of all methods after training.",
+            "Confirm with --yes, or limit the cost with --max-cost DOLLARS.",
         )
 
 
@@ -133,7 +132,7 @@ def judge_final_episodes(
     trust: bool = False,
     reporter: Reporter = SILENT,
 ) -> None:
-    """Score the ends of the runs that are finished; what was asked before is not asked again."""
+    """Score the final episodes of the finished runs; recorded judge calls are not repeated."""
     for run in runs:
         if not (run.path / "summary.json").is_file():
             continue
@@ -147,7 +146,5 @@ def judge_final_episodes(
             recorded, (judge,), None, run.path / judging_folder(judge.written()), run.path,
             yes=True, max_cost=run.config.max_cost,
         )  # fmt: skip
-        reporter.note(
-            f"{len(recorded.records)} episodes of {run.name} are scored by {judge.written()}"
-        )
+        reporter.note(f"{judge.written()} scores {len(recorded.records)} episodes of {run.name}")
         rejudge(renewal, reporter=reporter)

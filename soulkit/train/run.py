@@ -1,4 +1,4 @@
-"""`train`: one call from a configuration to a finished run folder."""
+"""`train` turns a configuration into a finished run folder."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ from soulkit.train.step import Step
 from soulkit.types import Record
 
 TINY_CONTEXT = 4096
-"""Tokens that a tiny model holds: positions cost it no weights."""
+"""Context length of a tiny model, in tokens."""
 Parts = tuple[TrainConfig, Run, Policy, Policy | None, TrainingData, TrainingEngine]
-"""Everything that a training needs; the second policy is a teacher."""
+"""Everything a training run needs; the second policy is a teacher."""
 
 
 def train(
     config: TrainConfig, out: Path, ready: TrainingData | None = None, *,
     reporter: Reporter = SILENT,
 ) -> TrainSummary:  # fmt: skip
-    """Train as `config` says into the run folder `out` (resuming it) and return the summary.
+    """Train with `config` in the run folder `out`, resuming it if it exists; return the summary.
 
-    The final weights are in `out/model`, with `eval_every` those with the best dev score in
-    `out/best`. A resume takes the same rows, models and, if deterministic, arithmetic: RunError
-    names what differs. `ready` is what `prepare_training` gave; without it that is done here.
+    The final weights are in `out/model`; with `eval_every`, those with the best dev score are in
+    `out/best`. A resume needs the same rows and models and, if deterministic, the same arithmetic:
+    RunError names the differences. `ready` is the result of `prepare_training`, if already done.
     """
     with _open_training(config, out, ready, reporter) as parts:
         return run_coroutine(_train(*parts, reporter))
@@ -102,8 +102,7 @@ def train(
 async def train_probe(
     material: TrainingData, out: Path, servers: VllmServers | None = None
 ) -> None:
-    """A training within another one, as `train` does it, with nobody to show it to; `servers` are
-    those of the other one, which may have players there."""
+    """Train silently within another training run, whose `servers` may host players."""
     with _open_training(material.config, out, material, SILENT, servers) as parts:
         await _train(*parts, SILENT)
 
@@ -113,7 +112,7 @@ def _open_training(
     config: TrainConfig, out: Path, ready: TrainingData | None, reporter: Reporter,
     servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
-    """Everything that a training needs, checked, with its run folder locked and its servers up."""
+    """Check and load everything a training run needs, lock its folder and start its servers."""
     config = with_more_steps(config, out)
     refuse_untrainable(config)
     check_tracker(config.track)
@@ -123,13 +122,13 @@ def _open_training(
         config = with_more_steps(material.config, out)
         material = replace(material, config=config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
-        reporter.phase("loading the model", alone=True)  # which may download
+        reporter.phase("loading the model", alone=True)  # may download
         base = base_model(config, material, out)
         policy = load_policy(config, base)
         policy.note = model_note(config, policy, material.corpus)
         reporter.phase("checking model and rows")
         teacher = prepare_models(config, policy, material)
-        # A new folder last: a mistake found until here leaves none that is bound to it.
+        # Created last, so that an error above leaves no folder bound to wrong settings.
         run = run or _open(config, out)
         with run_lock(run):
             note_threads(run.path, threads)
@@ -146,7 +145,7 @@ def _open_training(
 
 
 def prepare_training(config: TrainConfig, out: Path, reporter: Reporter = SILENT) -> TrainingData:
-    """What a run trains on, with players that can be asked, and with its cost confirmed."""
+    """Load the training data, check that players can be called, and confirm the cost."""
     material = load_training_data(config, asking=True, reporter=reporter)
     for remark in filter(None, (download_remark(config), *material.remarks())):
         reporter.note(remark)
@@ -167,9 +166,9 @@ def _confirm(material: TrainingData, out: Path, reporter: Reporter) -> None:
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
-    """Check what needs the model, start its moving average, load the second model that teaches.
+    """Run the checks that need the model, start its moving average, and load the teacher.
 
-    The average is there before the loop resumes, which puts the kept one in its place.
+    The moving average exists before the loop resumes, which then restores the saved one.
     """
     limit = context_limit(policy.model, None)
     if material.corpus is not None:
@@ -187,7 +186,7 @@ def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) 
 
 
 def adapter_remark(config: TrainConfig) -> str:
-    """Rank and alpha of the adapter that is trained; empty where there is none."""
+    """Rank and alpha of the trained adapter; empty without an adapter."""
     if config.full:
         return ""
     if config.adapter is None:
@@ -195,18 +194,18 @@ def adapter_remark(config: TrainConfig) -> str:
         rule = "twice the rank" if alpha == 2 * rank else f"twice the rank would be {2 * rank}"
         return f"LoRA adapter: rank {rank}, alpha {alpha} ({rule})"
     file, own = Path(config.adapter).expanduser() / ADAPTER_CONFIG, "its own rank and alpha"
-    # One of the hub is not downloaded for a remark; a damaged file is refused when it is loaded.
+    # An adapter on the Hub is not downloaded for a remark; loading refuses a damaged file.
     with suppress(OSError, ValueError, KeyError, TypeError):
         saved = json.loads(file.read_text(encoding="utf-8"))
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
-    return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are not used"
+    return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are ignored"
 
 
 def numbers_remark(policy: Policy) -> str:
-    """What to say of a float16 checkpoint, which is trained on in other numbers; else empty."""
+    """A remark about a float16 checkpoint that is trained in another dtype; else empty."""
     if policy.stored != "float16":
         return ""
-    return f"the checkpoint is in float16 and is trained on in {policy.computed}"
+    return f"the checkpoint is stored in float16; training computes in {policy.computed}"
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
@@ -215,43 +214,43 @@ def _open(config: TrainConfig, out: Path) -> Run:
 
 
 def refuse_untrainable(config: TrainConfig) -> None:
-    """ConfigError for settings that contradict each other, or that cannot fit."""
+    """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
-            f"All weights were to be trained in {config.dtype}.",
-            "A usual update is less than half a step of most such numbers and is rounded away.",
-            "Use --set dtype=float32, or train an adapter, whose weights are float32 anyway.",
+            f"--full does not work with dtype {config.dtype}.",
+            f"Typical updates are too small for {config.dtype} and would be rounded away.",
+            "Use --set dtype=float32, or train an adapter, whose weights are always float32.",
         )
     if config.dtype == "float16":
         raise ConfigError(
-            "An adapter was to be trained on a base in float16.",
-            "Its activations and gradients leave the range of float16.",
-            "Use --dtype bfloat16 or float32; a float16 checkpoint is read as either.",
+            "An adapter cannot be trained on a base in float16.",
+            "Activations and gradients overflow in float16.",
+            "Use --dtype bfloat16 or float32; both can load a float16 checkpoint.",
         )
     if config.full and config.adapter is not None:
         raise ConfigError(
-            "All weights were to be trained, and an adapter was named to start from.",
-            "Only one of the two can be what is trained.",
-            "Leave out --full or --adapter.",
+            "--full and --adapter cannot be combined.",
+            "Training updates either all weights or an adapter.",
+            "Remove --full or --adapter.",
         )
     if config.full and config.kl_coef > 0:
         raise ConfigError(
-            "A penalty on the distance to the base was asked for while all weights are trained.",
-            "The base is the model without its adapter, and here there is no adapter.",
+            f"kl_coef {config.kl_coef} does not work with --full.",
+            "The penalty compares the model with its base, which is the model without adapter.",
             "Set kl_coef to 0, or train an adapter.",
         )
     if config.model == TINY and config.method != "sft":
         raise ConfigError(
             "The model 'tiny' has random weights.",
-            "Reinforcement needs a model that is right at least now and then.",
-            "Warm one up first: soul train sft --full --model tiny ..., then name its folder.",
+            "Reinforcement learning needs a model that is right at least sometimes.",
+            "Warm it up first with soul train sft --full --model tiny ..., then use its folder.",
         )
 
 
 def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:
-    """The folder of the base model; `tiny` is built from the words of the rows, once per run."""
+    """Folder of the base model; `tiny` is built from the words of the rows, once per run."""
     if config.model != TINY:
         return config.model
     folder = out / "base"
@@ -264,7 +263,7 @@ def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:
 
 
 def tiny_model_texts(pool: TaskRows) -> list[str]:
-    """Texts that hold every word a tiny model has to know: prompts, answers and feedback."""
+    """Texts with every word that a tiny model must know: prompts, answers and feedback."""
     texts = set()
     for task, example in pool:
         gold = task.gold(example)
@@ -286,7 +285,7 @@ async def _train(
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
-    learned = material  # the card names what was given, not the texts that were made of it
+    learned = material  # the model card names the given data, not the texts written from it
     if material.corpus is not None and config.objective == "mixsd":
         corpus = await with_written(config, run.path, policy, material.corpus, reporter)
         learned = replace(material, corpus=corpus)
@@ -316,16 +315,16 @@ async def _train(
         of_best = with_provenance(run.path, best_summary(summary, run, done, material).to_json())
         write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
-    await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
+    await asyncio.sleep(0)  # a late interrupt also stops the caller, not just this run
     return summary
 
 
 def best_summary(
     summary: TrainSummary, run: Run, step: int, material: TrainingData
 ) -> TrainSummary:
-    """`summary` with what the best weights, those after `step`, scored: not what the last did."""
+    """`summary` with the dev scores of the best weights, those after `step`."""
     measured = dev_after(run.path, step, light=True)
-    before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
+    before = replace(without_dev(summary), retention=None)  # measured on the last weights
     tasks = (material.measured or material).tasks
     return with_dev(before, measured, tasks.values())
 
@@ -368,18 +367,18 @@ async def _reinforce(
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        if remark := adapter_remark(config):  # everybody is there, the first step begins
+        if remark := adapter_remark(config):
             loop.reporter.note(remark)
         if not loop.unmeasured:
             loop.refuse_ended()
         if loop.step < config.steps:
-            await players.preflight.hold()  # before the first drafts are sampled
+            await players.preflight.hold()  # before sampling the first drafts
         await loop.run_all(step, with_sample_lines(loop, step.measure))
     finally:
         await sampler.close()
         await players.close()
     records = [record for records in recent for record in records]
-    if len(recent) < min(LAST_STEPS, config.steps):  # resumed: earlier steps are on disk alone
+    if len(recent) < min(LAST_STEPS, config.steps):  # resumed: earlier steps are only on disk
         last = config.steps - LAST_STEPS
         records = [r for r in load_records(run.episodes, light=True) if r.step >= last]
     models = [player.model for player in rollouts.cast.players]
@@ -388,7 +387,7 @@ async def _reinforce(
 
 
 def with_sample_lines(loop: Loop, measure: Measure) -> Measure:
-    """`measure`, and a line for some of the held-out rows that it played."""
+    """`measure`, which also prints some of the held-out episodes that it played."""
 
     async def both(step: int) -> Mapping[str, float | None]:
         scores = await measure(step)
@@ -406,7 +405,7 @@ def rollout_summary(
     models: Sequence[ChatModel],
 ) -> TrainSummary:  # fmt: skip
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
-    cost are those of the whole run. The servers of `models` are noted in its record."""
+    cost of the whole run. The servers of `models` are recorded."""
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
         tasks = {row.id: task.name for task, row in (*material.pool, *material.dev)}

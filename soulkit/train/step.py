@@ -1,12 +1,12 @@
 """One training step on a page: rollout → sequences → advantages → update.
 
-    rollout     P prompts × G drafts, feedback on them, a refined twin of every draft that got some
+    rollout     P prompts × G drafts, feedback, and a refined rollout for every draft with feedback
     sequences   rollouts → token sequences, each with its group, its weight and its kind of loss
     advantages  A = (reward − mean of its group) / (standard deviation of its group + ε)
-    update      mini-batches of whole prompts, an optimizer step each
+    update      mini-batches of whole prompts, one optimizer step each
 
-A name's last letter is its axis: R rollouts of the step, S token sequences, M updates. What is
-sampled is in `rollouts/`, use in `objectives/`, arithmetic in `loss/`, the model in `model/`.
+The last letter of a name is its axis: R rollouts of the step, S token sequences, M updates.
+Sampling is in `rollouts/`, methods in `objectives/`, arithmetic in `loss/`, the model in `model/`.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ from soulkit.types import Record
 
 @dataclass
 class Step:
-    """Takes the steps of a Loop, one a call."""
+    """Takes one step of a Loop per call."""
 
     loop: Loop
     objective: Objective
     rollouts: Rollouts
     teacher: Teacher
-    """Whose distributions are followed, in methods that follow any."""
+    """Gives the distributions to follow, in methods with a teacher."""
     check: RolloutCheck
     recent: deque[Sequence[Record]]
-    """The records of the last steps, for the run's summary; without their tokens."""
+    """Records of the last steps without tokens, for the run's summary."""
     canaries: CanaryMonitor
     watch: FeedbackMonitor | None = None
-    """Of what became of feedback, in methods that learn from it."""
+    """Counts used and unused feedback, in methods that learn from it."""
     skips: Skips = field(default_factory=Skips)
-    """Updates that could not be taken."""
+    """Counts skipped updates."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy, started = self.loop.config, self.loop.policy, time.monotonic()
         self.loop.reporter.phase("rollouts")
 
-        # Rollout: the weights that are about to move play every prompt G times.
+        # Rollout: the current weights play every prompt G times.
         jobs = self.rollouts.jobs(step)
         version = await self.rollouts.take(policy)
         records_R = await self.rollouts.sample(jobs)
         refuse_stale(records_R, version)
 
-        # Sequences: the objective says which token sequences they become, in which groups.
+        # Sequences: the objective turns rollouts into token sequences with groups.
         read_R = self.rollouts.as_read(records_R, step)
         sequences_S = self.objective.sequences(read_R, policy.renderer, feedback_slots(jobs))
         if config.mask_truncated:
             sequences_S = without_truncated(sequences_S, records_R)
 
-        checked = self.check(step, records_R, sequences_S)  # before anything is kept or learned
+        checked = self.check(step, records_R, sequences_S)  # before saving or learning
         self.keep(records_R)
         canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
         sampled = time.monotonic() - checked.seconds
@@ -92,11 +92,11 @@ class Step:
         )  # fmt: skip
 
     async def measure(self, step: int) -> dict[str, float | None]:
-        """Dev scores of the weights that `step` has moved; empty between turns."""
+        """Dev scores of the weights after `step`; empty when no measurement is due."""
         return await self.rollouts.evaluate(step, self.loop.policy, self.loop.reporter)
 
     def keep(self, records_R: Sequence[Record]) -> None:
-        """Write the step's rollouts. CallError when all failed; a checkpoint keeps the weights."""
+        """Write the step's rollouts. CallError if all failed; the weights are saved first."""
         error = step_failure(records_R)
         if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
@@ -115,12 +115,12 @@ def learn(
     skips: Skips | None = None,
     checked: CheckedRollouts = NOTHING_CHECKED,
 ) -> Learned:
-    """Take the updates of one step on an objective's sequences; returns what they did.
+    """Update the weights on the sequences of one step; returns the metrics of the updates.
 
-    Without a `teacher` it is the policy itself. Log-probs in `checked` are not computed again.
+    Without a `teacher` it is the policy itself. Log-probs in `checked` are reused.
     """
     trained_S = with_advantages(sequences_S, config)
-    # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
+    # Fixed before the weights change, [tokens] per sequence: old log-probs, teacher's log-probs.
     fixed = prepare_step(policy, trained_S, config, sequences_S, teacher, checked.scores)
     updates = take_updates(policy, optimizer, fixed, config, skips or Skips())
     return replace(
@@ -133,10 +133,10 @@ def learn(
 def with_advantages(
     sequences_S: Sequence[TrainSequence], config: TrainConfig
 ) -> list[TrainSequence]:
-    """Group statistics over all that is compared; then those of weight 0 leave (algorithms §3).
+    """Group advantages over all compared sequences; then drop weight 0 (algorithms §3).
 
-    Sequences that are not compared keep the advantage that their objective gave them. A reward that
-    is not finite enters no statistic, and makes an advantage that no update takes.
+    Sequences that are not compared keep the advantage from their objective. A non-finite reward
+    is left out of the statistics and gives a NaN advantage, which updates skip.
     """
     compared = [member_of(s) for s in sequences_S if s.compared]
     rest = iter(group_advantages(

@@ -1,1 +1,1 @@
-"""Pure functions on tensors: advantages (`advantage.py`), losses and divergences (`losses.py`)."""
+"""Pure tensor functions: advantages (`advantage.py`), losses and divergences (`losses.py`)."""

@@ -1,19 +1,13 @@
-"""Advantages: how much better than its group a rollout, or a token, did.
+"""Advantages of rollouts and tokens. Shapes are [batch][token]; nothing carries a gradient.
 
-Two families, both pure:
+* Group advantages (GRPO and its relatives) compare the members of a group. Methods differ only in
+  the group keys: GRPO groups by prompt; Ditto puts drafts and copies of a prompt into one group
+  and feedback-conditioned sequences into another; several acted characters add their role.
+* Distillation advantages are log-ratios of teacher to student per token, with four ways to credit
+  a token for what follows it.
 
-* **Group advantages** (GRPO and its relatives). The unit is a `GroupMember`: one trained sequence
-  with its group key, its rollout id and its reward. Everything that methods disagree on is in the
-  keys: plain GRPO groups by prompt; Ditto puts drafts and copies of one prompt into one group and
-  the feedback-conditioned sequences into another; several acted characters add their role. The
-  arithmetic never learns what a copy is.
-* **Distillation advantages** (log-ratio of a teacher to the student, token by token), with four
-  ways to let a token answer for what follows it.
-
-Statistics run in double precision whatever the tensors hold: in float32 the rounding of a mean,
-divided by an epsilon of 1e-6, turns a group of equal rewards into visible advantages.
-
-Shapes are [batch][token]. Nothing here carries a gradient.
+Statistics use double precision: in float32, the rounding error of a mean divided by epsilon (1e-6)
+would give visible advantages to a group of equal rewards.
 """
 
 from __future__ import annotations
@@ -30,10 +24,10 @@ from torch import Tensor
 from soulkit.errors import ConfigError, did_you_mean
 
 StdMode = Literal["group", "batch", "none"]
-"""What divides a centred reward: its group's spread, the batch's, or nothing (Dr. GRPO)."""
+"""Divisor of a centred reward: the group's spread, the batch's, or none (Dr. GRPO)."""
 
 Singleton = Literal["zero", "raw"]
-"""A group without a comparison: advantage 0 (protocol `paper`) or raw value (`reference`)."""
+"""Advantage of a group with one rollout: 0 (protocol `paper`) or the raw reward (`reference`)."""
 
 Estimator = Literal["local", "sum", "discount", "window"]
 """How far ahead a token's distillation advantage looks."""
@@ -43,9 +37,9 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One trained sequence, as the group statistics see it.
+    """One trained sequence in the group statistics.
 
-    Sequences of one rollout share `rollout` and count once per group; `reward` is None when the
+    Sequences of one rollout share `rollout` and count once per group; `reward` is None if the
     episode is unscored.
     """
 
@@ -53,28 +47,28 @@ class GroupMember:
     rollout: str
     reward: float | None
     play: Hashable = None
-    """Names the rollout across groups, where it has sequences in several (the acted seats of one
-    scene, or copies beside refined ones); None: each group's rollouts are its own."""
+    """Identifies the rollout across groups if it has sequences in several (several acted seats, or
+    copies and refined rollouts); None: no rollout is in two groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """How many groups can teach anything. Only groups with a scored rollout are counted."""
+    """Counts of groups with and without a learning signal, among groups with a scored rollout."""
 
     groups: int
     singletons: int
-    """Groups of one scored rollout."""
+    """Groups with one scored rollout."""
     flat: int
-    """Groups of two or more rollouts whose rewards are all equal."""
+    """Groups with two or more rollouts and equal rewards."""
 
     @property
     def silent_share(self) -> float | None:
-        """Share of groups with no comparison in them; None when there is no group."""
+        """Share of groups without a learning signal; None if there is no group."""
         return (self.singletons + self.flat) / self.groups if self.groups else None
 
 
 def singleton_of(protocol: str) -> Singleton:
-    """What a protocol makes of a group without a comparison."""
+    """How a protocol treats a group with one rollout."""
     return "raw" if protocol == "reference" else "zero"
 
 
@@ -85,14 +79,13 @@ def group_advantages(
     std: StdMode = "group",
     singleton: Singleton = "zero",
 ) -> list[float | None]:
-    """Â = (r − mean) / (std + ε) within each group; one value per entry, None where unscored.
+    """Â = (r − mean) / (std + ε) within each group; one value per entry, None if unscored.
 
     Source: algorithms §2 (GRPO, multi-sequence rollouts). The standard deviation is the sample one
-    (n−1). A rollout enters the statistics once per group, with the reward of its first scored
-    entry. Unscored entries leave before any statistic. `std="batch"` divides by the spread of all
-    scored rollouts of the batch instead, each once whatever it has sequences in, `std="none"` by
-    nothing. A group of one scored rollout
-    gets 0 (`singleton="zero"`) or is treated as if its mean were 0 and its spread 1 (`"raw"`).
+    (n−1). A rollout counts once per group, with the reward of its first scored entry; unscored
+    entries are ignored. `std="batch"` divides by the spread of all scored rollouts of the batch,
+    each counted once; `std="none"` does not divide. A group with one scored rollout gets 0
+    (`singleton="zero"`) or is treated as if its mean were 0 and its spread 1 (`"raw"`).
 
     Raises ConfigError for an unknown option and ValueError for a reward that is not finite.
     """
@@ -117,7 +110,7 @@ def group_advantages(
 
 
 def group_stats(entries: Sequence[GroupMember]) -> GroupStats:
-    """Counts groups of one rollout and groups without spread (a log line of every step)."""
+    """Counts of groups with one rollout and with equal rewards, logged in every step."""
     groups = _rewards_by_group(entries)
     singletons = sum(len(rewards) == 1 for rewards in groups.values())
     flat = sum(len(r) > 1 and min(r) == max(r) for r in groups.values())
@@ -125,9 +118,9 @@ def group_stats(entries: Sequence[GroupMember]) -> GroupStats:
 
 
 def spread_over_tokens(values: Sequence[float | None], mask: Tensor) -> Tensor:
-    """Every trained token of a row gets the row's advantage, every other token 0.
+    """The row's advantage at every trained token, 0 elsewhere.
 
-    Raises ValueError when an unscored row still has trained tokens: it must leave the batch before.
+    Raises ValueError if an unscored row has trained tokens: drop such rows first.
     """
     rows = []
     for value, row in zip(values, mask, strict=True):
@@ -155,11 +148,11 @@ def distill_advantages(
 
     Source: algorithms §4 (`sdpo-token`, `opd`). Over the trained tokens of a row:
     `local` A_t = d_t; `sum` A_t = Σ_{u≥t} d_u; `discount` A_t = Σ_{u≥t} γ^{u−t} d_u; `window` the
-    sum of the next `window` terms, d_t included (0 = all). Tokens outside the mask take neither
-    discount nor window. With `normalize`, the mean over the row (or over all trained tokens of its
-    group, when `groups` gives one key per row) is subtracted; then A is clipped to ±`clip`.
-    `taught` is 0 for rows without a teacher: they get 0 and enter no mean. A *group* of one
-    token follows `singleton`. Raises ConfigError for an unknown estimator or a negative window.
+    sum of the next `window` terms, d_t included (0 = all). Discount and window skip tokens outside
+    the mask. With `normalize`, the mean over the row (or over all trained tokens of its group, if
+    `groups` gives one key per row) is subtracted; then A is clipped to ±`clip`. `taught` is 0 for
+    rows without a teacher: they get 0 and are left out of means. A *group* with one token follows
+    `singleton`. Raises ConfigError for an unknown estimator or a negative window.
     """
     _check("estimator", estimator, get_args(Estimator))
     _check("singleton", singleton, get_args(Singleton))
@@ -187,11 +180,11 @@ def combine(
     weight: float = 0.1,
     taught: Sequence[float] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """A + weight · A_distill, and what both contributed.
+    """A + weight · A_distill, and metrics of both parts.
 
-    Source: algorithms §4 (`sdpo-token+grpo`, `opd`; `distill_weight`). Statistics of the distilled
-    part are over trained tokens of taught rows and absent when there is none; the spread is the
-    sample standard deviation, absent for a single token.
+    Source: algorithms §4 (`sdpo-token+grpo`, `opd`; `distill_weight`). Metrics of the distilled
+    part are over trained tokens of taught rows and missing if there are none; the spread is the
+    sample standard deviation, missing for a single token.
     """
     used = mask != 0
     rows = torch.ones(len(mask)) if taught is None else torch.as_tensor(taught)
@@ -241,7 +234,7 @@ def _spread(rewards: Sequence[float]) -> float:
 def _centre_and_scale(
     rewards: Sequence[float], std: StdMode, epsilon: float, batch_spread: float
 ) -> tuple[float, float]:
-    # Equal rewards must give exactly 0: the rounding of their mean would be divided by epsilon.
+    # Equal rewards must give exactly 0: the rounding error would be divided by epsilon.
     mean = rewards[0] if min(rewards) == max(rewards) else fmean(rewards)
     if std == "none":
         return mean, 1.0
@@ -258,7 +251,7 @@ def _lone_value(reward: float, std: StdMode, epsilon: float, singleton: Singleto
 
 
 def _look_ahead(ratio: Tensor, estimator: Estimator, discount: float, window: int) -> Tensor:
-    """One row's trained tokens, already without the gaps between them."""
+    """`ratio` holds the trained tokens of one row, without gaps."""
     if estimator == "local":
         return ratio
     if estimator == "discount":
@@ -272,7 +265,7 @@ def _look_ahead(ratio: Tensor, estimator: Estimator, discount: float, window: in
 
 
 def _discounted(ratio: Tensor, discount: float) -> Tensor:
-    # The recursion, not a ratio of cumulative sums: those divide by discount**t, which underflows.
+    # Recursive, because a ratio of cumulative sums divides by discount**t, which underflows.
     values: list[float] = ratio.tolist()
     for t in range(len(values) - 2, -1, -1):
         values[t] += discount * values[t + 1]
@@ -298,7 +291,7 @@ def _check(name: str, value: str, values: Sequence[str]) -> None:
     if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
-            "It decides how advantages are computed, so it is not guessed.",
+            f"It sets how advantages are computed; the values are {', '.join(values)}.",
             did_you_mean(value, values),
         )
 
@@ -306,7 +299,7 @@ def _check(name: str, value: str, values: Sequence[str]) -> None:
 def _check_window(window: int) -> None:
     if window < 0:
         raise ConfigError(
-            f"A distillation window of {window} tokens is not possible.",
-            "The window counts how many trained tokens ahead an advantage looks.",
-            "Use 1 for the token alone, a larger number, or 0 for the whole rest.",
+            f"The distillation window is {window}, which is negative.",
+            "The window is the number of trained tokens that an advantage looks ahead.",
+            "Use 1 for the token alone, a larger number, or 0 for all remaining tokens.",
         )

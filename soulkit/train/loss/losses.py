@@ -15,33 +15,33 @@ from soulkit.errors import ConfigError, did_you_mean
 Aggregation = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
-"""How token losses become one number; see `token_weight` for the four formulas."""
+"""How token losses are reduced to one number; `token_weight` has the four formulas."""
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are clamped to ± this before they are exponentiated."""
+"""Log-ratios are clamped to ± this value before exponentiation."""
 
 KL_BOUND = 10.0
-"""The k3 estimate is clamped to ± this: one token cannot outweigh a batch."""
+"""The k3 estimate is clamped to ± this value, so that one token cannot dominate a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Per-token policy losses and, detached, what happened to each token's ratio (any shape)."""
+    """Per-token policy losses, with detached ratio statistics (any shape)."""
 
     loss: Tensor
     log_ratio: Tensor
-    """log π_θ − log π_old per token; clamped where the token ratio itself is used."""
+    """log π_θ − log π_old per token; clamped in the token-level loss."""
     clipped: Tensor
-    """Bool: the clipped surrogate was the larger one, so the token has no gradient."""
+    """Bool: the clipped surrogate is larger, so the token has no gradient."""
     clipped_lower: Tensor
-    """Bool: the dual clip bounded a token of negative advantage."""
+    """Bool: the dual clip bounds a token with negative advantage."""
 
     def metrics(self, mask: Tensor) -> dict[str, float]:
         """Means over trained tokens: clip fractions and the k1 estimate of KL(old‖new) in nats.
 
-        Empty when no token is trained.
+        Empty if no token is trained.
         """
         used = mask != 0
         if not bool(used.any()):
@@ -54,7 +54,7 @@ class TokenLoss:
 
 
 def clamp_log_ratio(log_ratio: Tensor, bound: float = LOG_RATIO_BOUND) -> Tensor:
-    """log-ratio clamped to [−bound, bound] (algorithms §2); outside it has no gradient."""
+    """log-ratio clamped to [−bound, bound] (algorithms §2); no gradient outside."""
     return log_ratio.clamp(-bound, bound)
 
 
@@ -72,12 +72,12 @@ def clipped_loss(
 
     Source: algorithms §2. With ρ = exp(clamp(log π_θ − log π_old)):
     s = max(−Â ρ, −Â clip(ρ, 1−ε_low, 1+ε_high)); ℓ = min(s, −c Â) if Â < 0 else s; times `weights`
-    (detached sampler correction, see `importance_weights`). Raises ConfigError when c ≤ 1.
+    (detached sampler correction, see `importance_weights`). Raises ConfigError if c ≤ 1.
     """
     if clip_ratio_c <= 1.0:
         raise ConfigError(
             f"clip_ratio_c is {clip_ratio_c}, which is not above 1.",
-            "It bounds the ratio of tokens with negative advantage, whose ratio starts at 1.",
+            "It bounds the ratio of tokens with negative advantage, which starts at 1.",
             "Use a value above 1; the default is 10.",
         )
     log_ratio = clamp_log_ratio(log_prob - old_log_prob)
@@ -103,8 +103,8 @@ def gspo_loss(
 
     Source: algorithms §2 (sequence-level ratio). ρ_seq = exp(mean over the row's trained tokens of
     log π_θ − log π_old). Each token carries the value ρ_seq and the gradient ρ_seq ∇log π_θ(y_t),
-    so that the row's mean has the gradient of the sequence ratio also when advantages differ by
-    token. Clipped on one side like `clipped_loss`, without the dual clip.
+    so that the row's mean has the gradient of the sequence ratio even if advantages differ between
+    tokens. Clipped like `clipped_loss`, without the dual clip.
     """
     log_ratio = log_prob - old_log_prob
     used = (mask != 0).to(log_ratio.dtype)
@@ -129,14 +129,14 @@ def entropy(logits: Tensor) -> Tensor:
 def importance_weights(old_log_prob: Tensor, sampler_log_prob: Tensor, cap: float) -> Tensor:
     """w = min(π_old / π_sampler, cap), detached (any shape).
 
-    Source: algorithms §2. Both log-probabilities must be of the context that the token was sampled
-    in; a copy takes the weights of its refined twin. Raises ConfigError when cap ≤ 0.
+    Source: algorithms §2. Both log-probabilities must use the context that the token was sampled
+    in; a copy uses the weights of its refined rollout. Raises ConfigError if cap ≤ 0.
     """
     if cap <= 0:
         raise ConfigError(
-            f"The cap of the sampler correction is {cap}.",
-            "Weights are capped at this value, so it would remove or invert every token.",
-            "Use a positive cap, 2 for example, or switch the correction off.",
+            f"--sampler-cap is {cap}, which is not positive.",
+            "Importance weights are capped at this value, so every token would be lost or negated.",
+            "Use a positive cap, for example 2, or remove the option for no correction.",
         )
     return clamp_log_ratio(old_log_prob - sampler_log_prob).exp().clamp(max=cap).detach()
 
@@ -163,7 +163,7 @@ _KL: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k3": _k3,
 }
 KL_KINDS: tuple[str, ...] = tuple(_KL)
-"""The names of `kl_penalty`; each may end in `+`."""
+"""Values of `kind` in `kl_penalty`; each may end in `+`."""
 
 
 def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str = "k3") -> Tensor:
@@ -171,9 +171,9 @@ def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str = "k3") -> Tens
 
     Source: algorithms §2 (KL to the frozen base). With d = log π_θ − log π_ref: `k1`/`kl` d, `abs`
     |d|, `k2`/`mse` d²/2, `k3`/`low_var_kl` e^{−d} + d − 1 (−d clamped to ±20, the estimate to ±10).
-    A trailing `+` keeps the value and takes k2's gradient, which is an unbiased gradient of the KL
-    for tokens sampled from π_θ. Raises ConfigError for any other name: a full KL needs the
-    distributions, not the log-probabilities of one token.
+    A trailing `+` keeps the value but uses k2's gradient, an unbiased gradient of the KL for tokens
+    sampled from π_θ. Raises ConfigError for any other name: a full KL needs whole distributions,
+    not the log-probability of one token.
     """
     name = kind.removesuffix("+")
     if name not in _KL:
@@ -196,18 +196,18 @@ def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str = "k3") -> Tens
 def token_weight(
     mode: Aggregation, *, trained: float, tokens: float, sequences: float, length: float
 ) -> float:
-    """The factor of every trained token of one sequence, so that the loss is Σ factor · ℓ_t.
+    """The factor of each trained token of one sequence, so that the loss is Σ factor · ℓ_t.
 
     Source: algorithms §2 (aggregation modes) and §3 (denominators). `trained` = trained tokens of
-    this sequence; `tokens`, `sequences` = trained tokens and sequences with any, of the whole
-    mini-batch over all micro-batches and ranks; `length` = the fixed length of the last mode.
+    this sequence; `tokens`, `sequences` = trained tokens, and sequences with trained tokens, of
+    the whole mini-batch over all micro-batches and ranks; `length` = fixed length of the last mode.
 
     | mode | factor |
     |---|---|
     | token-mean | 1 / tokens |
     | seq-mean-token-mean | 1 / (trained · sequences) |
     | seq-mean-token-sum | 1 / sequences |
-    | seq-mean-token-sum-norm | 1 / length: a sum over sequences, in spite of its name |
+    | seq-mean-token-sum-norm | 1 / length: a sum over sequences, despite its name |
     """
     divisors = {
         "token-mean": tokens,
@@ -218,7 +218,7 @@ def token_weight(
     if mode not in divisors:
         raise ConfigError(
             f"'{mode}' is not a way to aggregate token losses.",
-            "The mode decides how long and short sequences weigh against each other.",
+            "The mode sets the relative weight of long and short sequences.",
             did_you_mean(mode, divisors),
         )
     return 1.0 / divisors[mode] if trained else 0.0
@@ -234,11 +234,11 @@ def aggregate(
     length: float | None = None,
     ranks: float | None = None,
 ) -> Tensor:
-    """One number from token losses [batch][token]: Σ factor(row) · ℓ over trained tokens.
+    """Reduce token losses [batch][token] to one number: Σ factor(row) · ℓ over trained tokens.
 
-    Source: algorithms §2 and §3; factors as in `token_weight`. Counts that are not given are those
-    of this batch (`length`: its width), so a micro-batch must be given the mini-batch's counts.
-    `ranks` multiplies the result, for gradients that are averaged over ranks instead of summed.
+    Source: algorithms §2 and §3; factors as in `token_weight`. Missing counts default to those of
+    this batch (`length`: its width), so a micro-batch needs the counts of its mini-batch. `ranks`
+    multiplies the result, for gradients that are averaged over ranks instead of summed.
     Raises ConfigError for an unknown mode.
     """
     used = mask != 0
@@ -249,7 +249,7 @@ def aggregate(
         "length": float(mask.shape[-1]) if length is None else length,
     }
     factors = losses.new_tensor([token_weight(mode, trained=n, **counts) for n in lengths])
-    # Selected, not multiplied: 0 × inf on an untrained token would be NaN.
+    # torch.where, because 0 × inf on an untrained token would be NaN.
     sums = torch.where(used, losses, torch.zeros_like(losses)).sum(-1)
     return (sums * factors).sum() * (1.0 if ranks is None else ranks)
 
@@ -283,10 +283,9 @@ def divergence(
     temperature: float = 1.0,
     beta: float = 0.5,
 ) -> Tensor:
-    """Divergence of each row in nats: logits [n, vocabulary] of both → [n].
+    """Divergence of each row in nats, from logits [n, vocabulary] of both to [n].
 
-    `top_k` None, or not below the vocabulary, compares everything. Raises ConfigError for an
-    unknown `kind` or `tail`.
+    `top_k` None compares the whole vocabulary. Raises ConfigError for an unknown `kind` or `tail`.
     """
     _check("divergence", kind, get_args(DivergenceKind))
     _check("divergence_tail", tail, get_args(Tail))
@@ -298,7 +297,7 @@ def divergence(
 def compared_log_probs(
     student: Tensor, teacher: Tensor, top_k: int | None, tail: Tail
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [n, outcomes] of both over the outcomes that are compared."""
+    """Log-probabilities [n, outcomes] of both over the compared outcomes."""
     if top_k is None or top_k >= student.shape[-1]:
         return torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
     likeliest = student.detach().topk(top_k, -1).indices
@@ -310,7 +309,7 @@ def compared_log_probs(
 
 
 def between(log_p: Tensor, log_q: Tensor, kind: DivergenceKind, beta: float) -> Tensor:
-    """The formulas of the module, from log-probabilities [n, outcomes] to [n]."""
+    """The divergence formulas, from log-probabilities [n, outcomes] to [n]."""
     if kind == "reverse_kl":
         return _kl(log_p, log_q)
     if kind == "forward_kl":
@@ -326,7 +325,7 @@ def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
 def _outside(logits: Tensor, indices: Tensor) -> Tensor:
     """log Σ exp of the logits [n, V] that are not at `indices` [n, k]: one logit [n, 1].
 
-    From the rest itself, not from one minus the inside, which loses every digit of a small rest.
+    Computed from the remaining logits, because 1 − Σ of the others is inaccurate when small.
     """
     rest = logits.scatter(-1, indices, -torch.inf)
     return torch.logsumexp(rest, -1, keepdim=True)
@@ -336,6 +335,6 @@ def _check(name: str, value: str, values: tuple[str, ...]) -> None:
     if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
-            "It decides how far apart two distributions are, so it is not guessed.",
+            f"It sets how distributions are compared; the values are {', '.join(values)}.",
             did_you_mean(value, values),
         )

@@ -1,4 +1,4 @@
-"""Training methods, one a file; `base.py` says what a method is and finds them by name.
+"""Training methods, one per file; `base.py` defines what a method is and finds it by name.
 
 sequences.py turns episodes into trained token sequences.
 """

@@ -1,9 +1,9 @@
-"""What a training method is, and the registry of methods by name.
+"""Base classes of training methods, and the registry that finds a method by name.
 
-The losses, the advantages and the loop are the same for all methods. To add one, write one file
-here: a class with `names`, and a class with its own settings. Names and sentences are read from
-the sources, so that help answers before anything is imported. A package brings a method by an
-entry point of the group `soulkit.objectives`, whose name is the method's.
+All methods share losses, advantages and the training loop. To add a method, write one file here
+with a class that has `names` and a class with its settings. Names and descriptions are read from
+the source, so that help is fast. Another package adds a method with an entry point in the group
+`soulkit.objectives`, named like the method.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ if TYPE_CHECKING:
 
 
 Reader = Literal["none", "self", "other"]
-"""Whose distributions a method follows: nobody's, the policy's own, or another model's."""
+"""Teacher of a method: none, the policy itself, or another model."""
 
 Lines = tuple[str, str, str]
-"""What is wrong, why it matters, the way out."""
+"""What is wrong, why, and how to fix it."""
 
 
 class Method:
-    """One training method, under one or several names."""
+    """A training method with one or more names."""
 
     __slots__ = ()
 
     names: ClassVar[Mapping[str, str]] = {}
-    """Name → what `soul train --help` says of it. Written out: help reads it from the source."""
+    """Name → description in `soul train --help`. Must be a literal: help reads the source."""
     settings: ClassVar[type[Settings]] = Settings
-    """The settings that this method has beside everybody's."""
+    """The settings that only this method has."""
     marks: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Name → further traits, for settings that matter to some of the names alone."""
+    """Name → further traits, for settings that apply only to some names."""
 
     default_words: ClassVar[Mapping[str, str]] = {}
-    """Setting of everybody's → its default here in words, where it is another."""
+    """Common setting → text of its default in this method, where it differs."""
 
     @classmethod
     def own_defaults(cls, config: Any) -> dict[str, Any]:
-        """The values behind `default_words`, for `config`; what was written goes before them."""
+        """The values behind `default_words` for `config`; values that the user set win."""
         return {}
 
     @classmethod
     def traits(cls, name: str) -> frozenset[str]:
-        """What settings may be tied to (`only`): the name, and what the method is like."""
+        """The traits that settings can refer to (`only`): the name and properties of the method."""
         return frozenset({"train", name, *cls.marks.get(name, ())})
 
     @classmethod
     def remark(cls, config: Any) -> str:
-        """What these settings make of the method, where a weight is 0; empty otherwise."""
+        """A remark about settings that change the method, such as a weight of 0; else empty."""
         return ""
 
     @classmethod
     def futile(cls, config: Any, highs: Mapping[str, float]) -> Lines | None:
-        """Why nothing of the method's own could be learned; `highs`: task → its highest reward."""
+        """Why the method would learn nothing, if so; `highs`: task → its highest reward."""
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(Method, ABC):
-    """A method of reinforcement; as it stands, one on drafts alone that nobody talks to."""
+    """A reinforcement method; by default on drafts only, without feedback."""
 
     uses_feedback: ClassVar[bool] = False
     refines: ClassVar[bool] = False
-    """It trains on refined rollouts, so they are sampled."""
+    """Whether it trains on refined rollouts; if so, they are sampled."""
     reader: ClassVar[Reader] = "none"
 
     name: str = ""
     logits: bool = False
-    """It compares whole distributions with the teacher's, not only the sampled tokens."""
+    """Whether it compares whole distributions with the teacher's, not only sampled tokens."""
 
     @classmethod
     def traits(cls, name: str) -> frozenset[str]:
@@ -93,21 +93,21 @@ class Objective(Method, ABC):
 
     @classmethod
     def of(cls, config: Any) -> Objective:
-        """The objective of a configuration, of which it reads its own settings."""
+        """The objective with its settings from a configuration."""
         return cls()
 
     @abstractmethod
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot
     ) -> list[TrainSequence]:
-        """The step's scored records as trained sequences; unscored ones give none.
+        """Trained sequences of the step's scored records; unscored records give none.
 
-        `slot` gives the message of a record's seat with feedback in it.
+        `slot` returns the message of a record's seat with the feedback filled in.
         """
 
 
 def no_slot(record: Record, seat: str, feedback: Feedback) -> Segment:
-    """For methods that never ask for the slot."""
+    """Slot for methods that never use it."""
     raise LookupError(f"no task to fill the feedback slot of {record.key} with")
 
 
@@ -121,7 +121,7 @@ GROUP = "soulkit.objectives"
 
 @cache
 def built_in() -> Mapping[str, str]:
-    """Name → sentence of every built-in method."""
+    """Name → description of every built-in method."""
     return {name: sentence for file in _files() for name, sentence in _names_in(file).items()}
 
 
@@ -142,7 +142,7 @@ def _names_in(file: Path) -> dict[str, str]:
 
 
 def _entry_points() -> list[EntryPoint]:
-    """The methods that installed packages bring; nothing of them is imported."""
+    """Entry points of methods from installed packages; nothing is imported."""
     from importlib.metadata import entry_points
 
     return list(entry_points(group=GROUP))
@@ -150,7 +150,7 @@ def _entry_points() -> list[EntryPoint]:
 
 @cache
 def built_in_settings() -> tuple[type[Settings], ...]:
-    """The settings of the built-in methods, less those that others inherit."""
+    """Settings classes of the built-in methods, without base classes of others."""
     kinds = dict.fromkeys(method_class(name).settings for name in built_in())
     return tuple(
         kind for kind in kinds
@@ -159,24 +159,24 @@ def built_in_settings() -> tuple[type[Settings], ...]:
 
 
 def from_packages() -> dict[str, str]:
-    """Name → sentence of the methods of installed packages, less those hidden by built-in ones."""
+    """Name → description of methods from installed packages, except names that are built in."""
     return {
-        entry.name: f"Of an installed package: {entry.value}."
+        entry.name: f"From an installed package: {entry.value}."
         for entry in _entry_points()
         if entry.name not in built_in()
     }
 
 
 def overruled(name: str) -> str:
-    """What is to be said where a package's method has the name of a built-in one; else nothing."""
+    """A remark if a package's method has the name of a built-in one; else empty."""
     rivals = [entry.value for entry in _entry_points() if entry.name == name]
     if name not in built_in() or not rivals:
         return ""
-    return f"'{name}' is soulkit's own method; {', '.join(rivals)} of the same name is not used"
+    return f"'{name}' is soulkit's built-in method; {', '.join(rivals)} has the same name and is ignored"
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of the method `name`; ConfigError when nobody brings one."""
+    """The class of the method `name`; ConfigError for an unknown method."""
     if name in built_in():
         return _built_in_class(name)
     for entry in _entry_points():
@@ -205,19 +205,19 @@ def _from_package(entry: EntryPoint) -> type[Method]:
     if isinstance(loaded, type) and issubclass(loaded, Method) and entry.name in loaded.names:
         return loaded
     raise ConfigError(
-        f"The method '{entry.name}' of {entry.value} is no method.",
-        f"The entry point '{entry.name}' of the group {GROUP} has to name a class derived from "
-        "Objective whose `names` has that name.",
-        "Mend the package, or uninstall it.",
+        f"The method '{entry.name}' from {entry.value} is not valid.",
+        f"The entry point '{entry.name}' of the group {GROUP} must name a class derived from "
+        f"Objective, with '{entry.name}' in its `names`.",
+        "Fix the package, or uninstall it.",
     )
 
 
 def unknown_method(name: str) -> ConfigError:
-    """The error of a name that is no method."""
+    """The error for an unknown method."""
     names = [*built_in(), *(entry.name for entry in _entry_points())]
     return ConfigError(
-        f"'{name}' is no training method.",
-        f"soul train knows {', '.join(names)}, and ablate to compare them.",
+        f"'{name}' is not a training method.",
+        f"The methods of soul train are {', '.join(names)}; ablate compares several of them.",
         did_you_mean(name, [*names, "ablate"]),
     )
 
@@ -228,13 +228,13 @@ def rollout_methods() -> list[str]:
 
 
 def make_objective(config: Any) -> Objective:
-    """The objective of `config.method`; ConfigError when it is no method of reinforcement."""
+    """The objective of `config.method`; ConfigError if it is not a reinforcement method."""
 
     kind = method_class(config.method)
     if not issubclass(kind, Objective):
         raise ConfigError(
-            f"'{config.method}' is no method of reinforcement.",
-            f"The methods are {', '.join(rollout_methods())}.",
-            "Choose one of them.",
+            f"'{config.method}' is not a reinforcement method.",
+            "Only methods that play rollouts can be used here.",
+            f"Choose one of {', '.join(rollout_methods())}.",
         )
     return kind.of(config)

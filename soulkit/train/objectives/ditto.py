@@ -1,7 +1,7 @@
-"""Ditto (algorithms §3): drafts ∪ copies in one group, refined rollouts in a group of their own.
+"""Ditto (algorithms §3): drafts and copies share one group; refined rollouts have their own.
 
-A copy is the refined rollout without the feedback it was sampled with: raising its probability
-under the plain prompt teaches the actor to do unprompted what it could do when told.
+A copy is a refined rollout without the feedback in its prompt. Raising its probability under the
+plain prompt teaches the actor to do without feedback what it did with feedback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DittoSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ditto(Objective):
-    names: ClassVar = {"ditto": "Learn from verbal feedback, then act without it."}
+    names: ClassVar = {"ditto": "Learn from verbal feedback, and act without it afterwards."}
     settings: ClassVar = DittoSettings
     uses_feedback: ClassVar = True
     refines: ClassVar = True
@@ -33,7 +33,7 @@ class Ditto(Objective):
     lambda_fb: float = 1.0
     """Weight of the feedback-conditioned component."""
     only_copy: bool = False
-    """Ablation: neither drafts nor refined rollouts are trained. Drafts still set the baseline."""
+    """Ablation: train only copies. Drafts still set the baseline."""
     name: str = "ditto"
 
     @classmethod
@@ -43,7 +43,7 @@ class Ditto(Objective):
     @classmethod
     def remark(cls, config: DittoSettings) -> str:
         alone = config.lambda_fb == 0
-        return "lambda_fb is 0: refined rollouts are trained as copies alone" if alone else ""
+        return "lambda_fb is 0: refined rollouts are trained only as copies" if alone else ""
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
@@ -60,6 +60,6 @@ class Ditto(Objective):
                 for part in parts:
                     sequences += sequences_of(record, part, renderer, weights[part])
         if self.lambda_fb == 0 and not self.only_copy:
-            # λ alone changes in an ablation over it, not what the rest is divided by.
+            # An ablation over λ must not change the denominator of the other parts.
             return [replace(s, counted=s.part == "refined") for s in sequences]
         return sequences

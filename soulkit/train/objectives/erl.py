@@ -1,8 +1,8 @@
-"""ERL (algorithms §4): imitate the refined rollouts that were worth it, beside RL on both turns.
+"""ERL (algorithms §4): imitate refined rollouts that improved, and train both turns with RL.
 
-A copy is imitated (cross-entropy under the plain prompt) when its rollout beats the draft that
-earned the feedback, or, with `accept_from`, when it is good enough whatever the draft was. The
-others stay as sequences of weight 0, so that the accepted share can be counted.
+A copy is imitated (cross-entropy under the plain prompt) if its rollout beats the draft that got
+the feedback or, with `accept_from`, if its reward is high enough. Other copies remain as sequences
+of weight 0, so that the accepted share can be counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ERL(Objective):
     aux_weight: float = 1.0
     """Weight of the imitation."""
     accept_from: float | None = None
-    """The least reward of what is imitated; None: more than the same rollout's draft."""
+    """Smallest reward to imitate; None: more than the reward of the draft."""
     name: str = "erl"
 
     @classmethod
@@ -53,10 +53,11 @@ class ERL(Objective):
         if least is None or not names:
             return None
         return (
-            f"'erl' was to imitate rewards from {least:g}, above the highest of "
+            f"accept_from {least:g} of 'erl' is above the highest reward of "
             f"{', '.join(f'{name} ({highs[name]:g})' for name in names)}.",
-            "No refined rollout would be imitated: that is another method under this name.",
-            "Lower accept_from, or leave it out to imitate what beats its draft.",
+            "No refined rollout would be imitated.",
+            "Lower accept_from, or remove it to imitate every refined rollout that beats its "
+            "draft.",
         )
 
     def sequences(

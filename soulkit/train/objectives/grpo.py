@@ -13,7 +13,7 @@ from soulkit.types import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO(Objective):
-    names: ClassVar = {"grpo": "Reinforce a scalar reward."}
+    names: ClassVar = {"grpo": "Reinforcement learning from scalar rewards."}
 
     name: str = "grpo"
 

@@ -1,7 +1,8 @@
-"""On-policy distillation (algorithms §4): another model reads the actor's own drafts.
+"""On-policy distillation (algorithms §4): a teacher model scores the actor's own drafts.
 
-It reads exactly what the actor read, without feedback: a bigger model, or an expert of the task,
-says token by token what it would have done. In a mixture every task may have an expert of its own.
+The teacher is a bigger model or an expert on the task. It reads what the actor read, without
+feedback, and gives its log-probability of each token. In a mixture, each task may have its own
+expert.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class OpdSettings(DistillSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OPD(Objective):
-    names: ClassVar = {"opd": "Follow another teacher on the actor's own drafts."}
+    names: ClassVar = {"opd": "Distil a teacher model on the actor's own drafts."}
     settings: ClassVar = OpdSettings
     marks: ClassVar = {"opd": ("token", "logits")}
     reader: ClassVar = "other"
@@ -52,14 +53,14 @@ class OPD(Objective):
 
     @classmethod
     def of(cls, config: OpdSettings) -> OPD:
-        """Raises ConfigError when no teacher is named."""
+        """Raises ConfigError if no teacher is named."""
         named = (config.teacher_model, config.teacher_adapter, *config.teacher_adapters)
         if not any(named):
             raise ConfigError(
-                "The method 'opd' was asked for, and no teacher was named.",
-                "It follows another model than the one that is trained.",
-                "Name a model with --teacher-model, an expert of this model with "
-                "--teacher-adapter, or both; the model's own base must be named as well.",
+                "The method 'opd' needs a teacher.",
+                "It distils another model into the trained one.",
+                "Name a model with --teacher-model, or a LoRA adapter of the trained model with "
+                "--teacher-adapter; with both, the adapter is loaded on that teacher model.",
             )
         weight = 1.0 if config.distill_weight is None else config.distill_weight
         return cls(logits=config.opd_form == "logits", weight=weight)

@@ -1,8 +1,8 @@
 """RLTF with self-distillation (algorithms §4): refined rollouts regressed onto the plain prompt.
 
-Each copy is weighted by how far its reward lies above the mean of the prompt's drafts: what
-feedback was worth, whoever else was refined. There is no ratio, so nothing is clipped. Drafts and
-refined rollouts are trained as the first and the second turn, each with a baseline of its own.
+Each copy is weighted by its reward minus the mean reward of the prompt's drafts, which is the gain
+from feedback. There is no ratio, so nothing is clipped. Drafts and refined rollouts are trained as
+first and second turn, each with its own baseline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from soulkit.types import Record
 
 
 class AuxSettings(Settings):
-    """Of methods that teach the plain prompt by refined rollouts, beside RL on both turns."""
+    """Settings of methods that teach the plain prompt from refined rollouts, along with RL."""
 
     aux_weight: float = setting(
         1.0,
@@ -31,7 +31,7 @@ class AuxSettings(Settings):
 
 
 def aux_remark(config: AuxSettings) -> str:
-    """What a weight of 0 makes of such a method."""
+    """A remark if the weight is 0; else empty."""
     if config.aux_weight > 0:
         return ""
     return "aux_weight is 0: refined rollouts teach nothing about prompts without feedback"
@@ -39,7 +39,7 @@ def aux_remark(config: AuxSettings) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLTF(Objective):
-    names: ClassVar = {"rltf-sd": "Reward-weighted regression of refined rollouts."}
+    names: ClassVar = {"rltf-sd": "Reward-weighted regression on refined rollouts."}
     settings: ClassVar = AuxSettings
     uses_feedback: ClassVar = True
     refines: ClassVar = True

@@ -1,9 +1,9 @@
-"""SDPO (algorithms §4): the actor that has read the feedback teaches the actor that has not.
+"""SDPO (algorithms §4): the actor with feedback in its prompt teaches the actor without it.
 
-Both read the same draft; the teacher's prompts hold the feedback that the draft earned. In token
-form the log-ratio of the two is a per-token advantage of the clipped loss, in logit form their
-distributions are pulled together. A draft without usable feedback has no teacher: it teaches
-nothing in the pure forms and keeps its group's advantage in the sums with GRPO.
+Both read the same draft; the teacher's prompts also hold the feedback on that draft. In token form
+the log-ratio of the two is a per-token advantage of the clipped loss; in logit form the divergence
+between their distributions is minimised. A draft without usable feedback has no teacher: the pure
+forms skip it, and the sums with GRPO train it on its group advantage alone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, fee
 from soulkit.types import Record
 
 TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0
-"""What the teacher's part counts for beside the rewards, unless told otherwise."""
+"""Default weight of the teacher's part relative to the rewards."""
 _tokens = section("Objective", only=("token",))
 _logits = section("Objective", only=("logits",))
 _objective = section("Objective")
 
 
 class DistillSettings(Settings):
-    """What every method has that follows a teacher."""
+    """Settings of all methods with a teacher."""
 
     method: str
     distill_weight: float | None = _objective(
@@ -74,23 +74,23 @@ class SdpoSettings(DistillSettings):
 
 
 def unweighted(config: DistillSettings) -> Lines | None:
-    """The refusal of a weight of 0 where the teacher's part is all there is."""
+    """The error for a weight of 0 in a method that trains only the teacher's part."""
     if config.distill_weight != 0:
         return None
     return (
-        f"The teacher's part of '{config.method}' has the weight 0.",
-        "It is all that this method trains, so that nothing would be learned.",
-        "Leave out distill_weight, or train on rewards alone, with soul train grpo.",
+        f"distill_weight of '{config.method}' is 0.",
+        "This method trains only the teacher's part, so nothing would be learned.",
+        "Remove distill_weight, or train on rewards alone with soul train grpo.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SDPO(Objective):
     names: ClassVar = {
-        "sdpo-token": "Follow the model that read feedback, token by token.",
-        "sdpo-logits": "Match that model's distributions.",
-        "sdpo-token+grpo": "sdpo-token and grpo in one loss.",
-        "sdpo-logits+grpo": "sdpo-logits and grpo in one loss.",
+        "sdpo-token": "Self-distil the model that reads feedback, token by token.",
+        "sdpo-logits": "Self-distil the model that reads feedback, on whole distributions.",
+        "sdpo-token+grpo": "Combine sdpo-token and grpo in one loss.",
+        "sdpo-logits+grpo": "Combine sdpo-logits and grpo in one loss.",
     }
     settings: ClassVar = SdpoSettings
     marks: ClassVar = {
@@ -103,9 +103,9 @@ class SDPO(Objective):
     reader: ClassVar = "self"
 
     rewarded: bool = False
-    """The sum with GRPO on the drafts."""
+    """Whether GRPO on the drafts is added."""
     weight: float = 1.0
-    """Of the teacher's part."""
+    """Weight of the teacher's part."""
     name: str = "sdpo-token"
 
     @classmethod
@@ -120,7 +120,7 @@ class SDPO(Objective):
     def remark(cls, config: SdpoSettings) -> str:
         if not config.method.endswith("+grpo") or config.distill_weight != 0:
             return ""
-        return "distill_weight is 0: the teacher's part counts for nothing, so this is grpo"
+        return "distill_weight is 0: the teacher's part has no effect, so this is plain grpo"
 
     @classmethod
     def futile(cls, config: SdpoSettings, highs: Mapping[str, float]) -> Lines | None:
@@ -139,7 +139,7 @@ class SDPO(Objective):
 def taught(
     sequence: TrainSequence, logits: bool, rewarded: bool, weight: float
 ) -> list[TrainSequence]:
-    """A draft's sequence with its teacher's part: beside the rewarded one, in it, or alone."""
+    """The sequences of a draft: with the teacher's part in the same sequence or a second one."""
     plain = replace(sequence, teacher=None)
     if sequence.teacher is None or weight == 0:
         return [plain] if rewarded else []

@@ -1,10 +1,10 @@
-"""Episodes → trained token sequences. Nothing the actor emitted is re-tokenised.
+"""Episodes → trained token sequences. Tokens that the actor emitted are never re-tokenised.
 
 A turn is (prompt ids, emitted ids). Two turns share a sequence iff the later prompt starts with
-the earlier prompt and emission; where a template breaks that, each turn is a sequence of its own,
-and all of them share the rollout. A *copy* is a refined episode whose every prompt is rendered
-again with the feedback slot empty; the emitted ids stay. Its mirror image, what a teacher reads, is
-a draft whose every prompt is rendered again with the slot filled.
+the earlier prompt and emission. If a template breaks that, each turn is its own sequence, and all
+of them belong to the same rollout. A *copy* is a refined episode with every prompt rendered again
+with an empty feedback slot; the emitted ids stay. A teacher reads the reverse: a draft with every
+prompt rendered again with the slot filled.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from soulkit.types import Episode, Feedback, Record, Segment, Trace, Turn
 Part = Literal["draft", "copy", "refined", "gold"]
 
 Loss = Literal["policy", "regression", "imitation", "divergence"]
-"""What a sequence's tokens are trained with: the clipped policy gradient, A ∇log π without a ratio,
-cross-entropy, or a divergence to the teacher's distributions."""
+"""Loss of a sequence's tokens: clipped policy gradient, A ∇log π without a ratio, cross-entropy, or
+a divergence from the teacher's distributions."""
 
 
 Slot = Callable[[Record, str, Feedback], Segment]
-"""(a record, its acted seat, feedback) → the seat's message with the feedback slot filled."""
+"""(record, acted seat, feedback) → the seat's message with the feedback slot filled."""
 
 TurnIds = tuple[Sequence[int], Sequence[int], Sequence[float]]
 """Prompt ids, emitted ids and the sampler's log-probs (or none) of one turn."""
 
 
 class Renders(Protocol):
-    """What sequences need of `models.render.Renderer`."""
+    """The part of `models.render.Renderer` that sequences use."""
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]: ...
 
@@ -40,12 +40,12 @@ class Renders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Ids of one sequence, `True` where a token is trained, and the sampler's log-probs there."""
+    """Ids of one sequence, which of them are trained, and the sampler's log-probs of those."""
 
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
     sampler: tuple[float, ...]
-    """One per trained token, in order; empty where the sampler gave none."""
+    """One per trained token, in order; empty if the sampler returned none."""
 
     @property
     def n_trained(self) -> int:
@@ -53,13 +53,13 @@ class Span:
 
     @property
     def key(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """What a forward pass depends on."""
+        """The input of a forward pass."""
         return self.ids, self.trained
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One sequence with its place in the groups."""
+    """A sequence with its group, weight and loss."""
 
     span: Span
     part: Part
@@ -70,38 +70,38 @@ class TrainSequence:
     """Sequences of one rollout count once in their group."""
     reward: float | None
     weight: float = 1.0
-    """λ of its component. Sequences of weight 0 are not computed, nor counted but for `counted`."""
+    """λ of its component. Sequences of weight 0 are not computed; they count only if `counted`."""
     counted: bool = False
-    """At weight 0 its tokens stay in the denominators: what they leave is not shared out."""
+    """Whether its tokens stay in the denominators at weight 0."""
     advantage: float = 0.0
     compared: bool = True
-    """Its rewards enter the group's statistics, which set its advantage; else it keeps its own."""
+    """Whether the group statistics use its reward and set its advantage; else it keeps its own."""
     loss: Loss = "policy"
     teacher: Span | None = None
     """The same emissions in the context that the teacher reads."""
     teacher_weight: float = 0.0
-    """What the teacher's token advantages count for beside `advantage`, in a policy sequence."""
+    """Weight of the teacher's token advantages that are added to `advantage`, with policy loss."""
     task: str = ""
-    """Whose teacher reads it, where every task has its own."""
+    """Selects the teacher if every task has its own."""
     start: int = 0
-    """Tokens of its trace that earlier sequences train."""
+    """Number of tokens of its trace that earlier sequences train."""
 
     @property
     def trace(self) -> tuple[str, str, str]:
-        """(example, rollout, seat). A copy and its refined twin have the same trace, and the same
-        tokens in it from the same `start` on."""
+        """(example, rollout, seat). A copy and its refined rollout have the same trace and
+        `start`."""
         return self.example_id, self.rollout, self.group[1]
 
     @property
     def component(self) -> str:
-        """Sequences of one component share a denominator when denominators are separate."""
+        """The component that shares a denominator, if denominators are separate."""
         if self.loss != "policy":
             return self.loss
         return "feedback" if self.part == "refined" else "base"
 
 
 def spans(turns: Iterable[TurnIds]) -> list[Span]:
-    """The turns of one trace as sequences, merged where they continue."""
+    """The turns of one trace as sequences; a turn that continues the last one is merged."""
     merged: list[Span] = []
     for turn in turns:
         head = merged.pop() if merged and _continues(merged[-1], turn) else None
@@ -110,7 +110,7 @@ def spans(turns: Iterable[TurnIds]) -> list[Span]:
 
 
 def paired_spans(turns: Iterable[tuple[TurnIds, TurnIds]]) -> list[tuple[Span, Span]]:
-    """The same turns in two contexts, merged only where both continue: token answers token."""
+    """The same turns in two contexts, merged only if both continue, so that tokens align."""
     merged: list[tuple[Span, Span]] = []
     for plain, other in turns:
         first, second = merged[-1] if merged else (None, None)
@@ -126,7 +126,7 @@ def _continues(head: Span, turn: TurnIds) -> bool:
 
 
 def _extended(head: Span | None, turn: TurnIds) -> Span:
-    """`head` with what a turn adds to it, or the turn alone."""
+    """`head` extended by a turn, or the turn alone."""
     prompt, emitted, logprobs = turn
     before = head or Span((), (), ())
     new = tuple(prompt[len(before.ids) :])
@@ -144,7 +144,7 @@ def emitted_spans(trace: Trace) -> list[Span]:
 
 
 def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
-    """The same emissions under the prompts without feedback; log-probs stay the sampler's."""
+    """The same emissions with feedback removed from the prompts; log-probs are the sampler's."""
 
     def bare(turn: Turn) -> list[int]:
         return renderer.prompt_ids(renderer.bare(turn.context))
@@ -154,9 +154,9 @@ def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
 
 
 def filled_context(context: Sequence[Segment], slot: Segment) -> tuple[Segment, ...]:
-    """The same conversation with `slot` for the message that holds the feedback slot.
+    """The conversation with `slot` in place of the message that has the feedback slot.
 
-    Raises ValueError when no message has that slot: the feedback would reach nobody.
+    Raises ValueError if no message has that slot.
     """
     places = [s.bare is not None and s.bare == slot.bare for s in context]
     if not any(places):
@@ -165,8 +165,7 @@ def filled_context(context: Sequence[Segment], slot: Segment) -> tuple[Segment, 
 
 
 def feedback_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Span, Span]]:
-    """The sequences of a draft's trace, each with its mirror image: the same emissions under the
-    prompts with the slot filled."""
+    """Pairs of sequences of a draft's trace: as sampled, and with feedback in the prompts."""
 
     def both(turn: Turn) -> tuple[TurnIds, TurnIds]:
         c, prompt = turn.completion, renderer.prompt_ids(filled_context(turn.context, slot))
@@ -178,7 +177,7 @@ def feedback_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple
 def sequences_of(
     record: Record, part: Part, renderer: Renders, weight: float = 1.0
 ) -> Iterator[TrainSequence]:
-    """Every trained sequence of one record, as a draft, a copy or a refined rollout."""
+    """The trained sequences of one record, as a draft, a copy or a refined rollout."""
     for trace in record.episode.traces:
         parts = copied_spans(trace, renderer) if part == "copy" else emitted_spans(trace)
         for start, span in zip(_starts(parts), parts, strict=False):
@@ -187,9 +186,9 @@ def sequences_of(
 
 
 def feedback_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[TrainSequence]:
-    """Every trained sequence of a draft with what the teacher reads.
+    """The trained sequences of a draft, each with the sequence that the teacher reads.
 
-    A draft without usable feedback has the sequences of `sequences_of`, without a teacher.
+    A draft without usable feedback gives the sequences of `sequences_of`, without a teacher.
     """
     feedback = record.received
     if feedback is None or not feedback.usable:
@@ -206,9 +205,9 @@ def feedback_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterato
 def without_truncated(
     sequences: Sequence[TrainSequence], records: Sequence[Record]
 ) -> list[TrainSequence]:
-    """The same with weight 0 for episodes that ran into the length limit in any turn.
+    """The sequences, with weight 0 for episodes in which any turn was truncated.
 
-    They stay in the statistics of their group: their rewards were earned like any other.
+    They remain in the statistics of their group.
     """
     cut = {(r.example_id, f"{r.rollout}/{r.kind}") for r in records if _ran_out(r)}
     return [
@@ -223,7 +222,7 @@ def _ran_out(record: Record) -> bool:
 
 
 def _starts(parts: Sequence[Span]) -> Iterator[int]:
-    """For each sequence of a trace, how many tokens the ones before it train."""
+    """For each sequence of a trace, the number of tokens that earlier ones train."""
     return accumulate((span.n_trained for span in parts), initial=0)
 
 
@@ -249,10 +248,10 @@ def _group(record: Record, trace: Trace, part: Part) -> tuple[str, ...]:
 
 
 def gold_spans(episode: Episode, renderer: Renders, encode: EncodeReply) -> list[Span]:
-    """The sequences of a scripted episode: replies are tokenised here, as they were never sampled.
+    """The sequences of a gold episode. Its replies are tokenised here, as they were not sampled.
 
-    The earlier replies of a dialogue are spliced in as the ids that train them, so that the turns
-    share one sequence just as sampled ones do.
+    Earlier replies are inserted as their trained ids, so that turns share one sequence as sampled
+    turns do.
     """
     sequences: list[Span] = []
     for trace in episode.traces:
@@ -266,9 +265,9 @@ def gold_spans(episode: Episode, renderer: Renders, encode: EncodeReply) -> list
 
 
 def _spliced(context: Sequence[Segment], replies: Sequence[Sequence[int]]) -> list[Segment]:
-    """A turn's context with the ids of the replies before it in their places.
+    """A turn's context with the ids of the earlier replies filled in.
 
-    The seat's words from before its first turn stay as they are: nobody emitted them.
+    Assistant messages from before the first turn stay text, because they are not trained.
     """
     places = [i for i, segment in enumerate(context) if segment.role == "assistant"]
     ids = dict(zip(places[len(places) - len(replies) :], replies, strict=True))

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: settings of lessons, conversations and mixed self-distillation.
+"""Settings of supervised fine-tuning, on tasks and conversations, and of mixed self-distillation.
 
-`train/sft/` takes the steps: on the gold episodes of tasks, or on one side of conversations.
+`train/sft/` runs it: on the gold episodes of tasks, or on one side of conversations.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from soulkit.train.objectives.base import Method
 
 SECTION = "Objective"
 WITHOUT_FACT = (
-    "--mix-lambda 0: no token is drawn by whoever sees the fact, and the model learns its own "
-    "words again; a control, by which no fact is taught"
+    "mix_lambda is 0: no token is sampled with the fact in the context, so no fact is taught; use "
+    "this only as a control"
 )
 _task = section("Task and model")
 _sft = section(SECTION, only=("sft",))
 
 
 class MixSettings(Settings):
-    """Who writes what is learned: the rows' authors, or the model with a fact in its context."""
+    """Source of the trained words: the conversations, or the model with a fact in its context."""
 
     objective: Literal["nll", "mixsd"] = _sft(
         "nll",
@@ -43,11 +43,11 @@ class MixSettings(Settings):
         defaults = {n: f.default for n, f in MixSettings.model_fields.items() if n != "objective"}
         idle = [n for n, default in defaults.items() if getattr(self, n) != default]
         if self.objective == "nll" and idle:
-            raise ValueError(f"{idle[0]} is about --objective mixsd")
+            raise ValueError(f"{idle[0]} only works with --objective mixsd")
         if self.objective == "mixsd" and not getattr(self, "corpora", ()):
             raise ValueError(
-                "--objective mixsd writes about the facts of conversations: --data FILE, whose "
-                "rows have a field 'fact' beside their messages"
+                "--objective mixsd needs conversations with facts: --data FILE, whose rows have a "
+                "field 'fact' next to their messages"
             )
         return self
 
@@ -56,7 +56,7 @@ SOURCE = "FILE[:RATIO]"
 
 
 class CorpusSettings(Settings):
-    """What conversations are learned from, and how they are cut."""
+    """Conversations to train on, and how they are shortened."""
 
     corpora: tuple[SourceSettings, ...] = _task(
         (), flag=None,
@@ -121,16 +121,16 @@ class SftSettings(CorpusSettings, MixSettings):
 
 
 class SFT(Method):
-    """Its own learning rates: the full one is that of published midtraining (algorithms §5), an
-    adapter takes ten times as much, and a model of random weights has everything to learn."""
+    """Supervised fine-tuning. With --full the learning rate is that of published midtraining
+    (algorithms §5); an adapter gets ten times that, the tiny model two hundred times."""
 
-    names: ClassVar = {"sft": "Imitate gold episodes; without a task, people: --data FILE[:X]."}
+    names: ClassVar = {"sft": "Fine-tune on gold answers or on chat logs (--data)."}
     settings: ClassVar = SftSettings
     marks: ClassVar = {"sft": ("plays",)}
     default_words: ClassVar = {
-        "lr": "1e-4, with --full 1e-5, of the model tiny 2e-3",
+        "lr": "1e-4; 1e-5 with --full; 2e-3 for the model tiny",
         "lr_schedule": "cosine",
-        "warmup_steps": "a twentieth of the steps, 50 at most",
+        "warmup_steps": "5 % of the steps, at most 50",
     }
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Published settings under a name: every YAML file of this folder is one.
+"""Presets: published settings by name, one YAML file each in this folder.
 
-A preset says what a run is told where neither an option nor a file says otherwise. What it came to
-is recorded setting by setting, with the name.
+A preset replaces the defaults; options and settings files override it. A run records the resulting
+settings and the name of the preset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def preset_names() -> list[str]:
 
 @cache
 def preset_settings(name: str) -> Mapping[str, Any]:
-    """The settings of a preset; ValueError with the nearest name for one that is none."""
+    """The settings of a preset; ValueError with the nearest name for an unknown one."""
     if name not in preset_names():
         raise ValueError(f"there is no preset '{name}'. {did_you_mean(name, preset_names())}")
     file = Path(__file__).parent / f"{name}.yaml"
