@@ -1,5 +1,5 @@
-"""The model in training: `policy.py` scores packs of sequences, `update.py` moves the weights.
+"""The model in training: `policy.py` scores packs of sequences, `update.py` updates the weights.
 
-packing.py lays sequences out · attention.py attends over them, and checks that on the model ·
-fused.py saves kernels · prepare.py fixes old log-probs · teacher.py holds teachers.
+packing.py lays out sequences · attention.py computes attention on packs and checks it on the model
+· fused.py fuses kernels · prepare.py fixes old log-probs · teacher.py holds teachers.
 """

@@ -1,12 +1,11 @@
 """Attention over a packed trie, as an attention function that transformers calls in every layer.
 
 `install_packed_attention` registers it and selects it for a decoder. Without a `packed` argument
-it is transformers' own SDPA, so that the sampler and padded rows run as before. With one, the
-layer's queries attend in rectangles (`packing.py`), each a call of SDPA with a boolean mask's
-additive form or the causal kernel; on a GPU one FlexAttention call with a block mask does the
-same. The layer tells its sliding window itself, so layers of both kinds get their own plan. What
-a layer adds that this function does not know (soft caps, sinks, biases) is refused; what it does
-not tell is found by `check_packing`.
+it is transformers' own SDPA, so the sampler and padded rows are unaffected. With one, the layer's
+queries attend in rectangles (`packing.py`): each is a call of SDPA with an additive mask or the
+causal kernel. On a GPU, one FlexAttention call with a block mask does the same. Each layer passes
+its own sliding window. Unknown extras of a layer (soft caps, sinks, biases) are refused;
+`check_packing` compares hidden states to find differences that a layer does not announce.
 """
 
 from __future__ import annotations
@@ -36,32 +35,32 @@ from soulkit.train.objectives.sequences import Span
 
 NAME = "soulkit_trie"
 FLEX_BLOCK = 128
-"""FlexAttention works in blocks of so many positions; packs are padded to a multiple of it."""
+"""Block size of FlexAttention; packs are padded to a multiple of it."""
 
 FLEX_FORMS = 64
-"""Compiled forms of the kernel: with and without gradients, windows, fixed and free lengths."""
+"""Compiled variants of the kernel: with and without gradients, windows, fixed lengths."""
 
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")
 
 
 class UnpackableAttention(SoulError):
-    """A layer's attention does something that packed attention does not."""
+    """A layer's attention has a feature that packed attention does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rectangles:
-    """One plan, ready for tensors."""
+    """One plan as tensors."""
 
     lengths: list[int]
-    """Of the queries of each rectangle, which together are all positions."""
+    """Number of queries of each rectangle; together they cover all positions."""
     pieces: list[int]
-    """Lengths of the runs of keys; every rectangle sees some of them, whole."""
+    """Lengths of the runs of keys; every rectangle sees whole runs."""
     blocks: list[tuple[list[int], Tensor | None]]
-    """Per rectangle: its pieces, and its additive mask (None: causal)."""
+    """Per rectangle: the runs it sees, and its additive mask (None: causal)."""
 
 
 class Packed:
-    """The attention of one pack on one device. Plans and masks are made once per window."""
+    """The attention of one pack on one device. Plans and masks are cached per window."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Packed:
         kernel: Literal["sdpa", "flex"] = "sdpa",
         length: int | None = None,
     ) -> None:
-        """`length`: positions with padding, at least those of `trie`; padding sees itself."""
+        """`length`: number of positions including padding; padding attends to itself."""
         self.trie, self.kernel, self.costs = trie, kernel, costs or Costs()
         self.length = length or len(trie)
         self._plans: dict[Any, Any] = {}
@@ -87,7 +86,7 @@ class Packed:
             self._plans[place] = rectangles(self.trie, self.costs, window, query)
         plan: _Rectangles = self._plans[place]
         grouped = key.shape[1] != query.shape[1]
-        # Split once, not sliced per rectangle: the gradient of a slice is as long as the whole.
+        # Split once instead of slicing: the gradient of a slice is as long as the whole tensor.
         keys, values = key.split(plan.pieces, 2), value.split(plan.pieces, 2)
         outs = []
         for (pieces, mask), q in zip(plan.blocks, query.split(plan.lengths, 2), strict=True):
@@ -105,7 +104,7 @@ class Packed:
         place = (window, query.device)
         if place not in self._plans:
             self._plans[place] = block_mask(self.trie, self.length, window, query.device)
-        # Without being told, a kernel for any length checks the end of every block.
+        # Without this option the kernel checks the end of every block.
         whole = {"IS_DIVISIBLE": True} if self.length % FLEX_BLOCK == 0 else None
         return flex_kernel(query.device.type)(
             query, key, value, block_mask=self._plans[place], scale=scale,
@@ -118,7 +117,7 @@ def _beside(parts: Any) -> Tensor:
 
 
 def rectangles(trie: Trie, costs: Costs, window: int | None, like: Tensor) -> _Rectangles:
-    """The cheapest rectangles for one window, with masks of the device and type of `like`."""
+    """The cheapest rectangles for one window; masks have the device and dtype of `like`."""
     _, blocks = plan_blocks(trie, costs, window)
     edges = sorted({0, len(trie)} | {e for block in blocks for r in block.keys for e in r})
     place = {edge: i for i, edge in enumerate(edges)}
@@ -134,20 +133,20 @@ def rectangles(trie: Trie, costs: Costs, window: int | None, like: Tensor) -> _R
 
 
 def _mask(trie: Trie, block: AttentionBlock, window: int | None, like: Tensor) -> Tensor:
-    """Additive [queries, keys]. SDPA would make it of a boolean one again in every layer."""
+    """Additive mask [queries, keys]. SDPA would convert a boolean one again in every layer."""
     seen = torch.from_numpy(trie.visible(block.queries, block.keys, window))
     mask = torch.zeros(seen.shape, dtype=like.dtype)
     return mask.masked_fill_(~seen, -torch.inf).to(like.device)
 
 
 def block_mask(trie: Trie, length: int, window: int | None, device: torch.device) -> Any:
-    """FlexAttention's mask of the same visibility over `length` positions; padding sees itself."""
+    """The same mask for FlexAttention, over `length` positions; padding attends to itself."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     pad = torch.arange(len(trie), length)
     end = torch.cat([torch.from_numpy(trie.end), pad + 1]).to(device, torch.int32)
     depth = torch.cat([torch.from_numpy(trie.depth), torch.zeros_like(pad)]).to(device, torch.int32)
-    # A tensor: a captured number that changes from call to call cannot be compiled.
+    # A tensor, because a captured number that changes between calls cannot be compiled.
     out_of_reach = None if window is None else depth - window
 
     def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -163,15 +162,15 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
 
 @cache
 def flex_kernel(device: str) -> Callable[..., Any]:
-    """FlexAttention, compiled where there is a GPU; elsewhere its plain form, which has no speed
-    and no backward pass of its own."""
+    """FlexAttention, compiled on a GPU; elsewhere its slow uncompiled form without a backward
+    pass."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if device != "cuda":
         return flex_attention
     import torch._dynamo
 
-    # Past the limit torch would run the plain form, which holds the scores of all pairs at once.
+    # Beyond the limit torch runs the uncompiled form, which holds all pairwise scores in memory.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_FORMS)
     return torch.compile(flex_attention, fullgraph=True)
 
@@ -189,7 +188,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The attention function: [1, heads, L, width] → [1, L, heads, width].
 
-    UnpackableAttention for a layer with something that packed attention does not compute.
+    UnpackableAttention for a layer with features that packed attention does not support.
     """
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -204,9 +203,9 @@ def packed_attention(
 
 
 def install_packed_attention(decoder: Any) -> None:
-    """Make `decoder` use this function in every layer.
+    """Make `decoder` use packed attention in every layer.
 
-    UnpackableAttention when its attention is not SDPA, which this function stands in for.
+    UnpackableAttention if its attention is not SDPA, which packed attention replaces.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -221,24 +220,24 @@ def install_packed_attention(decoder: Any) -> None:
     decoder.config._attn_implementation = NAME
 
 
-# --- does it compute what this model computes? ----------------------------------------------------
+# --- comparison with the model's own attention ----------------------------------------------------
 
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest relative distance of the last hidden states, by the type of the weights."""
+"""Largest relative distance of the last hidden states, by dtype of the weights."""
 
 SHORTEST = 48
-"""Tokens of the longest probe sequence where a model has no window."""
+"""Length of the longest probe sequence for a model without sliding window."""
 
 
 def check_packing(
     decoder: Any, states: Callable[[Pack], Tensor], shape: HeadShape, turn: int | None
 ) -> None:
-    """ModelLoadError when packed and plain hidden states of `decoder` differ; `states` gives those
-    of a pack, [positions, width]."""
+    """ModelLoadError if packed and plain hidden states of `decoder` differ; `states` returns the
+    hidden states of a pack, [positions, width]."""
     others = unknown_layers(decoder.config)
     if others:
-        raise _refused(f"it has layers of another kind: {', '.join(others)}")
+        raise _refused(f"this model has unsupported layers: {', '.join(others)}")
     try:
         install_packed_attention(decoder)
         off = packing_distance(states, probe_spans(decoder, shape, turn))
@@ -246,13 +245,13 @@ def check_packing(
         raise _refused(str(error)) from error
     dtype = next(decoder.parameters()).dtype
     if not off <= TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16]):
-        raise _refused(f"its hidden states differ by {off:.2g} of their size")
+        raise _refused(f"its hidden states differ by a relative error of {off:.2g}")
 
 
 def unknown_layers(config: Any) -> list[str]:
-    """Kinds of layers that neither attend to everything before them nor in a sliding window.
+    """Layer types other than full and sliding-window attention.
 
-    Their reach may be longer than the probe's sequences (chunks of 8192, say).
+    The probe may be too short to find their differences (chunks of 8192 tokens, for example).
     """
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     return sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -271,10 +270,10 @@ def packing_distance(states: Callable[[Pack], Tensor], spans: tuple[Span, ...]) 
 
 
 def probe_spans(decoder: Any, shape: HeadShape, turn: int | None) -> tuple[Span, ...]:
-    """Two sequences that share most of a prefix longer than any window, and one of another root.
+    """Two sequences that share most of a prefix longer than any window, and an unrelated one.
 
-    Windows that no sequence can outgrow do not count. `turn` is the length past which the model
-    reads positions in another way.
+    Windows longer than the context are ignored. `turn` is the length from which the model encodes
+    positions differently.
     """
     windows = [w for w, _ in shape.windows if w is not None]
     limit = getattr(decoder.config, "max_position_embeddings", None) or 1 << 20
@@ -297,10 +296,10 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
-    """What the cost model needs: the layers' width in pairs of attention, and their windows."""
+    """Input of the cost model: relative cost of linear layers, and sliding windows."""
     layers = [m for m in decoder.modules() if hasattr(m, "layer_idx") and _attends(m)]
     config = decoder.config
-    # Where all layers are of one kind, some families (Mistral, Phi-3) keep the window here alone.
+    # If all layers are alike, some families (Mistral, Phi-3) only store the window here.
     mixed = getattr(config, "layer_types", None)
     common = None if mixed else getattr(config, "sliding_window", None) or None
     windows = [getattr(layer, "sliding_window", common) for layer in layers] or [common]
@@ -311,8 +310,8 @@ def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
         p.numel() for n, p in decoder.named_parameters()
         if p.ndim == 2 and "lora_" not in n and "embed" not in n
     ) / len(windows)  # fmt: skip
-    # Forward and backward to the inputs, with the adapter's share: 5.2 FLOPs a weight. Attention:
-    # 14 FLOPs a pair and channel, at 70 % of the rate of matrix products.
+    # Forward and backward to the inputs, including the adapter: 5.2 FLOPs per weight. Attention:
+    # 14 FLOPs per pair and channel, at 70 % of the speed of matrix products.
     linear = 5.2 * weights / (19.6 * heads * head)
     costs = Costs(linear=linear) if kernel == "sdpa" else Costs(linear=linear, copy=0.0, call=0.0)
     return HeadShape(costs, tuple(shares.items()))
@@ -324,7 +323,7 @@ def _attends(module: Any) -> bool:
 
 def _refused(why: str) -> ModelLoadError:
     return ModelLoadError(
-        "This model's attention cannot run on packed sequences.",
-        f"Packing must compute exactly what the model computes, and {why}.",
-        "Train it with --packing off: every sequence then is a row of its own.",
+        "This model's attention does not support packed sequences.",
+        f"Packing must give the same results as the model without it, but {why}.",
+        "Train it with --packing off, which gives every sequence its own row.",
     )

@@ -1,18 +1,14 @@
-"""Fewer passes over memory in a training step: the same functions in fewer kernels.
+"""Fused kernels: the same functions with fewer passes over memory. Only known modules are replaced.
 
-What is replaced, each part for itself and only where a module is one that it knows:
+* `lora`: the second product writes s·(x Aᵀ)Bᵀ into the output of the frozen layer. PEFT casts x to
+  float32, keeps that copy for the backward pass and passes over the output five times. Here the
+  factors are cast to the dtype of x and their gradients are summed in float32.
+* `norm`, `mlp`: one kernel each for the RMS norm and for silu(gate) · up.
+* `compile`: torch.compile for attention and feed-forward modules (instead of `norm` and `mlp`);
+  packed attention is not compiled.
 
-* `lora`: an adapted linear layer is the frozen product plus s·(x Aᵀ)Bᵀ written into its output by
-  the second product itself. PEFT casts x to the adapter's float32, keeps that copy for the backward
-  pass and goes over the output five times. Here the factors are cast to the type of x and their
-  gradients are summed in float32: in float32 the same numbers, in bfloat16 within its rounding.
-* `norm`, `mlp`: the root-mean-square norm, and silu(gate) · up, as one kernel each.
-* `compile`: attention and feed-forward modules go through torch.compile; packed attention stays a
-  call of its own between them. It stands instead of `norm` and `mlp`.
-
-Modules change their class, not their weights, so saving, loading and switching the adapter off are
-as before. Every changed module is compared with what it was on random inputs, and one that differs
-is left alone.
+Modules change their class, not their weights, so saving and loading still work. Each changed module
+is compared with the original on random inputs and reverted if it differs.
 """
 
 from __future__ import annotations
@@ -31,17 +27,17 @@ FusedPart = Literal["lora", "norm", "mlp", "compile"]
 FuseSetting = Literal["auto", "off", "modules", "compile"]
 
 APART = "soulkit_trie_apart"
-"""Packed attention as compiled modules call it."""
+"""Name of packed attention when called from compiled modules."""
 
 FORMS = 64
-"""Compiled forms of a module: with and without gradients, windows, fixed and free lengths."""
+"""Compiled variants of a module: with and without gradients, windows, fixed lengths."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Largest relative distance to the plain module, by the type of its input."""
+"""Largest relative distance to the original module, by dtype of its input."""
 
 
 def fused_parts(setting: FuseSetting) -> tuple[FusedPart, ...]:
-    """What a setting stands for; `auto` is `lora`, which was measured to pay on a CPU."""
+    """The parts that a setting selects; `auto` selects `lora`, which measurably helps on a CPU."""
     choices: dict[FuseSetting, tuple[FusedPart, ...]] = {
         "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),
         "compile": ("lora", "compile"),
@@ -50,16 +46,16 @@ def fused_parts(setting: FuseSetting) -> tuple[FusedPart, ...]:
 
 
 def fuse(decoder: Any, parts: Collection[FusedPart]) -> dict[str, int]:
-    """Changes the modules of `decoder` in place; returns how many, by part.
+    """Change the modules of `decoder` in place; return the number of changes by part.
 
-    ValueError for a part that there is not.
+    ValueError for an unknown part.
     """
     changes: dict[str, Callable[[Any], int]] = {
         "lora": fuse_lora, "norm": fuse_norms, "mlp": fuse_mlps, "compile": compile_modules,
     }  # fmt: skip
     unknown = set(parts) - changes.keys()
     if unknown:
-        raise ValueError(f"nothing to fuse is called {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown parts to fuse: {', '.join(sorted(unknown))}")
     return {name: change(decoder) for name, change in changes.items() if name in parts}
 
 
@@ -73,7 +69,7 @@ class LoraProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
     ) -> Tensor:
-        """x [..., in], w [out, in], a [r, in], b [out, r] → [..., out] of the type of x."""
+        """x [..., in], w [out, in], a [r, in], b [out, r] → [..., out] in the dtype of x."""
         flat = x.reshape(-1, x.shape[-1])
         low = flat @ a.to(x.dtype).t()
         out = F.linear(flat, w, bias)
@@ -98,14 +94,14 @@ class LoraProduct(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b, not rounded to the type of the factors where `dtype` is wider and the device can."""
+    """a b in `dtype`, accumulated in it if the device supports that."""
     if a.dtype != dtype and a.is_cuda:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)
 
 
 def fuse_lora(decoder: Any) -> int:
-    """Adapted plain linear layers of `decoder` take `LoraProduct`; returns how many."""
+    """Use `LoraProduct` in the adapted linear layers of `decoder`; returns how many."""
     from peft.tuners.lora import Linear
 
     layers = [m for m in decoder.modules() if type(m) is Linear and _is_plain_lora(m)]
@@ -114,7 +110,7 @@ def fuse_lora(decoder: Any) -> int:
 
 @torch.no_grad()
 def _fused_lora(layer: Any) -> bool:
-    # A new adapter's B is zero, and anything times zero agrees: the proof needs another one.
+    # B of a new adapter is zero, so the comparison needs random values.
     (name,) = (n for n in layer.active_adapters if n in layer.lora_A)
     b = layer.lora_B[name].weight
     before = b.clone()
@@ -131,7 +127,7 @@ def _is_plain_lora(layer: Any) -> bool:
         type(layer.base_layer) is torch.nn.Linear
         and len(active) == 1
         and not layer.lora_variant
-        # Another one may be active later: all of them have to be of the plain kind.
+        # Another adapter may be activated later, so all of them must be plain.
         and all(part.bias is None for part in layer.lora_B.values())
         and all(getattr(part, "p", 0.0) == 0.0 for part in layer.lora_dropout.values())
     )
@@ -142,7 +138,7 @@ def _fused_lora_class() -> type[Any]:
     from peft.tuners.lora import Linear
 
     class FusedLora(Linear):
-        """PEFT's layer with one active adapter; for anything else PEFT's own forward pass."""
+        """PEFT's layer with a fused forward pass for one active adapter."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
             names = [name for name in self.active_adapters if name in self.lora_A]
@@ -179,7 +175,7 @@ def _kernel(function: Callable[..., Tensor], device: str) -> Callable[..., Tenso
 
 
 def fuse_norms(decoder: Any) -> int:
-    """Root-mean-square norms with a plain factor take one kernel; returns how many."""
+    """Use one kernel for RMS norms with a plain factor; returns how many."""
     norms = [m for m in decoder.modules() if _eps_of(m) is not None]
     return sum(
         _changed(
@@ -202,7 +198,7 @@ def _fused_norm_class(plain: Any) -> type[Any]:
         if _is_decoding(x):
             return plain.forward(self, x)
         kernel = _kernel(_rms_norm, x.device.type)
-        # Rows alone: a shape of its own for every kind of input would be compiled for each.
+        # Flattened to rows, so that only one input shape is compiled.
         rows = x.reshape(-1, x.shape[-1])
         return kernel(rows, self.weight, self.variance_epsilon).view(x.shape)
 
@@ -210,7 +206,7 @@ def _fused_norm_class(plain: Any) -> type[Any]:
 
 
 def fuse_mlps(decoder: Any) -> int:
-    """Gated feed-forward modules with SiLU take one kernel between products; returns how many."""
+    """Use one kernel between the products of gated SiLU feed-forward modules; returns how many."""
     gated = [m for m in decoder.modules() if _is_gated(m)]
     return sum(_changed(mlp, _fused_mlp_class(mlp.__class__), _inputs_of_mlp(mlp)) for mlp in gated)
 
@@ -242,7 +238,7 @@ def _inputs_of_mlp(mlp: Any) -> Tensor:
 
 
 def _is_decoding(x: Tensor) -> bool:
-    """One new token per row, as a sampler feeds them: nothing to save there, only to compile."""
+    """Whether a sampler feeds one new token per row, where fusing saves nothing."""
     return x.dim() < 3 or x.shape[1] == 1
 
 
@@ -250,13 +246,13 @@ def _is_decoding(x: Tensor) -> bool:
 
 
 def compile_modules(decoder: Any, backend: str = "inductor") -> int:
-    """torch.compile for the parts of every layer of `decoder`; returns how many modules.
+    """Compile the modules of every layer of `decoder` with torch.compile; returns how many.
 
-    Not for whole layers: those may compute themselves again (activation checkpointing).
+    Whole layers are not compiled, because activation checkpointing may recompute them.
     """
     import torch._dynamo
 
-    # Past the limit torch silently stops compiling.
+    # Beyond the limit torch silently stops compiling.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
     _set_attention_apart(decoder)
     parts = list(_parts_of_layers(decoder))
@@ -267,7 +263,7 @@ def compile_modules(decoder: Any, backend: str = "inductor") -> int:
 
 
 def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, but the module as it is where it feeds a cache, whose lengths never end."""
+    """`compiled`, except during sampling with a cache, whose length changes with every token."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs["hidden_states"]
@@ -279,8 +275,8 @@ def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[...,
 
 
 def _set_attention_apart(decoder: Any) -> None:
-    """Packed attention stays out of what is compiled around it: its masks are made from NumPy, and
-    its kernel has a compilation of its own."""
+    """Exclude packed attention from compilation: it builds masks with NumPy and compiles its own
+    kernel."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -299,12 +295,12 @@ def _parts_of_layers(decoder: Any) -> Iterator[Any]:
                 yield child
 
 
-# --- proof ----------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _changed(module: Any, fused: type[Any], x: Tensor) -> bool:
-    """Give `module` the class `fused` if it then computes what it did; whether it has it now."""
+    """Change the class of `module` to `fused` if its output stays the same; returns whether."""
     plain_class, plain = type(module), module(x)
     module.__class__ = fused
     output = module(x)

@@ -1,20 +1,14 @@
-"""Which token sequences go through the model together, and how they are laid out.
+"""Packing: which token sequences share a forward pass, and how they are laid out.
 
-A *trie* computes every shared token once and needs no padding; its attention runs in rectangles.
-Padded *rows*, one sequence each, are cheaper when many short sequences share nothing. Both plans
-are made and the cheaper one is used. The loss belongs to (sequence, token), so nothing else
-depends on the choice.
+A trie computes shared prefixes once, without padding. Padded rows are cheaper for short sequences
+that share nothing. Both are planned and the cheaper one is used; results do not depend on it.
 
-The trie: sequences are sorted by their ids and written one after the other, each without the prefix
-that it shares with the one before. That is a depth-first walk, so the subtree of a position is the
-run of positions that follows it, up to `end`. A query at q sees a key at k iff k ≤ q < end[k];
-position ids are depths. Under a sliding window W also depth[q] − depth[k] < W.
+Trie: sequences are sorted and written without the prefix shared with the previous one. The subtree
+of a position is the run of positions up to `end`, so a query at q sees a key at k iff
+k ≤ q < end[k]; position ids are depths. A sliding window W also needs depth[q] − depth[k] < W.
 
-The rectangles: a dense mask over a whole pack would compute every pair of unrelated branches.
-Instead the queries are cut into runs, and each run sees only its path and itself. Many small
-rectangles cost calls and copies of the path, few large ones cost masked pairs; a walk over the trie
-from the leaves up takes the cheaper. A sequence without branches is one causal rectangle without a
-mask.
+Rectangles: instead of one dense mask, queries are cut into runs that see only their path and
+themselves. Small rectangles cost calls and copies, large ones masked pairs; the cheapest are used.
 """
 
 from __future__ import annotations
@@ -31,9 +25,9 @@ from soulkit.train.objectives.sequences import Span
 
 Ids = tuple[int, ...]
 Pays = Callable[[int, int], bool]
-"""(tokens shared with the sequence before, tokens in all) → whether to compute them once."""
+"""(tokens shared with the previous sequence, total tokens) → whether to share them."""
 Range = tuple[int, int]
-"""Positions from the first number up to, and without, the second."""
+"""Positions from the first number up to but not including the second."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +37,26 @@ class Trie:
     ids: np.ndarray
     """int64 [L]."""
     depth: np.ndarray
-    """int64 [L]: how many tokens stand before a position on its path; the position id."""
+    """int64 [L]: number of tokens before a position on its path; the position id."""
     end: np.ndarray
-    """int64 [L]: where the subtree of a position ends."""
+    """int64 [L]: end of the subtree of a position."""
     parent: np.ndarray
-    """int64 [L]: the position before it on its path, −1 for a root."""
+    """int64 [L]: the previous position on the path, −1 for a root."""
     last: tuple[int, ...]
     """Per sequence, the position of its last token."""
     cuts: tuple[int, ...] = field(default=())
-    """Positions after which a path branches or starts anew, in order; runs between have no branch
-    within."""
+    """Sorted boundaries of runs: positions at which a path branches or starts."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def path(self, sequence: int) -> np.ndarray:
-        """The positions of all tokens of one sequence, from its first to its last."""
+        """The positions of all tokens of one sequence, in order."""
         ranges = self.ranges(self.last[sequence])
         return np.concatenate([np.arange(a, b) for a, b in ranges])
 
     def ranges(self, position: int) -> list[Range]:
-        """The path down to `position`, itself included, as few ranges of positions."""
+        """The path up to and including `position`, as ranges of positions."""
         result: list[Range] = []
         while position >= 0:
             start = int(self.run_start[position])
@@ -76,14 +69,14 @@ class Trie:
 
     @cached_property
     def run_start(self) -> np.ndarray:
-        """int64 [L]: the first position of the run (between two cuts) that a position stands in."""
+        """int64 [L]: first position of the run (between two cuts) that contains a position."""
         starts = np.zeros(len(self), dtype=np.int64)
         cuts = np.asarray(self.cuts[:-1], dtype=np.int64)
         starts[cuts] = cuts
         return np.maximum.accumulate(starts)
 
     def visible(self, queries: Range, keys: Sequence[Range], window: int | None) -> np.ndarray:
-        """bool [queries, keys]: what sees what."""
+        """bool [queries, keys]: which query sees which key."""
         q = np.arange(*queries)[:, None]
         k = np.concatenate([np.arange(a, b) for a, b in keys])[None, :]
         seen = (k <= q) & (q < self.end[k])
@@ -100,13 +93,12 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
-    """The trie of `sequences`, in any order; equal ones and prefixes of others cost nothing.
+    """The trie of `sequences`, in any order; duplicates and prefixes of others cost nothing.
 
-    Where sharing does not pay a sequence is a root of its own. ValueError for an empty sequence,
-    which has no place.
+    A sequence for which sharing does not pay becomes a root. ValueError for an empty sequence.
     """
     if not all(sequences):
-        raise ValueError("a sequence without tokens has no place in a trie")
+        raise ValueError("cannot put an empty sequence into a trie")
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
     ids: list[int] = []
     depth: list[int] = []
@@ -148,34 +140,35 @@ def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
 
 
 CHUNKS = (512, 256, 128)
-"""Lengths into which a long run below others may be cut, so that less of its mask is empty."""
+"""Lengths into which a long run may be cut, to mask fewer pairs."""
 
 MOST_PAIRS = 1 << 24
-"""Pairs of one masked rectangle; its mask is kept in memory."""
+"""Largest number of pairs in one masked rectangle, whose mask is kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things cost, in masked query-key pairs of one layer, forward and backward.
+    """Costs in units of one masked query-key pair of one layer, forward and backward.
 
     The defaults were measured on a CPU (AVX-512, float32, heads of 32); `linear` depends on the
     model's shape.
     """
 
     linear: float = 800.0
-    """A token's way through the linear layers."""
+    """A token in the linear layers."""
     causal: float = 0.48
-    """A pair under the causal kernel, which skips the upper half."""
+    """A pair in the causal kernel, which skips the upper half."""
     copy: float = 12.0
-    """One key and value put beside others."""
+    """Copying one key and value."""
     call: float = 2500.0
+    """A kernel call."""
 
     def pays(self, common: int, length: int) -> bool:
-        """Whether a sequence had better share its first `common` tokens than be a root.
+        """Whether sharing the first `common` tokens of a sequence is cheaper than a new root.
 
-        What follows a shared prefix attends under a mask, for which every pair is paid; a root has
-        the causal kernel. So conversations that have their header in common are roots. Where calls
-        cost nothing (FlexAttention skips what is masked) any token saved is a gain.
+        After a shared prefix every pair is computed with a mask, while a root uses the causal
+        kernel. Long sequences that share only a header are therefore roots. If calls cost nothing
+        (FlexAttention skips masked pairs), sharing always pays.
         """
         if not self.call or common == length:
             return True
@@ -184,7 +177,7 @@ class Costs:
         return alone > min(self._masked(common, tail, c) for c in (tail, *CHUNKS) if c <= tail)
 
     def _masked(self, common: int, tail: int, chunk: int) -> float:
-        """A tail behind a prefix, in rectangles of `chunk` queries."""
+        """Cost of a tail after a prefix, in rectangles of `chunk` queries."""
         calls = -(-tail // chunk)
         keys = calls * common + chunk * calls * (calls + 1) / 2
         return keys * (chunk + self.copy) + self.call * calls
@@ -192,7 +185,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """One rectangle. `causal`: keys are the queries themselves, each sees those before it."""
+    """One rectangle. `causal`: queries attend to themselves and earlier queries."""
 
     queries: Range
     keys: tuple[Range, ...]
@@ -219,9 +212,9 @@ class _Plan:
 def plan_blocks(
     trie: Trie, costs: Costs, window: int | None = None
 ) -> tuple[float, list[AttentionBlock]]:
-    """(cost in pairs, rectangles in the order of their queries, which together are all positions).
+    """(cost in pairs, rectangles in the order of their queries); they cover all positions.
 
-    `window` is the sliding window of the layers that the plan is for.
+    `window` is the sliding window of the planned layers.
     """
     return _Planner(trie, costs, window or sys.maxsize).plan()
 
@@ -234,7 +227,7 @@ class _Planner:
         self.children = self._children()
 
     def plan(self) -> tuple[float, list[AttentionBlock]]:
-        """From the last run to the first: children stand after their parents."""
+        """Plan from the last run to the first, because children come after their parents."""
         best: dict[int, _Plan] = {}
         for node in reversed(range(len(self.starts))):
             start, end = self.starts[node], self._end(node)
@@ -258,7 +251,7 @@ class _Planner:
         return int(self.trie.end[self.starts[node]])
 
     def _group(self, siblings: Sequence[tuple[int, _Plan]]) -> _Plan:
-        """Neighbouring subtrees share one rectangle where that is cheaper than one each."""
+        """Merge the rectangles of neighbouring subtrees where that is cheaper."""
         runs: list[tuple[int, _Plan]] = []
         for node, alone in siblings:
             if runs:
@@ -271,7 +264,7 @@ class _Planner:
         return sum((plan for _, plan in runs), _Plan(0.0, ()))
 
     def _run(self, node: int) -> _Plan:
-        """The rectangles of a run without branches: whole, or cut where that wastes less."""
+        """The rectangles of a run without branches: one, or several if that is cheaper."""
         start, stop = self.starts[node], self.stops[node]
         lengths = [stop - start]
         if self.trie.parent[start] >= 0 or stop - start > self.window:
@@ -288,7 +281,7 @@ class _Planner:
     def _dense(self, start: int, end: int, run: int | None = None) -> _Plan:
         """Queries [start, end) over the path to `start` (from `run` on in the run) and themselves.
 
-        Under a window the keys that no query can see are left out.
+        Keys that are outside the window of every query are left out.
         """
         above = self.trie.ranges(int(self.trie.parent[start]))
         keys = self._in_window(above, start)
@@ -309,7 +302,7 @@ class _Planner:
         return int(self.trie.run_start[end - 1]) == int(self.trie.run_start[start])
 
     def _in_window(self, ranges: list[Range], start: int) -> list[Range]:
-        """The part of a path that a query right behind it, at `start`, can see."""
+        """The part of a path that the next query, at `start`, can see."""
         drop = int(self.trie.depth[start]) - self.window + 1
         inside: list[Range] = []
         for a, b in ranges:
@@ -321,7 +314,7 @@ class _Planner:
 
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """The same with neighbours made one."""
+    """The ranges, with adjacent ones merged."""
     joined: list[Range] = []
     for a, b in ranges:
         if joined and joined[-1][1] == a:
@@ -333,16 +326,16 @@ def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True)
 class Pack:
-    """One forward pass: `spans[i]` is number `indices[i]` of the spans that were planned."""
+    """One forward pass: `spans[i]` is number `indices[i]` of the planned spans."""
 
     indices: tuple[int, ...]
     spans: tuple[Span, ...]
     trie: Trie | None = None
-    """None: padded rows, one per different sequence."""
+    """None: padded rows, one per distinct sequence."""
 
     @cached_property
     def rows(self) -> list[Span]:
-        """The different sequences, by their first occurrence."""
+        """The distinct sequences, in order of first occurrence."""
         return list({span.ids: span for span in self.spans}.values())
 
     @property
@@ -360,11 +353,10 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The trained tokens of a pack, flat, sequence after sequence."""
+    """The trained tokens of a pack, flattened, sequence after sequence."""
 
     parent: np.ndarray
-    """int64 [n_trained]: the flat position row · width + column, whose logits
-    predict the token."""
+    """int64 [n_trained]: the flat position, row · width + column, that predicts the token."""
     target: np.ndarray
     """int64 [n_trained]: the token."""
     owner: np.ndarray
@@ -372,13 +364,13 @@ class Entries:
 
 
 def pack_entries(pack: Pack) -> Entries:
-    """Where the logits of each trained token stand. ValueError for a trained first token."""
+    """The positions of the logits of each trained token. ValueError for a trained first token."""
     place = {span.ids: row for row, span in enumerate(pack.rows)}
     parents, targets, owners = [], [], []
     for index, span in enumerate(pack.spans):
         tokens = np.flatnonzero(span.trained)
         if len(tokens) and tokens[0] == 0:
-            raise ValueError("a first token cannot be trained: nothing predicts it")
+            raise ValueError("the first token cannot be trained, because no logits predict it")
         if pack.trie is None:
             path = place[span.ids] * pack.width + np.arange(len(span.ids))
         else:
@@ -394,14 +386,14 @@ DEFAULT_COSTS = Costs()
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What the cost model knows of a model."""
+    """Properties of a model that the cost model uses."""
 
     costs: Costs = DEFAULT_COSTS
     windows: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
-    """Sliding window (None: full attention) → share of the layers that have it."""
+    """(sliding window or None for full attention, share of the layers with it)."""
 
     def cost(self, pack: Pack) -> float:
-        """Forward and backward of a pack, in masked pairs of one layer."""
+        """Cost of a pack, forward and backward, in masked pairs of one layer."""
         linear = self.costs.linear * pack.computed
         if pack.trie is None:
             pairs = len(pack.rows) * pack.width**2 * self.costs.causal
@@ -415,7 +407,7 @@ class HeadShape:
 def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
     """`spans` as packs of at most `budget` computed tokens (or one sequence).
 
-    `shape` None: padded rows always.
+    `shape` None: always padded rows.
     """
     rows = list(in_rows(spans, budget))
     if shape is None or not spans:
@@ -426,7 +418,7 @@ def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> l
 
 
 def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
-    """Sequences of like length together; equal ones are one row."""
+    """Packs of sequences of similar length; equal ones share a row."""
     order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), spans[i].ids))
     batch: list[int] = []
     rows = 0
@@ -442,12 +434,10 @@ def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
 
 
 def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> Iterator[Pack]:
-    """Sequences in the order of their ids, so that those that share a prefix stand together.
+    """Packs of sequences sorted by their ids, so that shared prefixes are adjacent.
 
-    A prefix that does not pay (None: every one does) is not shared.
-
-    A full pack ends where the least is shared across its end, looked for in its second half: what
-    is shared there will be computed again in the next one.
+    `pays` None shares every prefix. A full pack ends at the point in its second half where the
+    shared prefix is shortest, because the next pack computes that prefix again.
     """
     order = sorted(range(len(spans)), key=lambda i: spans[i].ids)
     overlap = [0, *(_overlap(spans[a], spans[b], pays) for a, b in pairwise(order))]

@@ -1,11 +1,10 @@
-"""The model that is trained: a frozen base with a LoRA adapter, and the log-probs it gives.
+"""The trained model (a frozen base with a LoRA adapter, or all weights) and its log-probs.
 
-Log-probs are of logits / T, from products in float32 whatever the weights are (`models/local/
-head.py`), at trained positions only: the hidden states are gathered first, so the vocabulary is
-never spread over prompts, and read in chunks that the backward pass computes again. A probe at load
-compares that with the model's own forward pass and falls back to it where they differ (logit
-scaling, soft caps); another (`probe.py`) compares packed attention with plain forward passes, and a
-model that fails it is refused.
+Log-probs are of logits / T, computed in float32 (`models/local/float32_head.py`) and only at
+trained positions: hidden states are gathered first, and logits are computed in chunks that the
+backward pass recomputes. A probe at load compares this with the model's own forward pass and uses
+that instead if they differ (logit scaling, soft caps). A second check (`attention.py`) compares
+packed attention with plain forward passes, and refuses a model that fails it.
 """
 
 from __future__ import annotations
@@ -46,30 +45,30 @@ from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, 
 from soulkit.train.objectives.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits that are held at once, by device."""
+"""Number of logits in memory at once, by device."""
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-"""What safetensors calls numbers, and torch."""
+"""dtype names of safetensors → those of torch."""
 
 BUDGET = TOKENS_PER_BATCH
-"""Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
+"""Tokens of a forward pass, by device. On a CPU, larger passes are not faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Flat over the trained tokens of a batch, sequence after sequence. All [n_trained]."""
+    """Values of the trained tokens of a batch, sequence after sequence. All [n_trained]."""
 
     log_prob: Tensor
     entropy: Tensor
-    """In nats, detached unless asked for."""
+    """In nats; detached unless requested with gradient."""
     owner: Tensor
     """Index of the token's sequence in the batch."""
     hidden: Tensor | None = None
-    """Last hidden states [n_trained, width] at the tokens' parents, where they were asked for."""
+    """Last hidden states [n_trained, width] at the tokens' parents, if requested."""
 
 
 class Policy:
-    """Model, tokenizer and renderer of one training run; `sampler` is the same weights."""
+    """Model, tokenizer and renderer of one training run; `sampler` shares its weights."""
 
     def __init__(
         self,
@@ -83,21 +82,21 @@ class Policy:
         fused: FuseSetting = "auto",
         thinking: bool | None = None,
     ) -> None:
-        """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
+        """ModelLoadError for packing "auto" if the model's attention cannot be packed."""
         widen_head(model)
-        self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
+        self.model = model.eval()  # dropout is 0; all forward passes run in eval mode
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.renderer = Renderer(tokenizer, thinking)
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
-        """The moving average of the trained weights, by name, where a run keeps one."""
+        """Moving average of the trained weights by name, if the run keeps one."""
         self.experts: Mapping[str, str] = {}
-        """Task → which of the model's adapters reads it, in a teacher with several."""
+        """Task → name of its adapter, in a teacher with several."""
         self.note: Mapping[str, Any] | None = None
-        """What is written beside saved weights, but for the step (`state/note.py`)."""
+        """Note saved with the weights, without the step (`state/model_card.py`)."""
         self.stored = ""
-        """What the numbers of the checkpoint are called, where they are of one kind."""
+        """dtype of the stored checkpoint, if there is only one."""
         self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
@@ -110,12 +109,12 @@ class Policy:
 
     @property
     def causal(self) -> Any:
-        """The language model itself, without the adapter's wrapper."""
+        """The language model without the adapter's wrapper."""
         return self.model.get_base_model() if is_peft(self.model) else self.model
 
     @property
     def decoder(self) -> Any:
-        """Its layers, without the head (and without what sees images, where it can)."""
+        """Its layers, without output head and vision parts."""
         return self.causal.get_decoder()
 
     @property
@@ -125,7 +124,7 @@ class Policy:
 
     @property
     def computed(self) -> str:
-        """The number type that the base is multiplied in."""
+        """dtype of the base during computation."""
         weight = next(self.decoder.parameters())
         return str(weight.dtype).removeprefix("torch.")
 
@@ -134,7 +133,7 @@ class Policy:
         return next(self.model.parameters()).device
 
     def version(self) -> str:
-        """First 16 hex digits of the SHA-256 of the trained weights: rollouts carry it."""
+        """First 16 hex digits of the SHA-256 of the trained weights, recorded in rollouts."""
         digest = hashlib.sha256()
         for name, parameter in self.trained:
             digest.update(name.encode())
@@ -144,14 +143,14 @@ class Policy:
 
     @contextmanager
     def base(self) -> Iterator[None]:
-        """Within it the adapter is off: the frozen base, without a second copy."""
+        """Context in which the adapter is off, so that the model is the frozen base."""
         with self.model.disable_adapter():
             yield
 
     def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
         """`spans` as forward passes of at most `budget` computed tokens (or one sequence).
 
-        None: BUDGET of the device.
+        None: the default of the device.
         """
         budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
         if self.turn is None:
@@ -166,18 +165,18 @@ class Policy:
     def hidden(self, pack: Pack) -> Tensor:
         """Last hidden states [n_trained, width] at the parents of the trained tokens of `pack`.
 
-        Sequence after sequence, like `score`.
+        In the same order as `score`.
         """
         return self.states(pack)[self._tensor(pack_entries(pack).parent)]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
+        """Logits / temperature, float32 [n, vocabulary], from hidden states [n, width]."""
         return self.causal.get_output_embeddings()(hidden).float() / self.temperature
 
     def score(self, pack: Pack, *, entropy: bool = False, hidden: bool = False) -> Scored:
         """Log-probs (and entropies) of every trained token of `pack`, sequence after sequence.
 
-        What sequences share is computed once; its gradients add up. `hidden` needs `gathers`.
+        Shared prefixes are computed once and their gradients add up. `hidden` needs `gathers`.
         """
         places = pack_entries(pack)
         unique, place = np.unique(places.parent, return_inverse=True)
@@ -190,7 +189,7 @@ class Policy:
         return Scored(log_prob, spread, self._tensor(places.owner), states)
 
     def states(self, pack: Pack) -> Tensor:
-        """Last hidden states [positions, width] of all positions of `pack`, row after row."""
+        """Last hidden states [positions, width] of `pack`, row after row."""
         with self._recomputing():
             states = self.decoder(**self._inputs(pack), use_cache=False)[0]
         return states.reshape(-1, states.shape[-1])
@@ -203,7 +202,7 @@ class Policy:
     def _inputs(self, pack: Pack) -> dict[str, Any]:
         if pack.trie is not None:
             return self._trie_inputs(pack)
-        # Padding on the right is behind every token that counts: no token sees it.
+        # Padding on the right comes after all real tokens, so they do not see it.
         ids = np.full((len(pack.rows), pack.width), self.pad_id)
         for row, span in enumerate(pack.rows):
             ids[row, : len(span.ids)] = span.ids
@@ -220,7 +219,7 @@ class Policy:
                 None
             ],
             "position_ids": self._tensor(np.pad(trie.depth, (0, short)))[None],
-            # A mask of four dimensions is handed on as it is; packed attention has its own.
+            # A four-dimensional mask is passed through unchanged; packed attention ignores it.
             "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
             "packed": Packed(trie, costs=costs, kernel=self.kernel, length=length),
         }
@@ -228,7 +227,7 @@ class Policy:
     def _read_all(
         self, rows: Tensor, place: np.ndarray, places: Entries, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """(log-prob, entropy) per entry; `rows` are what the different parents' logits come of."""
+        """(log-prob, entropy) per entry; `rows` are hidden states or logits of distinct parents."""
         size = self._rows_at_once
         order = np.argsort(place, kind="stable")
         edges = np.searchsorted(place[order], np.arange(0, len(rows) + size, size))
@@ -266,7 +265,7 @@ class Policy:
         return int(self.causal.get_output_embeddings().weight.shape[0])
 
     def chunks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Equal slices of tensors [n, ...], small enough for the logits of each slice."""
+        """Slices of tensors [n, ...], small enough to hold the logits of each slice."""
         return zip(*(t.split(self._rows_at_once) for t in tensors), strict=True)
 
     @property
@@ -275,7 +274,7 @@ class Policy:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Layers recompute activations only if they think that they train; sampling needs eval."""
+        """Layers recompute activations only in training mode, but sampling needs eval mode."""
         for layer in self.recomputed:
             layer.training = torch.is_grad_enabled()
         try:
@@ -286,7 +285,7 @@ class Policy:
 
     @torch.no_grad()
     def _gather_agrees(self) -> bool:
-        if self.decoder is self.causal:  # a family that cannot tell its layers from its head
+        if self.decoder is self.causal:  # a model that does not separate layers and head
             return False
         ids = tuple(i % self._vocabulary for i in range(4))
         pack = Pack((0,), (Span(ids, (False, True, True, True), ()),))
@@ -295,14 +294,14 @@ class Policy:
             short = self.logits(self.states(pack))
         except (AttributeError, TypeError):
             return False
-        # The same products in the same order: a soft cap of small logits would pass a loose bound.
+        # Strict, because a soft cap changes small logits only slightly.
         exact = full.dtype == next(self.decoder.parameters()).dtype
         return torch.allclose(
             full, short, rtol=1e-5 if exact else 1e-3, atol=1e-6 if exact else 1e-4
         )
 
     def encode_reply(self, text: str) -> list[int]:
-        """Ids of a scripted reply with the end-of-turn token, which its words cannot hold."""
+        """Ids of a scripted reply, ending in the end-of-turn token; its text cannot contain it."""
         end = self.renderer.end_of_turn
         words = self.renderer.specials.bend_turns(text)
         ids = self.tokenizer.encode(words, add_special_tokens=False)
@@ -311,7 +310,7 @@ class Policy:
     def sampler(
         self, batch_size: int, *, deterministic: bool = False, journal: Journal | None = None
     ) -> LocalModel:
-        """A ChatModel over the very weights that are trained."""
+        """A ChatModel that shares the trained weights."""
         return LocalModel(
             self.model,
             self.tokenizer,
@@ -321,7 +320,7 @@ class Policy:
         )
 
     def save(self, folder: Path, step: int | None = None) -> None:
-        """The adapter (or all weights, when they are what is trained) as a Hugging Face folder."""
+        """Save the adapter, or all weights if they are trained, as a Hugging Face folder."""
         note = None if self.note is None else {**self.note, "step": step}
         save_model(self.model, self.tokenizer, folder, note)
 
@@ -333,9 +332,9 @@ def _kernel(setting: str, device: torch.device) -> Literal["sdpa", "flex"]:
 
 
 def _turn_of_positions(config: Any) -> int | None:
-    """The length past which a model reads positions in another way (longrope; else None).
+    """The length from which a model encodes positions differently (longrope; else None).
 
-    The longest sequence of a forward pass decides for all of it, so both sides never share one.
+    The longest sequence decides for the whole pass, so shorter and longer ones are kept apart.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
@@ -344,10 +343,10 @@ def _turn_of_positions(config: Any) -> int | None:
 
 
 def _checkpointed_layers(causal: Any) -> list[Any]:
-    """Layers that compute their activations again, made ready for it."""
+    """Enable activation checkpointing and return the layers that support it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    # The first name until transformers 5.2x, the second from there on; the settings come first.
+    # Called `gradient_...` until transformers 5.2x; the settings are the first argument.
     old, new = causal.gradient_checkpointing_enable, "activation_checkpointing_enable"
     getattr(causal, new, old)({"use_reentrant": False})
     layers = causal.get_decoder().modules()
@@ -355,11 +354,11 @@ def _checkpointed_layers(causal: Any) -> list[Any]:
 
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
-    """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
+    """The base model in `folder` with a new or given adapter, or with all weights trained."""
     from peft import LoraConfig
 
-    # In bfloat16 an update of a usual learning rate is less than half a step of most weights and is
-    # rounded away. An adapter's own weights are float32 whatever the base is.
+    # In bfloat16 typical updates are too small for most weights and are rounded away. The weights
+    # of an adapter are always float32.
     dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
     loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
     torch.manual_seed(config.seed)
@@ -368,12 +367,12 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     stored = stored_types(model.config._name_or_path, model.config._commit_hash)
     if packed and config.full:
         raise ModelLoadError(
-            f"All weights of '{folder}' were to be trained, and they are quantised ({packed}).",
-            "A usual update is far less than a step of such numbers.",
-            "Train an adapter (leave out --full), or name the model in bfloat16 or float32.",
+            f"--full does not work with '{folder}', whose weights are quantised ({packed}).",
+            "Typical updates are too small for quantised weights and would be rounded away.",
+            "Train an adapter (remove --full), or use the model in bfloat16 or float32.",
         )
     if not packed and next(model.parameters()).dtype == torch.float16:
-        model = model.to(torch.bfloat16)  # the same size, and the range of float32
+        model = model.to(torch.bfloat16)  # same size, with the range of float32
     if config.adapter is not None:
         model = load_adapter(model, config.adapter)
         model.set_adapter(ADAPTER)  # loaded frozen
@@ -411,7 +410,7 @@ def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:
         if not packed:
             raise
         raise ModelLoadError(
-            f"PEFT cannot put an adapter on '{folder}', whose weights are quantised ({packed}).",
-            f"It says: {one_line(str(error), 200)}",
-            "Name the model in bfloat16 or float32, or one that is quantised as PEFT knows it.",
+            f"PEFT cannot add an adapter to '{folder}', whose weights are quantised ({packed}).",
+            f"PEFT reports: {one_line(str(error), 200)}",
+            "Use the model in bfloat16 or float32, or in a quantisation that PEFT supports.",
         ) from error

@@ -1,6 +1,6 @@
-"""What a step fixes before its weights move: old log-probs, corrections, what a teacher says.
+"""Values that a step fixes before its first update: old log-probs, corrections, teacher log-probs.
 
-Lists are by sequence; each tensor holds one value a trained token of it.
+Lists are by sequence; each tensor has one value per trained token.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ before the step's first update."""
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is fixed before a step's first update. Lists are by sequence, [n_trained] each."""
+    """Values fixed before a step's first update. Lists are by sequence, [n_trained] each."""
 
     sequences: list[TrainSequence]
     old: list[Tensor] | None
-    """π_old of the policy sequences; None when the step has one update, where it is π_θ itself."""
+    """π_old of the policy sequences; None if the step has one update, where it equals π_θ."""
     weights: list[Tensor] | None
     base: list[Tensor] | None
     """Log-probs of the frozen base, for the KL penalty."""
     advantages: list[Tensor] | None = None
-    """Token advantages, where a teacher gives any; None: every token has its sequence's."""
+    """Token advantages from a teacher; None: every token has the advantage of its sequence."""
     teacher: Teacher | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the teacher's token advantages look like."""
+    """Statistics of the teacher's token advantages."""
     entropy: list[Tensor] | None = None
-    """In nats, of the policy sequences, where `old` is."""
+    """Entropies of the policy sequences in nats; None if `old` is."""
     beside: Sequence[TrainSequence] = ()
     """Sequences of weight 0 whose tokens stay in the denominators."""
     gap: SamplerGap | None = None
-    """Between the sampler's log-probs and `old`; None when there is nothing to compare."""
+    """Gap between the sampler's log-probs and `old`; None if there is nothing to compare."""
     correction: SamplerCorrection = field(default_factory=SamplerCorrection)
-    """What `weights` look like."""
+    """Statistics of `weights`."""
 
 
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
@@ -64,8 +64,8 @@ def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list
 def scores_of(
     policy: Policy, spans: Sequence[Span], budget: int | None, known: Scores | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Per span, log-probs and entropies of its trained tokens [n_trained], without gradient; a
-    forward pass is made for those that are not `known`."""
+    """Per span, log-probs and entropies of its trained tokens [n_trained], without gradient;
+    `known` ones are not computed again."""
     if not known:
         return Teacher(policy).scores(spans, budget)
     missing = [span for span in spans if span.key not in known]
@@ -81,8 +81,8 @@ def scores_by_key(policy: Policy, spans: Sequence[Span], budget: int | None) -> 
 
 
 def needs_old(sequences: Sequence[TrainSequence], config: TrainConfig) -> bool:
-    """Whether a step on these sequences fixes old log-probs: it has several updates, a teacher's
-    token advantages, or the sampler correction."""
+    """Whether a step needs old log-probs: it has several updates, token advantages from a teacher,
+    or the sampler correction."""
     several = len({s.example_id for s in sequences}) > config.mini_batch_prompts
     taught = any(s.loss == "policy" and s.teacher_weight for s in sequences)
     return several or taught or config.sampler_cap is not None
@@ -96,11 +96,11 @@ def prepare_step(
     teacher: Teacher | None = None,
     known: Scores | None = None,
 ) -> Prepared:
-    """Old log-probs, corrections, base log-probs and token advantages, before the weights move.
+    """Old log-probs, corrections, base log-probs and token advantages, before the first update.
 
-    `before` are the sequences before those of weight 0 left: twins of copies are looked for there.
-    Without a `teacher` it is the policy itself, in the state that the settings name. `known` are
-    old log-probs that were computed already.
+    `before` are all sequences, including those of weight 0; they hold the refined twins of copies.
+    Without a `teacher` it is the policy itself, in the state from the settings. `known` are old
+    log-probs that were already computed.
     """
     places = [i for i, s in enumerate(sequences) if s.loss == "policy"]
     rewarded = [sequences[i] for i in places]
@@ -114,7 +114,7 @@ def prepare_step(
     if needs_old(sequences, config):
         old, entropy = scores_of(policy, spans, budget, known)
     if old is not None and config.sampler_cap is not None:
-        # Refined twins that are not trained are scored for their copies' sake.
+        # Copies need the scores of their refined twins, even if those are not trained.
         twins = lost_twins(rewarded, before)
         scored, _ = scores_of(policy, [twin.span for twin in twins], budget, known)
         ratios = sampler_ratios(rewarded, old, list(zip(twins, scored, strict=True)))
@@ -145,8 +145,8 @@ def token_advantages(
 ) -> tuple[list[Tensor], dict[str, float]]:
     """Per sequence [n_trained]: its advantage plus the weighted distillation advantages (§4).
 
-    The log-ratio is log π_T(y_t | what the teacher reads) − log π_old(y_t | the plain prompt).
-    Returned with the numbers of the step's log line.
+    The log-ratio is log π_T(y_t | teacher's prompt) − log π_old(y_t | plain prompt). Also returns
+    the metrics of the step's log line.
     """
     taught = [float(s.teacher is not None and s.teacher_weight > 0) for s in sequences]
     read = [
@@ -177,11 +177,11 @@ def sampler_ratios(
     old: Sequence[Tensor],
     untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
 ) -> list[Tensor | None]:
-    """π_old / π_sampler of every sequence [n_trained each], before the cap; a copy takes those of
+    """π_old / π_sampler of every sequence [n_trained each], before the cap; a copy uses those of
     its refined twin, token by token (algorithms §2). None for sequences without sampler log-probs.
 
-    `untrained` holds the twins that are no part of the step, with their old log-probs. KeyError for
-    a copy whose twin is nowhere.
+    `untrained` are the twins that the step does not train, with their old log-probs. KeyError for
+    a copy without a twin.
     """
     own = [_own_ratios(s, o) for s, o in zip(sequences, old, strict=True)]
     sampled = [*zip(sequences, own, strict=True)]
@@ -200,13 +200,13 @@ def sampler_ratios(
 def capped_weights(
     ratios: Sequence[Tensor | None], old: Sequence[Tensor], cap: float
 ) -> list[Tensor]:
-    """min(ratio, cap) [n_trained]; 1 where there is no ratio."""
+    """min(ratio, cap) [n_trained]; 1 for sequences without ratios."""
     return [torch.ones_like(o) if r is None else r.clamp(max=cap)
             for r, o in zip(ratios, old, strict=True)]  # fmt: skip
 
 
 def correction_of(ratios: Sequence[Tensor | None], cap: float) -> SamplerCorrection:
-    """What a step says of its sampler correction; empty when no token has a ratio."""
+    """Statistics of a step's sampler correction; empty if no token has a ratio."""
     there = [r.double() for r in ratios if r is not None]
     if not there:
         return SamplerCorrection()
@@ -223,7 +223,7 @@ def correction_of(ratios: Sequence[Tensor | None], cap: float) -> SamplerCorrect
 def gaps_of(sequences: Sequence[TrainSequence], logs: Sequence[Tensor]) -> Tensor:
     """|log π − log π_sampler| in nats, flat over the sampled tokens of drafts and refined rollouts.
 
-    Each token counts once. A copy is left out: its prompt is not the one that was sampled from.
+    Each token counts once. Copies are left out, because they were sampled from another prompt.
     """
     compared = {
         (s.example_id, s.rollout, s.span.key): (log - log.new_tensor(s.span.sampler)).abs().double()
@@ -234,7 +234,7 @@ def gaps_of(sequences: Sequence[TrainSequence], logs: Sequence[Tensor]) -> Tenso
 
 
 def gap_among(parts: Sequence[Tensor]) -> SamplerGap | None:
-    """Mean and largest of the distances in `parts`, in nats; None when there are none."""
+    """Mean and maximum of the gaps in `parts`, in nats; None if there are none."""
     gaps = torch.cat([torch.empty(0), *(part.cpu() for part in parts)])
     if not len(gaps):
         return None
@@ -244,7 +244,7 @@ def gap_among(parts: Sequence[Tensor]) -> SamplerGap | None:
 
 
 def _own_ratios(sequence: TrainSequence, old: Tensor) -> Tensor:
-    """[n_trained]: π_old / π_sampler by the sequence's own log-probs; 1 where it has none."""
+    """[n_trained]: π_old / π_sampler from the sequence's own log-probs; 1 if it has none."""
     sampler = sequence.span.sampler
     if not sampler:
         return torch.ones_like(old)
@@ -252,9 +252,8 @@ def _own_ratios(sequence: TrainSequence, old: Tensor) -> Tensor:
 
 
 def _of_twin(copy: TrainSequence, pieces: Mapping[int, Tensor]) -> Tensor:
-    """[n_trained]: the ratios of the same tokens in the refined trace, of which `pieces` are the
-    sequences, by `start`. Turns may be merged there and not in the copy, or the other way round:
-    feedback in the newest message alone separates turns that continue without it."""
+    """[n_trained]: the ratios of the same tokens in the refined trace, whose sequences by `start`
+    are `pieces`. The two may merge turns differently, because feedback changes the prompts."""
     end = copy.start + copy.span.n_trained
     whole = torch.cat([pieces[start] for start in sorted(pieces)])
     if len(whole) < end:
@@ -265,7 +264,7 @@ def _of_twin(copy: TrainSequence, pieces: Mapping[int, Tensor]) -> Tensor:
 def lost_twins(
     sequences: Sequence[TrainSequence], before: Sequence[TrainSequence]
 ) -> list[TrainSequence]:
-    """Refined sequences of `before` that only their copies in `sequences` stand for."""
+    """Refined sequences of `before` that are not in `sequences`, while their copies are."""
     there = {(s.trace, s.start) for s in sequences if s.part != "copy"}
     copied = {s.trace for s in sequences if s.part == "copy"}
     return [
@@ -275,7 +274,7 @@ def lost_twins(
 
 
 def _placed(parts: list[Tensor] | None, places: Sequence[int], size: int) -> list[Tensor] | None:
-    """The tensors at their sequences' places, with nothing at the others'."""
+    """The tensors at the indices of their sequences, with empty tensors elsewhere."""
     if parts is None:
         return None
     whole = [torch.empty(0)] * size

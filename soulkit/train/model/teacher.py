@@ -1,13 +1,12 @@
-"""Teachers: models whose distributions the student follows token by token (algorithms §4).
+"""Teachers: models whose distributions the student learns, token by token (algorithms §4).
 
-A self-teacher is the policy itself in another state: its current weights (`live`), the frozen base
-(`base`) or a moving average of its trained weights (`ema`). States are entered, never copied into a
-second model: the adapter is switched off, or the parameters point at the average for a while. The
-average is taken of the LoRA factors A and B, which approximates the average of their product.
+A self-teacher is the policy in another state: current weights (`live`), frozen base (`base`) or
+moving average of the trained weights (`ema`). There is no second model: the adapter is switched
+off, or the parameters temporarily point to the average. Averaging the LoRA factors A and B
+approximates the average of their product.
 
-On-policy distillation has a second, frozen model instead. It may hold the adapter of an expert for
-every task; the adapters share the base, so a further expert costs only its own weights. A sequence
-is read by the expert of its task alone.
+On-policy distillation uses a second, frozen model. It may have one expert adapter per task; they
+share the base, so each only adds its own weights. The expert of its task scores a sequence.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from soulkit.train.objectives.sequences import Span
 
 
 def task_teachers(config: TrainConfig) -> dict[str, str]:
-    """Task of the run → the adapter that teaches it; empty where one teacher does for all.
+    """Task of the run → its teacher adapter; empty if one teacher serves all tasks.
 
-    An adapter that is named for no task teaches those that have none of their own. ConfigError for
-    a task without a teacher, and for a teacher of a task that is not trained.
+    An adapter named without a task teaches the tasks that have none. ConfigError for a task without
+    a teacher, and for a teacher of a task that is not trained.
     """
     if not config.teacher_adapters:
         return {}
     strays = sorted(config.teacher_adapters.keys() - config.tasks.keys())
     if strays:
         raise ConfigError(
-            f"A teacher was named for {', '.join(strays)}, and it is not trained on.",
+            f"--teacher-adapter names {', '.join(strays)}, which this run does not train on.",
             f"The tasks of this run are {', '.join(config.tasks)}.",
-            f"Leave out --teacher-adapter {strays[0]}=..., or add the task.",
+            f"Remove --teacher-adapter {strays[0]}=..., or add the task with --task.",
         )
     experts = {task: config.teacher_adapters.get(task) or config.teacher_adapter
                for task in config.tasks}  # fmt: skip
     lacking = [task for task, adapter in experts.items() if adapter is None]
     if lacking:
         raise ConfigError(
-            f"Nobody teaches {', '.join(lacking)}: teachers were named by task, and none for it.",
-            "The student would learn the task from nobody while its prompts are sampled.",
-            f"Add --teacher-adapter {lacking[0]}=ADAPTER, or a bare --teacher-adapter ADAPTER for "
-            "the tasks that have none of their own.",
+            f"There is no teacher for {', '.join(lacking)}.",
+            "Teachers were named by task, so every task needs one.",
+            f"Add --teacher-adapter {lacking[0]}=ADAPTER, or --teacher-adapter ADAPTER for all "
+            "tasks that have no adapter.",
         )
     return {task: adapter for task, adapter in experts.items() if adapter is not None}
 
@@ -64,7 +63,7 @@ def task_teachers(config: TrainConfig) -> dict[str, str]:
 def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
     """(frozen model, tokenizer) of the teacher, with one adapter, none, or those of `experts`.
 
-    In a model of several, the expert of task T is the adapter `adapter_names(experts)[T]`.
+    With several, the expert on task T is the adapter `adapter_names(experts)[T]`.
     """
     loaded = LocalModel.load(
         config.teacher_model or config.model,
@@ -82,55 +81,55 @@ def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple
 
 
 def adapter_names(experts: Mapping[str, str]) -> dict[str, str]:
-    """Task → what its expert is called in the teacher's model; tasks may share an expert."""
+    """Task → name of its expert in the teacher model; tasks may share an expert."""
     names = _by_folder(experts)
     return {task: names[adapter] for task, adapter in experts.items()}
 
 
 def _by_folder(experts: Mapping[str, str]) -> dict[str, str]:
-    # Numbered: PEFT takes no name with a dot, and a task may have one.
+    # Numbered, because PEFT forbids dots in names and task names may contain them.
     return {folder: f"expert{i}" for i, folder in enumerate(dict.fromkeys(experts.values()))}
 
 
-# --- do they fit? ---------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
-    """ConfigError, by name, for an adapter of another base or with another tokenizer than these.
+    """ConfigError for an expert adapter with another base or tokenizer than the student's.
 
-    What the adapter's folder does not say is not compared: its shapes are when it is loaded.
+    Properties that the adapter's folder does not record are not compared here.
     """
     folder = adapter_folder(adapter)
     trained_on = _note(folder).get("base") or {}
     print_there, place = trained_on.get("weights"), Path(base).expanduser()
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
-            f"The teacher of {task}, '{adapter}', is an adapter of another base than '{base}'.",
-            f"It was trained on '{trained_on.get('model')}', whose weights are others.",
-            "Name the base that the experts share with --model (or --teacher-model).",
+            f"The teacher of {task}, '{adapter}', was not trained on the base '{base}'.",
+            f"It is an adapter of '{trained_on.get('model')}', which has other weights.",
+            "Set --model (or --teacher-model) to the base of the experts.",
         )
     tokens = _vocabulary(folder)
     if tokens is not None and tokens != student.tokenizer.get_vocab():
         raise ConfigError(
             f"The teacher of {task}, '{adapter}', was trained with another tokenizer.",
-            "The teacher reads the very token ids that the student emitted.",
-            "Take experts that were trained from one base with one tokenizer.",
+            "The teacher reads the token ids that the student sampled.",
+            "Use experts that share the base and the tokenizer of the student.",
         )
 
 
 def check_heads(teacher: Policy) -> None:
-    """ConfigError where an expert changes the output layer and whole distributions are compared."""
+    """ConfigError if an expert changes the output layer, for methods on whole distributions."""
     names = [name for name, _ in teacher.causal.get_output_embeddings().named_parameters()]
     if any("lora_" in name or "modules_to_save" in name for name in names):
         raise ConfigError(
-            "One of the teachers' adapters changes the output layer.",
-            "Distributions are computed for the tokens of several tasks at once, with one layer.",
-            "Use the token form (opd_form token), or experts that leave the output layer alone.",
+            "One of the teacher adapters changes the output layer.",
+            "Distributions for several tasks are computed together, with one output layer.",
+            "Use --opd-form token, or experts that do not change the output layer.",
         )
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What `soulkit.json` says; nothing where there is none that can be read."""
+    """The content of `soulkit.json`; empty if it cannot be read."""
     with suppress(OSError, ValueError):
         note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         return note if isinstance(note, dict) else {}
@@ -138,7 +137,7 @@ def _note(folder: Path) -> dict[str, Any]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Token → id, of the tokenizer beside an adapter; None where there is none."""
+    """Token → id of the tokenizer saved with an adapter; None if there is none."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -150,10 +149,9 @@ State = Literal["live", "base", "ema"]
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A policy in one of its states. Nothing it gives carries a gradient.
+    """A policy in one of its states. Its outputs carry no gradient.
 
-    Where it holds experts, `tasks` says of every span whose expert reads it; KeyError for a task
-    that has none.
+    With experts, `tasks` names the task of every span; KeyError for a task without an expert.
     """
 
     policy: Policy
@@ -161,11 +159,11 @@ class Teacher:
 
     @contextmanager
     def reading(self, expert: str = "") -> Iterator[None]:
-        """Within it the policy is the teacher, with the adapter `expert` where it holds several."""
+        """Context in which the policy is the teacher, with the adapter `expert` if given."""
         with torch.no_grad(), teaching(self.policy, self.state):
             if expert:
                 self.policy.model.set_adapter(expert)
-                self.policy.model.requires_grad_(False)  # PEFT now means to train it
+                self.policy.model.requires_grad_(False)  # set_adapter enables gradients
             yield
 
     def log_probs(
@@ -177,7 +175,7 @@ class Teacher:
     def scores(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Per span, log-probs and entropies, both [n_trained], of one pass."""
+        """Per span, log-probs and entropies, both [n_trained]."""
         logs: list[Tensor] = [torch.empty(0)] * len(spans)
         spreads = list(logs)
         for expert, pack, places in self._passes(spans, budget, tasks):
@@ -191,7 +189,7 @@ class Teacher:
     def hidden(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> Tensor:
-        """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""
+        """Hidden states [total n_trained, width] at the trained tokens' parents, span by span."""
         states: list[Tensor] = [torch.empty(0)] * len(spans)
         for expert, pack, places in self._passes(spans, budget, tasks):
             lengths = [span.n_trained for span in pack.spans]
@@ -209,7 +207,7 @@ class Teacher:
                 yield expert, pack, [places[i] for i in pack.indices]
 
     def _readers(self, count: int, tasks: Sequence[str]) -> dict[str, list[int]]:
-        """The adapter that reads → the places of its spans; one nameless reader without experts."""
+        """Adapter → indices of its spans; the key is "" if there are no experts."""
         if not self.policy.experts:
             return {"": list(range(count))}
         readers: dict[str, list[int]] = {}
@@ -218,7 +216,7 @@ class Teacher:
         return readers
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
+        """Logits / temperature, float32 [n, vocabulary], from hidden states [n, width]."""
         with self.reading():
             return self.policy.logits(hidden)
 
@@ -228,7 +226,7 @@ class Teacher:
 
 @contextmanager
 def teaching(policy: Policy, state: State) -> Iterator[None]:
-    """Within it the policy is its own teacher; its weights are put back whatever happens."""
+    """Context in which the policy is its own teacher; its weights are always restored."""
     if state == "live":
         yield
     elif state == "base":
@@ -268,21 +266,21 @@ def move_ema(policy: Policy, tau: float) -> None:
 def _average_of(policy: Policy) -> dict[str, Tensor]:
     if policy.ema is None:
         raise ConfigError(
-            "The teacher is to be a moving average, and none was started.",
-            "It begins as a copy of the student before the first update.",
+            "The teacher is a moving average that was not started.",
+            "It starts as a copy of the student before the first update.",
             "Call start_ema(policy) before training, or use another teacher.",
         )
     return policy.ema
 
 
-# --- who teaches ----------------------------------------------------------------------------------
+# --- choosing the teacher -------------------------------------------------------------------------
 
 
 def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> Policy | None:
-    """The second model of `opd`, frozen; None for methods that have none.
+    """The frozen teacher model of `opd`; None for other methods.
 
-    Raises ConfigError when the student cannot be taught in the way that was asked for, or when the
-    two models do not share their tokens.
+    Raises ConfigError if the settings do not fit the student or the two models have different
+    tokens.
     """
     check_student(config, objective, student)
     if objective.reader != "other":
@@ -306,20 +304,20 @@ def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> 
 
 
 def check_student(config: TrainConfig, objective: Objective, student: Policy) -> None:
-    """ConfigError when the asked-for teaching does not fit the policy."""
+    """ConfigError if the settings of the teacher do not fit the student."""
     check_settings(config, objective)
     if objective.logits:
         _check_gathers(student)
 
 
 def check_settings(config: TrainConfig, objective: Objective) -> None:
-    """ConfigError for a teacher that cannot be: before any model is loaded."""
+    """ConfigError for an impossible teacher, before any model is loaded."""
     if objective.reader == "other":
         task_teachers(config)
     if objective.reader == "self" and config.teacher == "base" and config.full:
         raise ConfigError(
-            "The base was to be the teacher while all weights are trained.",
-            "The base is the model without its adapter, and here there is no adapter.",
+            "--teacher base does not work with --full.",
+            "The base is the model without its adapter, and with --full there is no adapter.",
             "Train an adapter, or use --teacher live or --teacher ema.",
         )
 
@@ -327,22 +325,22 @@ def check_settings(config: TrainConfig, objective: Objective) -> None:
 def _check_gathers(policy: Policy) -> None:
     if not policy.gathers:
         raise ConfigError(
-            "The distributions of this model cannot be compared.",
-            "Its logits are scaled or capped, so distributions cannot be computed in parts.",
-            "Use the token form: sdpo-token, or opd with opd_form token.",
+            "This model does not support methods that compare whole distributions.",
+            "It scales or caps its logits, so distributions cannot be computed in parts.",
+            "Use the token form: sdpo-token, or opd with --opd-form token.",
         )
 
 
 def check_tokens(student: Policy, teacher: Policy) -> None:
-    """ConfigError unless both tokenizers give every id the same token."""
+    """ConfigError unless both tokenizers have the same tokens and ids."""
     vocabulary, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     if vocabulary == other:
         return
     differing = sum(other.get(token) != index for token, index in vocabulary.items())
     differing += len(other.keys() - vocabulary.keys())
     raise ConfigError(
-        f"Teacher and student do not share a vocabulary: {differing} tokens differ.",
-        "The teacher reads the very token ids that the student emitted.",
+        f"Teacher and student have different vocabularies: {differing} tokens differ.",
+        "The teacher reads the token ids that the student sampled.",
         "Choose a teacher of the same family, with the same tokenizer.",
     )
 
@@ -353,22 +351,22 @@ def check_width(student: Policy, teacher: Policy) -> None:
     if sizes[0] != sizes[1]:
         raise ConfigError(
             f"The student's output layer has {sizes[0]} rows and the teacher's {sizes[1]}.",
-            "Their distributions are compared outcome by outcome.",
-            "Choose a teacher with an equal output layer, or the token form (opd_form token).",
+            "Their distributions are compared token by token.",
+            "Choose a teacher with an output layer of the same size, or use --opd-form token.",
         )
 
 
 def teacher_of(
     config: TrainConfig, objective: Objective, student: Policy, other: Policy | None
 ) -> Teacher:
-    """Who teaches in this run: the second model where a method has one, else the student's state.
+    """The teacher of this run: the second model if the method has one, else the student.
 
-    ConfigError when a second model is needed and not there.
+    ConfigError if a second model is needed but missing.
     """
     if other is None and objective.reader == "other":
         raise ConfigError(
-            "The method 'opd' has no second model to learn from.",
+            "The method 'opd' has no teacher model.",
             "The student would be its own teacher and learn nothing.",
-            "Load one with load_teacher(config, objective, policy) and hand it on.",
+            "Load a teacher with load_teacher(config, objective, policy) and pass it on.",
         )
     return Teacher(student, config.teacher) if other is None else Teacher(other)

@@ -1,16 +1,13 @@
 """One optimizer update: mini-batch → loss of every pack → gradient → step.
 
 The loss is Σ_components λ Σ_sequences factor · ℓ_t with factors from explicit denominators, so
-packs add up to the mini-batch exactly (algorithms §2, §3). Each kind of sequence gives its own
-per-token term ℓ_t; terms know nothing of methods. A pack is one forward pass; a sequence that is
-trained in two ways (with rewards and towards a teacher) is in it twice and computed once.
-Divergences need whole distributions: they run over chunks of tokens whose logits are computed
-again in the backward pass, so that only one chunk's vocabulary is ever in memory.
+packs add up to the mini-batch exactly (algorithms §2, §3). The term ℓ_t depends on the kind of
+sequence, not on the method. A pack is one forward pass. Divergences run over chunks of tokens whose
+logits are recomputed in the backward pass, so that memory holds the vocabulary of one chunk only.
 
-An update with a number in it that is not finite is not taken: nothing of it reaches weights,
-optimizer or moving average. Sequences without a gradient (a policy or regression sequence whose
-advantage is zero) are counted in the denominators but not computed, unless a KL or entropy term
-needs them.
+An update with a non-finite number is skipped and changes neither weights, optimizer nor moving
+average. Sequences without a gradient (policy or regression with advantage 0) count in the
+denominators but are not computed, unless a KL or entropy term needs them.
 """
 
 from __future__ import annotations
@@ -46,41 +43,40 @@ from soulkit.train.state.metrics import Learned, SamplerGap, TokenMeans
 from soulkit.train.state.stops import Skips
 
 PART_NUMBERS = ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")
-"""What is told of the policy's tokens, of the drafts and of every part."""
+"""Numbers logged for policy tokens, for drafts and for every part."""
 
 
 @dataclass
 class Tally:
     """Sums over the tokens of a step, for its log line.
 
-    A number has its own tokens: every trained token of a part has an entropy and is clipped or not,
-    and those whose ratio nobody computed (without an advantage, after the weights had moved) have
-    none.
+    Each number has its own token count: every trained token has an entropy and may be clipped, but
+    tokens whose ratio was not computed (no advantage, after the first update) have no ratio.
     """
 
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moved: bool = False
-    """Whether an update of the step has moved the weights: before, every ratio is 1."""
+    """Whether an update of the step has changed the weights; before that, every ratio is 1."""
     gaps: list[Tensor] = field(default_factory=list)
-    """Distances between the sampler's log-probs and those of the first update's forward pass, where
-    the step fixed no old log-probs to compare with."""
+    """Gaps between the sampler's log-probs and those of the first update, if the step has no old
+    log-probs."""
 
     def add(self, used: int, prefix: str = "", **values: float) -> None:
-        """Sums over `used` tokens, by name."""
+        """Add sums over `used` tokens, by name."""
         for name, value in values.items():
             self.tokens[prefix + name] += used
             self.sums[prefix + name] += value
 
     def take(self, other: Tally) -> None:
-        """Add what another one counted."""
+        """Add the counts of another tally."""
         for name, value in other.sums.items():
             self.tokens[name] += other.tokens[name]
             self.sums[name] += value
         self.gaps += other.gaps
 
     def means(self) -> TokenMeans:
-        """Per token that a number was computed for; what is not finite has no mean."""
+        """Means over the tokens of each number; non-finite means are left out."""
         every = {name: value / self.tokens[name] for name, value in self.sums.items()}
         means = {name: value for name, value in every.items() if math.isfinite(value)}
         parts = {name: value for name, value in means.items() if "/" in name}
@@ -97,7 +93,7 @@ class Denominators:
     sequences: Mapping[str, int]
 
     def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
-        """(tokens, sequences) that the sequence shares; only policy components ever join."""
+        """(tokens, sequences) in the denominators of a sequence; `joint` applies to policy loss."""
         policy = joint and sequence.loss == "policy"
         names = ("base", "feedback") if policy else (sequence.component,)
         tokens, sequences = self.tokens, self.sequences
@@ -105,8 +101,7 @@ class Denominators:
 
 
 def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
-    """Counted over a whole mini-batch, before it is split into packs; with the sequences that
-    count although their weight is 0 (`TrainSequence.counted`), where they are handed in."""
+    """The denominators of a whole mini-batch; include sequences of weight 0 that are `counted`."""
     tokens: dict[str, int] = defaultdict(int)
     counts: dict[str, int] = defaultdict(int)
     for sequence in sequences:
@@ -126,14 +121,14 @@ class Share:
     indices: list[int]
     """Places in `prepared.sequences`."""
     scored: Scored
-    """Of these sequences alone; `owner` counts through `indices`."""
+    """Scores of only these sequences; `owner` is an index into `indices`."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
         return [self.prepared.sequences[i] for i in self.indices]
 
     def per_token(self, values: Sequence[float]) -> Tensor:
-        """One value a sequence → [n_trained]."""
+        """One value per sequence → [n_trained]."""
         return self.scored.log_prob.new_tensor(values)[self.scored.owner]
 
     def flat(self, parts: list[Tensor] | None) -> Tensor | None:
@@ -151,12 +146,12 @@ def pack_loss(
 ) -> Tensor:
     """0-dim: Σ factor · ℓ_t over the trained tokens of `pack`.
 
-    `indices` say which of `prepared.sequences` the pack's spans are.
+    `indices` are the indices of the pack's spans in `prepared.sequences`.
     """
     kinds = [prepared.sequences[i].loss for i in indices]
     compared = "divergence" in kinds
     scored = policy.score(pack, entropy=config.entropy_coef > 0, hidden=compared)
-    if prepared.gap is None and not tally.moved:  # these are log-probs of the weights that sampled
+    if prepared.gap is None and not tally.moved:  # still the weights that sampled
         logs = scored.log_prob.detach().split([span.n_trained for span in pack.spans])
         tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs))
     total = scored.log_prob.new_zeros(())
@@ -170,7 +165,7 @@ def pack_loss(
 
 
 def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> float:
-    """The component's weight times the factor of its aggregation mode."""
+    """The sequence's weight times the factor of its aggregation mode."""
     tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
     mode = config.aggregation if sequence.loss == "policy" else "token-mean"
     n_trained, length = sequence.span.n_trained, config.norm_length
@@ -180,7 +175,7 @@ def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) 
 
 
 def _of_rows(scored: Scored, rows: Sequence[int]) -> Scored:
-    """What was scored of some sequences, renumbered from 0."""
+    """The scores of some sequences, renumbered from 0."""
     count = int(scored.owner.max()) + 1
     number = scored.owner.new_full((count,), -1)
     number[torch.tensor(rows, device=number.device)] = torch.arange(len(rows), device=number.device)
@@ -194,7 +189,7 @@ def _of_rows(scored: Scored, rows: Sequence[int]) -> Scored:
 
 
 def _policy_term(share: Share) -> Tensor:
-    """Clipped policy gradient with the step's penalties."""
+    """Clipped policy gradient with KL penalty and entropy bonus."""
     config, scored, prepared = share.config, share.scored, share.prepared
     old = share.flat(prepared.old)
     old = scored.log_prob.detach() if old is None else old
@@ -215,7 +210,7 @@ def _policy_term(share: Share) -> Tensor:
 def clipped_policy_loss(
     scored: Scored, old: Tensor, advantages: Tensor, weights: Tensor | None, config: TrainConfig
 ) -> TokenLoss:
-    """The clipped loss of algorithms §2, with the token's or the sequence's ratio."""
+    """The clipped loss of algorithms §2, with a ratio per token or per sequence."""
     if config.ratio == "token":
         return clipped_loss(
             scored.log_prob, old, advantages, eps_low=config.eps_low, eps_high=config.eps_high,
@@ -248,7 +243,7 @@ def _imitation_term(share: Share) -> Tensor:
 
 
 def _divergence_term(share: Share) -> Tensor:
-    """Divergence of the student's distributions to the teacher's."""
+    """Divergence of the student's distributions from the teacher's."""
     teacher, config, policy = share.prepared.teacher, share.config, share.policy
     hidden = share.scored.hidden
     if teacher is None or hidden is None:
@@ -282,7 +277,7 @@ TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
 
 
 class _Rows:
-    """Flat token values ↔ [sequence, token], for losses that look at whole sequences."""
+    """Flat token values ↔ [sequence, token], for losses on whole sequences."""
 
     def __init__(self, owner: Tensor, width: int) -> None:
         starts = torch.cumsum(torch.bincount(owner), 0) - torch.bincount(owner)
@@ -297,8 +292,8 @@ class _Rows:
 
 
 def _note(share: Share, lost: TokenLoss) -> None:
-    """What became of the tokens of each part. Their entropy is that of the step's beginning, where
-    a pass from before the first update knows it."""
+    """Count the policy numbers of each part. Entropies from before the first update, if known, are
+    counted by `note_entropy` instead."""
     sequences, tally, scored = share.sequences, share.tally, share.scored
     parts = sorted({s.part for s in sequences})
     ratio = clamp_log_ratio(lost.log_ratio).exp()
@@ -315,11 +310,11 @@ def _note(share: Share, lost: TokenLoss) -> None:
 
 
 def note_silent(tally: Tally, sequences: Iterable[TrainSequence], measured: bool) -> None:
-    """Count the policy's tokens that no pass is made for, since they have no advantage.
+    """Count policy tokens without advantage, which are not computed.
 
-    Their loss is 0 on both sides of a bound: none is clipped. Their ratio is 1 as long as the
-    weights have not moved, and unknown from then on. Unless their entropy was `measured`, a draft's
-    surprise stands for it: −log π of what was sampled from this very policy is right on average.
+    Their loss is 0, so none is clipped. Their ratio is 1 until the first update and unknown
+    afterwards. If their entropy was not `measured`, −log π of the sampled tokens of drafts is an
+    unbiased estimate of it.
     """
     for one in sequences:
         if one.loss != "policy":
@@ -334,14 +329,14 @@ def note_silent(tally: Tally, sequences: Iterable[TrainSequence], measured: bool
 
 
 def note_entropy(tally: Tally, prepared: Prepared) -> None:
-    """Count the entropies from before the step's first update, where a pass measured them."""
+    """Count the entropies from before the step's first update, if they were measured."""
     for one, spread in zip(prepared.sequences, prepared.entropy or (), strict=False):
         if len(spread):
             tally.add(len(spread), f"{one.part}/", entropy=float(spread.double().sum()))
 
 
 KL_PROBE = 64
-"""Drafts on which the distance to the base is measured each step."""
+"""Number of drafts used to measure the distance to the base in each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,11 +351,11 @@ class Update:
 
 
 class NotFinite(SoulError):
-    """A number of an update is not finite; the update is not taken. The words say which."""
+    """A number of an update is not finite, so the update is skipped. The message says which."""
 
 
 def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[int]]:
-    """Indices of all sequences of `prompts` examples at a time, in the order the examples came."""
+    """Indices of all sequences of `prompts` examples at a time, in the order of the examples."""
     by_example: dict[str, list[int]] = {}
     for index, sequence in enumerate(sequences):
         by_example.setdefault(sequence.example_id, []).append(index)
@@ -376,10 +371,10 @@ def take_updates(
     config: TrainConfig,
     skips: Skips,
 ) -> Learned:
-    """The updates of one step, a mini-batch each; a moving average follows each that is taken.
+    """Take the updates of one step, one per mini-batch, and update the moving average after each.
 
-    One whose loss or gradient is not finite is left out, counted and told; after `MOST_SKIPS` in a
-    row the step takes no other.
+    An update whose loss or gradient is not finite is skipped and counted; after `MOST_SKIPS` skips
+    in a row the step ends.
     """
     tally, taken, reasons = Tally(), list[Update](), dict[str, str]()
     note_entropy(tally, prepared)
@@ -392,7 +387,7 @@ def take_updates(
             if skips.another():
                 break
         else:
-            if taken[-1].computed:  # where nothing is computed nothing can go well
+            if taken[-1].computed:  # an update without gradients proves nothing
                 skips.none()
             if policy.ema is not None:
                 move_ema(policy, config.ema_tau)
@@ -419,7 +414,7 @@ def update(
 ) -> Update:
     """One optimizer step on the sequences at `indices`; returns loss and gradient norm.
 
-    Raises NotFinite before weights, optimizer and `tally` are touched.
+    Raises NotFinite before weights, optimizer or `tally` change.
     """
     sequences = [prepared.sequences[i] for i in indices]
     examples = {s.example_id for s in sequences}
@@ -446,9 +441,9 @@ def update(
 def take_step(
     policy: Policy, optimizer: torch.optim.Optimizer, loss: float, config: TrainConfig
 ) -> float:
-    """One step of the optimizer on the gradients that are there; returns their norm, unclipped.
+    """One optimizer step on the current gradients; returns their norm before clipping.
 
-    NotFinite, and no gradient is left, where the loss or a gradient is not a finite number.
+    Clears the gradients and raises NotFinite if the loss or a gradient is not finite.
     """
     norm = clip_gradients(policy, config.max_grad_norm)
     names = {"the loss": loss, "the gradient's norm": norm}
@@ -461,7 +456,7 @@ def take_step(
 
 
 def check_fixed(prepared: Prepared, indices: Sequence[int]) -> None:
-    """NotFinite when what the step fixed beforehand is not finite for one of these sequences."""
+    """NotFinite if a prepared value of one of these sequences is not finite."""
     advantages = torch.tensor([prepared.sequences[i].advantage for i in indices])
     fixed = {
         "an advantage": [advantages, *_of(prepared.advantages, indices)],
@@ -479,7 +474,7 @@ def _of(tensors: list[Tensor] | None, indices: Sequence[int]) -> list[Tensor]:
 
 
 def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
-    """Whether computing the sequence can move anything."""
+    """Whether the sequence can have a gradient."""
     sequence = prepared.sequences[index]
     if sequence.loss in ("imitation", "divergence"):
         return True
@@ -493,7 +488,7 @@ def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
 
 
 def clip_gradients(policy: Policy, most: float) -> float:
-    """Scale the gradients to a norm of at most `most`; returns the norm before."""
+    """Scale the gradients to a norm of at most `most`; returns the norm before clipping."""
     gradients = [p for _, p in policy.trained if p.grad is not None]
     return float(torch.nn.utils.clip_grad_norm_(gradients, most)) if gradients else 0.0
 
@@ -501,7 +496,7 @@ def clip_gradients(policy: Policy, most: float) -> float:
 def kl_to_base(
     policy: Policy, sequences: Sequence[TrainSequence], config: TrainConfig
 ) -> float | None:
-    """Mean k3 estimate of KL(π_θ‖base) in nats over some drafts' tokens, after the update."""
+    """Mean k3 estimate of KL(π_θ‖base) in nats over tokens of some drafts, after the updates."""
     spans = dict.fromkeys((s.rollout, s.span) for s in sequences if s.part == "draft")
     drafts = [span for _, span in spans][:KL_PROBE]
     if config.full or not drafts:

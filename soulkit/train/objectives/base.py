@@ -172,7 +172,7 @@ def overruled(name: str) -> str:
     rivals = [entry.value for entry in _entry_points() if entry.name == name]
     if name not in built_in() or not rivals:
         return ""
-    return f"'{name}' is soulkit's built-in method; {', '.join(rivals)} has the same name and is ignored"
+    return f"'{name}' is a built-in method; {', '.join(rivals)} has the same name and is ignored"
 
 
 def method_class(name: str) -> type[Method]:
