@@ -1,12 +1,12 @@
-"""General ability before and after a training: greedy replies in forms that rules can check.
+"""General ability before and after training: greedy replies to tasks with rule-based scores.
 
-    RUN/retention/before.jsonl     episodes of the weights that the first step finds
-    RUN/retention/after.jsonl      episodes of the weights that the last step leaves
+    RUN/retention/before.jsonl     episodes of the weights before the first step
+    RUN/retention/after.jsonl      episodes of the weights after the last step
 
-A file is written aside and renamed when it is whole, and its episodes name the weights that spoke
-(`completion.policy`): what is there is taken for a measurement only of these weights, so that a run
-that was killed in the middle measures again, and never calls other weights by their name. Weights
-that have moved on cannot be measured any more: a run whose `before` is missing says so.
+A file is renamed into place when it is complete, and its episodes record the hash of the weights
+(`completion.policy`), so an interrupted measurement is repeated and results of other weights are
+never reused. If `before` is missing after the first step, it cannot be measured any more, and the
+run reports that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Moment = Literal["before", "after"]
 
 
 async def measure_ability(loop: Loop, moment: Moment) -> None:
-    """Play the rows with the weights as they are, unless that was done; a run without `retention`
-    measures nothing. Called before the first step and after the last."""
+    """Play the rows with the current weights, unless that is already done or `retention` is off.
+    Called before the first step and after the last."""
     path = loop.run.path / FOLDER / f"{moment}.jsonl"
     version = loop.policy.version()
     if not loop.config.retention or _is_of(path, version) or (moment == "before" and loop.step):
         return
-    loop.reporter.phase(f"general ability, {moment} the training")
+    loop.reporter.phase(f"general ability {moment} training")
     config = general_settings(loop.config)
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
     await sampler.take(loop.policy)
@@ -76,8 +76,8 @@ def _is_of(path: Path, version: str) -> bool:
 
 
 def ability_of(loop: Loop) -> AbilityTotals | None:
-    """What the run's two measurements come to; None for a run without `retention`. What was lost,
-    and whether it can be told from chance, is said aloud."""
+    """Totals of the two measurements; None for a run without `retention`. Prints what was lost and
+    whether the loss is significant."""
     if not loop.config.retention:
         return None
     folder = loop.run.path / FOLDER

@@ -1,14 +1,14 @@
-"""Canaries during training: a judge that begins to like nonsense, rows that become alike.
+"""Canaries during training: detect a judge that rewards nonsense, and replies that become alike.
 
-Every `canary_every` steps, the first included, the canaries (`tasks/canaries.py`) of a few fixed
-examples are scored by the judges of the run. Their means go into `metrics.jsonl` as `canary/<name>`
-(`canary/<task>/<name>` when several tasks have canaries). An alarm is raised when a canary scores
-more than `canary_margin` of the metric's scale above its first value (`rose`), or above the mean of
-the step's drafts (`above_drafts`), and when what a task names as `watched` (tasks.yaml), computed
-from the drafts of every step, falls by more than the margin (`fell`).
+Every `canary_every` steps, starting with the first, the judges score canaries (nonsense replies,
+`tasks/kit/rewards.py`) for a few fixed examples. Their means are logged in `metrics.jsonl` as
+`canary/<name>` or `canary/<task>/<name>`. An alarm is raised if a canary rises more than
+`canary_margin` of the metric's scale above its first value (`rose`) or above the mean of the step's
+drafts (`above_drafts`), or if a metric that the task lists as `watched` falls by more than the
+margin (`fell`).
 
-An alarm stops nothing: it is a line on the console, in `metrics.jsonl`, in the summary and in the
-report. First values are read back from `metrics.jsonl`, so a resumed run keeps them.
+Alarms do not stop the run: they appear on the console, in `metrics.jsonl`, in the summary and in
+the report. A resumed run reads first values from `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from soulkit.train.state.metrics import Alarm, CanaryScores, StepLine, read_step
 from soulkit.types import BatchMetric, Example, Record
 
 EXAMPLES = 2
-"""Rows of each task that canaries are scored on."""
+"""Number of rows per task that canaries are scored on."""
 
 
 @dataclass
 class JudgeCanaries:
-    """The canaries of a run and what they scored at first."""
+    """The canaries of a run and their first scores."""
 
     canaries: Sequence[Canary]
     every: int
@@ -45,11 +45,11 @@ class JudgeCanaries:
     seed: int = 0
     concurrency: int = 16
     first: dict[str, float] = field(default_factory=dict)
-    """Label → the first mean that was scored."""
+    """Label → first mean score."""
 
     @classmethod
     def of(cls, config: TrainConfig, pool: TaskRows, metrics: Path) -> Self | None:
-        """The tripwire of a run, None without `canary_every`; `metrics` is the run's file."""
+        """The canaries of a run, None without `canary_every`; `metrics` is its metrics file."""
         if config.canary_every is None:
             return None
         return cls(
@@ -59,7 +59,7 @@ class JudgeCanaries:
         )  # fmt: skip
 
     async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
-        """The scores of `step`, whose drafts are in `records`; empty between turns."""
+        """The scores at `step`, whose drafts are in `records`; empty if none are due."""
         if step % self.every:
             return CanaryScores()
         rewards = await self._rewards(step, cast)
@@ -76,7 +76,7 @@ class JudgeCanaries:
         )
 
     async def _rewards(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
-        """(task, canary) → its reward on each example; None where the judge gave no verdict."""
+        """(task, canary) → its reward on each example; None if the judge gave no verdict."""
         engine = Engine(cast, self.seed, self.concurrency)
         jobs = [Job(c.task, c.example, i, step) for i, c in enumerate(self.canaries)]
         rewards = await engine.each(jobs, lambda job: self._reward(job, cast))
@@ -88,7 +88,7 @@ class JudgeCanaries:
     async def _reward(self, job: Job, cast: Cast) -> float | None:
         canary = self.canaries[job.index]
         episode = replace(canary.episode, step=job.step)
-        # None is counted as unscored, and no number stands in its place.
+        # None is counted as unscored and never replaced by a number.
         own = cast.in_task(canary.task.name)
         return (await canary.task.judged(canary.example, episode, own)).reward
 
@@ -118,7 +118,7 @@ class JudgeCanaries:
 
 
 def alarm_reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
-    """Why a canary that scores `value` raises an alarm: `rose`, `above_drafts`, both or neither.
+    """Reasons for an alarm on a canary with score `value`: `rose`, `above_drafts`, both or none.
 
     `allowed` is how far it may rise above its `first` value, in points of the metric.
     """
@@ -128,7 +128,7 @@ def alarm_reasons(value: float, first: float, drafts: float | None, allowed: flo
 
 
 def canaries_of(pool: TaskRows) -> list[Canary]:
-    """The canaries of a pool; ConfigError when no judge scores any of its tasks."""
+    """The canaries of a pool; ConfigError if none of its tasks has a judge."""
     rows: dict[str, tuple[Task, list[Example]]] = {}
     for task, example in pool:
         rows.setdefault(task.name, (task, []))[1].append(example)
@@ -148,7 +148,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def first_values(lines: Iterable[StepLine]) -> dict[str, float]:
-    """Label → the first value in a run's step lines."""
+    """Label → first value in a run's step lines."""
     first: dict[str, float] = {}
     for line in lines:
         for name, value in line.canaries.means.items():
@@ -159,45 +159,44 @@ def first_values(lines: Iterable[StepLine]) -> dict[str, float]:
 
 def _nobody_judges(tasks: Sequence[str]) -> ConfigError:
     return ConfigError(
-        f"Canaries were asked for, and no judge scores {', '.join(tasks)}.",
-        "A canary shows that a judge can be talked to; rules cannot.",
-        "Leave out --canary-every, or train a judged task.",
+        f"--canary-every needs a judge, and {', '.join(tasks)} is scored by rules.",
+        "Canaries show whether a judge rewards nonsense; rules do not need that check.",
+        "Remove --canary-every, or train a judged task.",
     )
 
 
 FELL = "fell"
-"""Why a watched number raises an alarm."""
+"""Reason of an alarm on a watched metric."""
 
 
 @dataclass
 class CanaryMonitor:
-    """What a run watches beside its rewards: the canaries of its judges, and the numbers over all
-    rows, with what they were at first."""
+    """Watches the canaries of a run's judges, and the `watched` metrics of its drafts."""
 
     tasks: Mapping[str, Task]
     margin: float
-    """Share of a number's scale that it may fall."""
+    """Share of a metric's scale that it may fall."""
     tripwire: JudgeCanaries | None = None
     first: dict[str, float] = field(default_factory=dict)
-    """Label → the first value of a number."""
+    """Label → first value of a metric."""
 
     @classmethod
     def of(
         cls, config: TrainConfig, pool: TaskRows, tasks: Mapping[str, Task], metrics: Path
     ) -> Self:
-        """That of a run; `metrics` is its file, which knows the first values of a run taken up."""
+        """The monitor of a run; `metrics` is its metrics file, with first values for a resume."""
         tripwire = JudgeCanaries.of(config, pool, metrics)
         return cls(tasks, config.canary_margin, tripwire, first_values(read_step_lines(metrics)))
 
     async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
-        """The canaries of `step`, whose drafts are in `records`, and what is watched of these."""
+        """Canary scores and watched metrics at `step`, whose drafts are in `records`."""
         scores = CanaryScores()
         if self.tripwire is not None:
             scores = await self.tripwire.score(step, cast, records)
         return self.look(step, records, scores)
 
     def look(self, step: int, records: Sequence[Record], scores: CanaryScores) -> CanaryScores:
-        """The step's canaries with what is watched of its drafts."""
+        """The canary scores of a step with the watched metrics of its drafts added."""
         metrics = self._metrics(records)
         for label, metric in metrics.items():
             if metric.value is not None:
@@ -208,7 +207,7 @@ class CanaryMonitor:
         return replace(scores, means={**scores.means, **means}, alarms=(*scores.alarms, *raised))
 
     def _metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Label → the number, where the step's drafts have one."""
+        """Label → watched metric of the step's drafts."""
         metrics: dict[str, BatchMetric] = {}
         for name, task in self.tasks.items():
             rows = [r for r in records if r.task == name and r.kind == "draft"]

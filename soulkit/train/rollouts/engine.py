@@ -1,7 +1,7 @@
-"""What samples in a training: the trained object itself, or vLLM servers that it is pushed to.
+"""The sampler of a training run: the trained model in this process, or vLLM servers.
 
-`auto` is the trained object: nothing has to travel, and a run repeats to the bit. Servers sample
-when they are asked for, or when a run that is taken up began with them.
+`auto` samples in this process: no weights are transferred and runs are reproducible to the bit.
+Servers sample if `--engine` says so, or if a resumed run began with them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
 
 SHARED_GPU = 0.4
-"""Share of a GPU's memory for all servers beside the trainer, unless told otherwise."""
+"""Default share of GPU memory for all servers on the trainer's GPU."""
 LOCAL = "use --engine local"
 
 
 def refuse_engine(config: TrainConfig) -> None:
-    """ConfigError for a training that vLLM cannot sample for, and for flags that nothing reads."""
+    """ConfigError for training that vLLM cannot sample for, and for flags without effect."""
     if config.engine_choice.kind == "vllm":
         _refuse_unserved(config)
     choice = config.engine_choice
@@ -64,71 +64,71 @@ def refuse_engine(config: TrainConfig) -> None:
 def _refuse_unserved(config: TrainConfig) -> None:
     if config.method == "sft":
         raise ConfigError(
-            "Supervised training was to be sampled by vLLM.",
+            "soul train sft does not support --engine vllm.",
             "It samples little: dev scores, probes and the texts of --objective mixsd.",
-            f"Leave out --engine, and {LOCAL.replace('local', 'vllm')} for soul eval.",
+            f"Remove --engine, and {LOCAL.replace('local', 'vllm')} with soul eval.",
         )
     if config.full:
         raise ConfigError(
-            "All weights were to be trained, and vLLM was to sample with them.",
-            "Only an adapter travels to a server while it runs.",
-            f"Leave out --full, or {LOCAL}.",
+            "--full does not work with --engine vllm.",
+            "Only an adapter can be sent to a running server.",
+            f"Remove --full, or {LOCAL}.",
         )
     if config.deterministic:
         raise ConfigError(
-            "A deterministic run was to be sampled by vLLM.",
-            "What shares a batch there is decided by the clock, and with it the last bits.",
-            f"Leave out --deterministic (replies have seeds all the same), or {LOCAL}.",
+            "--deterministic does not work with --engine vllm.",
+            "vLLM batches requests by arrival time, which changes the last bits of the results.",
+            f"Remove --deterministic (replies still have seeds), or {LOCAL}.",
         )
 
 
 def check_served(policy: Policy, model: str) -> None:
-    """ConfigError where servers would compute another base, or an adapter that they do not know."""
+    """ConfigError if servers would compute the base differently or do not support the adapter."""
     if packed := is_quantised(policy.causal):
         raise ConfigError(
-            f"'{model}' is quantised ({packed}), and vLLM was to sample with it.",
+            f"'{model}' is quantised ({packed}), which does not work with --engine vllm.",
             "Trainer and server unpack such weights differently, so log-probs cannot be compared.",
-            f"Name the model in bfloat16 or float32, or {LOCAL}.",
+            f"Use the model in bfloat16 or float32, or {LOCAL}.",
         )
     check_adapter(policy)
 
 
 @dataclass
 class TrainingEngine:
-    """What samples the model in training and those players who sit behind vLLM servers."""
+    """Samples the model in training, and the players on vLLM servers."""
 
     config: TrainConfig
     choice: SamplingEngine
-    """What samples what is trained: never auto."""
+    """Sampler of the trained model; never auto."""
     policy: Policy
     base: str
-    """The folder or hub id of the base that is trained."""
+    """Folder or Hub id of the trained base."""
     run: Run
     servers: VllmServers
     shared: bool
-    """Whether they are another training's, which starts and stops them."""
+    """Whether the servers belong to another training run, which starts and stops them."""
     any_left: bool
-    """Whether anything is left to play."""
+    """Whether any episode is left to play."""
 
     # -- servers -----------------------------------------------------------------------------------
 
     @property
     def served(self) -> bool:
-        """Whether servers sample what is trained."""
+        """Whether servers sample the trained model."""
         return self.choice.kind == "vllm"
 
     @property
     def need(self) -> ServerNeed:
-        """What is trained, as servers need it: the base, and room for its adapter."""
+        """What servers need for the trained model: the base, and the rank of its adapter."""
         need = actor_need(self.config, self.base, attached=self.choice.attached)
         return replace(need, lora_rank=rank_of(self.policy))
 
     @contextmanager
     def started(self, material: TrainingData) -> Iterator[None]:
-        """Within it every server answers that is needed, if anything is left to play.
+        """Context in which all needed servers run, if any episode is left to play.
 
-        Blocks; enter it outside of an event loop. UserErrors where one cannot be had, and RunError
-        for a run whose rollouts were sampled by another engine so far.
+        Blocks; enter it outside an event loop. UserErrors if a server cannot start, and RunError
+        for a run whose earlier rollouts were sampled by another engine.
         """
         if self.shared:
             yield
@@ -151,8 +151,8 @@ class TrainingEngine:
         abilities = self.servers.abilities(self.need)
         if not abilities.adapters:
             raise ConfigError(
-                "The servers that were attached take no adapters.",
-                "What is trained travels to them as an adapter after every step.",
+                "The attached servers do not accept LoRA adapters.",
+                "The trained weights are sent to them as an adapter after every step.",
                 "Start them with --enable-lora --max-loras 2 --max-lora-rank RANK and with "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in the environment, or use --engine vllm.",
             )
@@ -161,12 +161,14 @@ class TrainingEngine:
             raise ConfigError(
                 f"--sampler-cap needs the sampler's log-probs, and the servers' are "
                 f"{abilities.logprobs}.",
-                f"At temperature {self.config.temperature:g} they are not those of what was drawn.",
-                "Start the servers with --logprobs-mode processed_logprobs, or leave it out.",
+                f"At temperature {self.config.temperature:g} these are not the log-probs of the "
+                "sampling distribution.",
+                "Start the servers with --logprobs-mode processed_logprobs, or remove "
+                "--sampler-cap.",
             )
 
     def record(self) -> dict[str, Any]:
-        """What the run keeps of what samples; complete once the servers have started."""
+        """The record of the engine in the run folder; complete once the servers have started."""
         record: dict[str, Any] = {"kind": self.choice.kind}
         if self.served and self.any_left:
             record |= self.servers.version_record(self.need)
@@ -174,15 +176,15 @@ class TrainingEngine:
 
     @property
     def weights_basis(self) -> str:
-        """How it is known which weights attached servers compute with: every push is proven."""
+        """How the weights of attached servers are known: every push is verified."""
         return "verified" if self.choice.attached else ""
 
-    # -- who plays ---------------------------------------------------------------------------------
+    # -- players -----------------------------------------------------------------------------------
 
     def sampler(
         self, material: TrainingData, journal: Journal | None, reporter: Reporter = SILENT
     ) -> Sampler:
-        """What samples the weights that are trained. Close it before the servers stop."""
+        """The sampler of the trained weights. Close it before the servers stop."""
         config, policy = self.config, self.policy
         if not (self.served and self.any_left):
             return policy.sampler(
@@ -195,7 +197,7 @@ class TrainingEngine:
         return ServedPolicy(model, pusher, journal)
 
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
-        """A player of the kind `vllm`."""
+        """A player of kind `vllm`."""
         if not self.any_left:
             return unstarted_player(settings, ledger)
         return self.servers.serving(self.config, ledger)(settings)
@@ -205,8 +207,8 @@ def training_engine(
     config: TrainConfig, run: Run, policy: Policy, base: str, shared: VllmServers | None = None,
     reporter: Reporter = SILENT,
 ) -> TrainingEngine:  # fmt: skip
-    """The engine of a run that is about to go on; nothing is started yet. ConfigError where vLLM
-    cannot sample this model. `shared` are the servers of the training that this is a part of."""
+    """The engine of a run; no server is started yet. ConfigError if vLLM cannot sample this model.
+    `shared` are the servers of an enclosing training run."""
     choice = config.engine_choice
     if choice.kind == "auto":
         begun = begun_engine(run).get("kind", "local")
@@ -233,21 +235,20 @@ def training_engine(
 
 
 def _beside_auto(config: TrainConfig, policy: Policy, choice: SamplingEngine) -> str:
-    """What to say of an engine that nobody named; empty where there is no other."""
+    """A remark about the automatic choice of engine; empty if there is no other."""
     if choice.kind == "vllm":
-        return "rollouts are sampled by vllm, as this run began"
+        return "vLLM samples the rollouts, as at the start of this run"
     if policy.device.type != "cuda" or config.method == "sft" or config.full:
         return ""
     install = vllm_version(interpreter(config.vllm_python))
     if install is None or not install.on_gpu:
         return ""
-    return "rollouts are sampled by transformers, in this process; --engine vllm has vLLM do it"
+    return "transformers samples the rollouts in this process; --engine vllm samples them with vLLM"
 
 
 def with_memory(config: TrainConfig, *, own_actor: bool) -> TrainConfig:
-    """The settings with flags by which servers on the trainer's own GPU leave it most of the
-    memory, unless they say themselves how much they take. `own_actor`: one of them samples what is
-    trained."""
+    """The settings with a memory limit for servers on the trainer's GPU, unless the user set one.
+    `own_actor`: one of the servers samples the trained model."""
     servers = len(config.checkpoints("vllm")) + own_actor
     if MEMORY_FLAG in config.vllm_arg or not servers:
         return config
@@ -256,7 +257,7 @@ def with_memory(config: TrainConfig, *, own_actor: bool) -> TrainConfig:
 
 
 def _other_device(trainer: torch.device) -> str:
-    """Where servers are put: on another GPU than the trainer's, where there is one."""
+    """Device for servers: another GPU than the trainer's, if there is one."""
     if trainer.type != "cuda":
         return "auto"
     here = trainer.index or 0
@@ -265,12 +266,12 @@ def _other_device(trainer: torch.device) -> str:
 
 
 def _name_of(trainer: torch.device) -> str:
-    """`cuda:0`; empty for anything but a GPU."""
+    """`cuda:N`; empty if the trainer is not on a GPU."""
     return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
 
 
 def is_fully_played(run: Run, config: TrainConfig) -> bool:
-    """Whether nothing of a run is left to play: its last step is taken and measured."""
+    """Whether no episode of a run is left to play: its last step is taken and measured."""
     for path in reversed(checkpoints(run.checkpoints)):
         if not damage(path):
             position = read_position(path)

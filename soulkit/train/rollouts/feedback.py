@@ -1,15 +1,14 @@
-"""What became of the feedback of a step, and the control that shuffles it.
+"""Outcomes of a step's feedback, and the control experiment that shuffles feedback.
 
-Every scored draft ends in one of three ways. Its feedback was *used*, the draft was *gated* (the
-run asks for no feedback on it, or its reward is full), or feedback was *missing*, for the first of
-these reasons that holds:
+For every scored draft, feedback was *used*, or the draft was *gated* (feedback was not requested,
+or the reward is full), or feedback was *missing*, for the first of these reasons that holds:
 
     unscored   the refined rollout has no score          unmarked  its prompt has no filled slot
-    leaks      what was said gives the answer away       failed    the coach could not be asked
-    silent     the coach had nothing to say              unshared  nobody else's could be had
+    leaks      the feedback gives the answer away        failed    the call to the coach failed
+    silent     the coach returned no feedback            unshared  no other draft had feedback
 
-Steps in which feedback was missing and none was used are counted in a row; gated steps leave the
-count as it is. It stands in the step's line, for resumes. At `STEPS_IN_VAIN` the run stops.
+Consecutive steps with missing and no used feedback are counted in the step line, for resumes;
+gated steps do not change the count. At `STEPS_IN_VAIN` the run stops.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from soulkit.types import Feedback, Record, Segment
 
 
 def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
-    """Each draft's usable feedback handed to a draft of another example; None where there is none.
-    Examples rotate in random order; some is given twice where one example has most of it."""
+    """Give each draft's usable feedback to a draft of another example; None if there is none.
+    Examples rotate in random order; feedback is reused if one example has most of it."""
     usable = [i for i, d in enumerate(drafts) if d.received is not None and d.received.usable]
     by_example: dict[str, list[int]] = {}
     for i in usable:
@@ -52,7 +51,7 @@ def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
 
 
 def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
-    """The drafts, each as if it had received what `swap_feedback` gives it, task by task."""
+    """The drafts with the feedback that `swap_feedback` gives them, task by task."""
     by_task: dict[str, list[Record]] = {}
     for draft in drafts:
         by_task.setdefault(draft.task, []).append(draft)
@@ -64,23 +63,23 @@ def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
 
 
 STEPS_IN_VAIN = 3
-"""Steps in vain, one after the other, after which a run stops."""
+"""Number of consecutive steps without usable feedback after which a run stops."""
 
 REASONS = {
     "leaks": "{n} of {of} feedbacks leak the answer",
-    "silent": "the coach had nothing to say about {n} of {of} drafts",
+    "silent": "the coach gave no feedback on {n} of {of} drafts",
     "failed": "the coach failed on {n} of {of} drafts",
     "unscored": "{n} of {of} refined rollouts have no score",
-    "unmarked": "{n} of {of} feedbacks reached no prompt",
-    "unshared": "nobody else's feedback could be had for {n} of {of} drafts",
+    "unmarked": "{n} of {of} feedbacks are in no prompt",
+    "unshared": "no other draft had feedback to swap for {n} of {of} drafts",
 }
 
 
 def feedback_policy(
     config: TrainConfig, blind_reader: Player | None = None, task: str = ""
 ) -> FeedbackPolicy:
-    """When a draft of the run, or of one task, gets feedback, of which kind, and what becomes of
-    feedback that leaks."""
+    """The rules for feedback on drafts of the run, or of one task: when, which kind, and how leaks
+    are handled."""
     coach = config.named("coach", task)
     return FeedbackPolicy(
         when="never" if coach == "none" else config.feedback_when,
@@ -93,22 +92,22 @@ def feedback_policy(
 
 
 def slot_is_filled(context: Iterable[Segment]) -> bool:
-    """Whether a message holds feedback, and is known without it: else no copy can be made."""
+    """Whether a message has feedback in its slot and is known without it, so it can be copied."""
     return any(s.bare is not None and s.bare != s.text for s in context)
 
 
 @dataclass(slots=True)
 class FeedbackOutcome:
-    """How the feedback on the drafts of one task ended in one step."""
+    """Counts of used and missing feedback for the drafts of one task in one step."""
 
     used: int = 0
     gated: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     leaks: Counter[str] = field(default_factory=Counter)
-    """The kinds of leaks among what is missing."""
+    """Kinds of leaks among missing feedback."""
 
     def sentence(self) -> str:
-        """`16 of 16 feedbacks leak the answer (gold_text)`, one part for each reason."""
+        """The reasons as text, such as `16 of 16 feedbacks leak the answer (gold_text)`."""
         of = self.missing.total()
         parts = [
             form.format(n=n, of=of) for why, form in REASONS.items() if (n := self.missing[why])
@@ -122,7 +121,7 @@ def feedback_outcomes(
     policies: Mapping[str, FeedbackPolicy], refines: bool,
 ) -> dict[str, FeedbackOutcome]:  # fmt: skip
     """Task → outcome of a step's scored drafts; `read` are the records as a teacher reads them
-    (with other feedback than `records` where it is shuffled)."""
+    (with swapped feedback if it is shuffled)."""
     refined = {_place(r): r for r in records if r.kind == "refined"}
     usable = {_place(r) for r in read if r.received is not None and r.received.usable}
     ends: dict[str, FeedbackOutcome] = {}
@@ -164,27 +163,27 @@ def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:
     full = reward is not None and reward >= task.spec.metric.high
     try:
         return full or not policy.wants(task, draft.score, draft.step)
-    except TaskError:  # its critique met the same: `failed`
+    except TaskError:  # the critique failed in the same way: `failed`
         return False
 
 
 @dataclass
 class FeedbackMonitor:
-    """Sees to it that a run has use of feedback, step by step."""
+    """Checks in every step that feedback is used."""
 
     refines: bool
     policies: Mapping[str, FeedbackPolicy]
-    """Task → when its drafts get feedback."""
+    """Task → rules for feedback on its drafts."""
     tasks: Mapping[str, Task]
     streak: int = 0
-    """Steps in vain so far."""
+    """Consecutive steps so far without usable feedback."""
 
     @classmethod
     def of(
         cls, config: TrainConfig, objective: Objective, tasks: Mapping[str, Task], metrics: Path
     ) -> Self | None:
-        """That of a run, None for methods without feedback; `metrics` is the run's file, which
-        knows the count of a run that is taken up."""
+        """The monitor of a run, None for methods without feedback; `metrics` is the run's metrics
+        file, with the count for a resume."""
         if not objective.uses_feedback:
             return None
         streak = newest_rollout_line(metrics).feedback.in_vain
@@ -194,7 +193,7 @@ class FeedbackMonitor:
     def look(
         self, counts: FeedbackCounts, records: Sequence[Record], read: Sequence[Record]
     ) -> FeedbackCounts:
-        """The step's counts with what was gated, what was missing, and the steps in vain."""
+        """The step's counts with gated and missing feedback and the current streak added."""
         ends = feedback_outcomes(records, read, self.tasks, self.policies, self.refines)
         missing = any(one.missing for one in ends.values())
         if any(one.used for one in ends.values()):
@@ -212,19 +211,19 @@ class FeedbackMonitor:
 
 
 def newest_rollout_line(metrics: Path) -> StepLine:
-    """The line of a run's newest rollout step; empty before the first."""
+    """The step line of a run's newest rollout step; empty before the first."""
     return next((line for line in reversed(read_step_lines(metrics)) if line.played), StepLine())
 
 
 def feedback_in_vain(method: str, line: StepLine) -> UserError | None:
-    """Why a run stops after the step of `line`; None while it may go on."""
+    """The error that stops a run after the step of `line`; None if it may continue."""
     streak, missing = line.feedback.in_vain, line.feedback.missing
     if streak < STEPS_IN_VAIN or not missing:
         return None
     return UserError(
-        f"{streak} steps in a row had no use of feedback; in the last one "
+        f"{streak} steps in a row had no usable feedback; in the last one "
         f"{'; '.join(missing.values())}.",
-        f"'{method}' learns from feedback, and without any it is another method under its name.",
-        "The weights so far are kept. Read what the coach said ('received' in episodes.jsonl): "
-        "once it is mended the same command goes on; another --coach needs another --out.",
+        f"'{method}' learns from feedback and cannot work without it.",
+        "The weights so far are saved. Read the feedback ('received' in episodes.jsonl) and fix "
+        "its cause, then run the same command to resume; a different --coach needs a new --out.",
     )

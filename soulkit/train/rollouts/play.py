@@ -1,8 +1,8 @@
-"""The rollouts of a step: which are played and by whom, and greedy scores on held-out rows.
+"""The rollouts of a step, and greedy scores on held-out rows.
 
-Nothing here learns. The prompts of all tasks are played at once and come back in the order in which
-the step drew them: mini-batches are cut in that order, and task by task an update would be one
-task's alone. Greedy episodes have the same engine and cast, at temperature 0.
+The prompts of all tasks are played together and returned in the order in which the step drew them,
+because mini-batches are cut in that order and should mix tasks. Greedy episodes use the same engine
+and cast at temperature 0.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from soulkit.types import Feedback, Record, Sampling, Segment
 
 
 class StaleRollout(SoulError):
-    """A rollout carries the hash of other weights than the trainer's."""
+    """A rollout was sampled with other weights than the trainer's."""
 
 
 def refuse_stale(records: Sequence[Record], version: str) -> None:
-    """On-policy means: every trained token was sampled by the weights that are about to move."""
+    """StaleRollout unless every token was sampled with the current weights (on-policy)."""
     for record in records:
         for trace in record.episode.traces:
             for turn in trace.turns:
@@ -44,7 +44,7 @@ def refuse_stale(records: Sequence[Record], version: str) -> None:
 
 
 def with_reward(record: Record) -> Record:
-    """The record; unscored where its score has no reward: nothing can be learned from it."""
+    """The record, marked unscored if its score has no reward."""
     score = record.score
     if not score.scored or score.reward is not None:
         return record
@@ -55,21 +55,22 @@ def with_reward(record: Record) -> Record:
 
 
 def step_failure(records: Sequence[Record]) -> CallError | None:
-    """Why a step has nothing to learn from, or has no feedback at all; None when it has.
+    """The error of a step in which no draft was scored or all feedback failed; else None.
 
-    A run that went on would spend hours on a dead server, or be another method than was asked for.
+    It stops the run, which could otherwise spend hours on a server that is down.
     """
     drafts = [r for r in records if r.kind == "draft"]
     scored = [r for r in drafts if r.score.scored]
     if drafts and not scored:
         last = drafts[-1].score
         return _of_reason(last.reason)(
-            f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+            f"None of {len(drafts)} drafts was scored; the last one failed with {last.reason}: "
+            f"{last.words}"
         )
     failed = [r.episode.notes.get("coach_failure") for r in scored]
     if failed and all(failed):
         return _of_reason(str(failed[-1]).partition(":")[0])(
-            f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
+            f"The coach failed on all {len(failed)} drafts, the last time with {failed[-1]}"
         )
     return None
 
@@ -82,7 +83,7 @@ def task_engine(
     config: TrainConfig, cast: Cast, task: Task, feedback: FeedbackPolicy | None = None,
     temperature: float = 0.0,
 ) -> Engine:  # fmt: skip
-    """What plays one task as a training run has it."""
+    """The engine that plays one task in a training run."""
     sampling = Sampling(
         temperature=temperature,
         max_tokens=config.reply_limit(task.spec.sampling),
@@ -97,7 +98,7 @@ def task_engine(
 async def played_greedily(
     config: TrainConfig, cast: Cast, rows: TaskRows, step: int
 ) -> AsyncIterator[tuple[Task, list[Record]]]:
-    """One episode of every row, task by task in the order in which the tasks first appear."""
+    """One greedy episode per row, task by task, in order of the tasks' first appearance."""
     jobs = [Job(task, example, 0, step) for task, example in rows]
     for jobs_of_task in jobs_by_task(jobs).values():
         task = jobs_of_task[0].task
@@ -114,12 +115,12 @@ class DevScores:
     cast: Cast
     rows: TaskRows
     log: Path | None = None
-    """Where the episodes are kept."""
+    """File for the episodes."""
 
     async def now(
         self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
-        """Greedy headline of the weights that `step` moved, per task."""
+        """Greedy headline score per task of the weights after `step`."""
         reporter.phase("held-out rows")
         await self.sampler.take(weights)
         values: dict[str, float | None] = {}
@@ -139,7 +140,7 @@ class DevScores:
 
 
 def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """Jobs by the name of their task, tasks in the order they first appear."""
+    """Jobs by task name, in order of the tasks' first appearance."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         groups.setdefault(job.task.name, []).append(job)
@@ -147,7 +148,7 @@ def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 
 def ignore_record(record: Record) -> None:
-    """The sink of whoever takes all records at once, when they are complete."""
+    """Record callback of callers that use the returned records instead."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Rollouts:
     blind_reader: Player | None = None
 
     def jobs(self, step: int) -> list[Job]:
-        """G rollouts of every prompt; an example drawn twice in a step gets 2G."""
+        """G rollouts per prompt; an example drawn twice in a step gets 2G."""
         config = self.config
         seen: dict[str, int] = {}
         jobs = []
@@ -175,12 +176,12 @@ class Rollouts:
         return jobs
 
     async def take(self, weights: TrainedWeights) -> str:
-        """Sample with these weights from now on; returns their hash, which rollouts will carry."""
+        """Sample with these weights from now on; returns their hash, recorded in rollouts."""
         await self.sampler.take(weights)
         return self.sampler.policy_version
 
     async def sample(self, jobs: Sequence[Job]) -> list[Record]:
-        """The records of all jobs, sampled by the weights that were taken last."""
+        """The records of all jobs, sampled with the weights from the last `take`."""
         groups = [
             (self._playing(jobs_of_task[0].task), jobs_of_task)
             for jobs_of_task in jobs_by_task(jobs).values()
@@ -195,7 +196,7 @@ class Rollouts:
         return sorted(map(with_reward, together), key=lambda r: place[r.example_id, r.rollout])
 
     def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:
-        """The records as a self-teacher reads them: where feedback is shuffled, with others'."""
+        """The records as a self-teacher reads them, with swapped feedback if it is shuffled."""
         if self.config.shuffle_feedback and self.objective.reader == "self":
             return with_swapped(records, self.shuffle_key(step))
         return records
@@ -203,7 +204,7 @@ class Rollouts:
     async def evaluate(
         self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
-        """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
+        """Greedy headline score per task on the dev split after `step`; empty if none is due."""
         every = self.config.eval_every
         if every is None or (step + 1) % every or not self.dev.rows:
             return {}
@@ -224,7 +225,8 @@ class Rollouts:
         return await engine.run(jobs, ignore_record)
 
     async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
-        """Feedback swapped among drafts. All tasks draft first: waves wait for all who play."""
+        """Records with feedback swapped among drafts. All tasks draft first, because sampling waves
+        wait for every job."""
         drafts = await gather(
             engine.each(jobs, engine.draft_with_feedback) for engine, jobs in groups
         )
@@ -252,7 +254,7 @@ class Rollouts:
 
 
 def feedback_slots(jobs: Sequence[Job]) -> Slot:
-    """The feedback slot of every record of these jobs, filled by its task."""
+    """A function that returns the filled feedback slot of a record of these jobs."""
     by_id = {job.example.id: (job.task, job.example) for job in jobs}
 
     def slot(record: Record, seat: str, feedback: Feedback) -> Segment:

@@ -1,14 +1,13 @@
-"""The trained adapter on vLLM servers: written, loaded, proven to be there, sampled from.
+"""Pushes the trained adapter to vLLM servers, verifies it and samples from it.
 
-    write pushes/NAME ──▶ load NAME on every server ──▶ prove it ──▶ let the name before fall idle,
-                                                        unload it, delete its folder
+    write pushes/NAME ──▶ load NAME on every server ──▶ verify it ──▶ wait until the old adapter is
+                                                        idle, unload it, delete its folder
 
-A name and a folder are never used twice: a server has cached what it computed under an old name.
-The folder stays as long as its name: a server whose loaded folder has vanished dies. The proof:
-servers give the log-probs of some prompts under the adapter's name, and the trainer's own forward
-pass is the measure, to `EXACT` nats in float32. In narrower numbers the two differ by more than a
-step moves; so a *probe adapter* with large random B factors shows once, before the first push, that
-adapters reach the computation. A push that cannot be proven ends the run.
+Names are never reused, because servers cache results by name. The folder of a loaded adapter must
+stay, because a server crashes without it. To verify a push, the servers' log-probs of some prompts
+are compared with the trainer's, up to `EXACT` nats in float32. In lower precision the rounding
+error is larger than the effect of a step, so a *probe adapter* with large random B factors shows
+once, before the first push, that adapters have an effect. An unverified push ends the run.
 """
 
 from __future__ import annotations
@@ -50,27 +49,27 @@ from soulkit.train.state.checkpoint import remove_folder, replace_folder
 from soulkit.types import Call, Completion, Sampling, Segment
 
 PROMPTS = 3
-"""Prompts of the run that are read."""
+"""Number of the run's prompts used to verify a push."""
 LONGEST = 1024
-"""Tokens of such a prompt at most: its last ones."""
+"""Maximum length of such a prompt; its last tokens are used."""
 MOVED = 1.0
-"""Nats by which the probe adapter has to move a token."""
+"""Nats by which the probe adapter must change the log-prob of some token."""
 MISSED = 0.25
-"""Share of the probe's mean movement by which a server may be off on average."""
+"""Allowed mean error of a server, as a share of the probe's mean change."""
 SMALLEST, DOUBLINGS = 0.05, 6
-"""Spread of the probe's B factors at first, and how often it may be doubled."""
+"""Initial spread of the probe's B factors, and how often it may be doubled."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobProbe:
-    """What the trainer says of a few prompts."""
+    """The trainer's log-probs of a few prompts."""
 
     policy: Policy
     prompts: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, policy: Policy, pool: TaskRows, limit: int | None) -> LogprobProbe:
-        """Prompts of the run's rows, of which a context of `limit` tokens holds the end."""
+        """Prompts of the run's rows, cut to their last tokens to fit a context of `limit`."""
         most = LONGEST if limit is None else min(LONGEST, limit - 1)
         prompts = []
         for task, example in pool[:: max(len(pool) // PROMPTS, 1)][:PROMPTS]:
@@ -79,7 +78,7 @@ class LogprobProbe:
         return cls(policy, tuple(dict.fromkeys(prompts)))
 
     def logprobs(self) -> list[list[float]]:
-        """By the trained weights as they are now."""
+        """Log-probs of the prompts with the current weights."""
         spans = [Span(ids, (False, *[True] * (len(ids) - 1)), ()) for ids in self.prompts]
         with _at_temperature(self.policy, 1.0):
             return [part.tolist() for part in log_probs(self.policy, spans, None)]
@@ -91,17 +90,17 @@ class LogprobProbe:
 
     @property
     def bound(self) -> str:
-        """What `passes` asks for, in words."""
+        """The bound that `passes` checks, as text."""
         return f"{EXACT:g} nats at any token" if self.exact else f"{GROSS:g} nats on average"
 
     def passes(self, apart: Distance) -> bool:
-        """Whether weights that are so far apart may be called the same."""
+        """Whether log-probs at this distance may come from the same weights."""
         return apart.largest <= EXACT if self.exact else apart.mean <= GROSS
 
     def probe(self) -> ProbeAdapter:
-        """The least probe adapter that moves the trainer by more than twice `MOVED`.
+        """The smallest probe adapter that changes the trainer's log-probs by over twice `MOVED`.
 
-        One that moves it by less where none does so much: `passes` is then never true.
+        If none does, a weaker one that never `passes`.
         """
         before = self.logprobs()
         probing = ProbeAdapter(SMALLEST, before, before)
@@ -116,7 +115,7 @@ class LogprobProbe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """A probe adapter: the spread of its B factors, and what the trainer says without and with."""
+    """A probe adapter: spread of its B factors, and the trainer's log-probs before and after."""
 
     spread: float
     before: Logprobs
@@ -127,15 +126,15 @@ class ProbeAdapter:
         return Distance.between(self.before, self.after)
 
     def passes(self, served: Logprobs) -> bool:
-        """Whether a server was moved as the trainer was."""
+        """Whether a server's log-probs changed like the trainer's."""
         moved, apart = self.moved, Distance.between(self.after, served)
         return MOVED < moved.largest < math.inf and apart.mean <= MISSED * moved.mean
 
 
 @contextmanager
 def random_factors(policy: Policy, spread: float) -> Iterator[None]:
-    """Within it the adapter's B factors are normal and `spread` wide, always the same ones; the
-    weights are put back whatever happens."""
+    """Context in which the adapter's B factors are fixed normal draws of width `spread`; the
+    weights are always restored."""
     factors = [parameter for name, parameter in policy.trained if ".lora_B." in name]
     before = [parameter.data for parameter in factors]
     draws = torch.Generator().manual_seed(len(factors))
@@ -160,16 +159,16 @@ def _at_temperature(policy: Policy, temperature: float) -> Iterator[None]:
 
 
 PUSHES = "pushes"
-"""In the run's folder of servers: the adapters that they have loaded."""
+"""Folder of loaded adapters, inside the run's server folder."""
 LARGEST_RANK = 512
-"""Of an adapter that vLLM loads."""
+"""Largest rank of an adapter that vLLM loads."""
 
 
 @dataclass
 class Pusher:
-    """Brings the weights of `touchstone.policy` to the servers of one run.
+    """Pushes the weights of `touchstone.policy` to the servers of one run.
 
-    `folder` is where pushed adapters stand; every server has to see it under the same path.
+    `folder` holds the pushed adapters; every server must see it under the same path.
     """
 
     fleet: Replicas
@@ -177,18 +176,18 @@ class Pusher:
     folder: Path
     reporter: Reporter
     name: str = ""
-    """Of the adapter that is served; empty before the first push."""
+    """Name of the served adapter; empty before the first push."""
     version: str = ""
     """Hash of its weights."""
     seconds: float = 0.0
-    """What pushes have taken since somebody set it to 0."""
+    """Total time of pushes since it was last reset to 0."""
     distance: Distance | None = None
-    """How far the farthest server was from the trainer at the last push."""
+    """Largest distance between a server and the trainer at the last push."""
     _unswept: bool = field(default=True, repr=False)
 
     async def __call__(self, weights: TrainedWeights) -> tuple[str, str]:
-        """(name, version) under which the servers compute with these weights; nothing is sent where
-        they do already. Raises NotArrived, AdapterNotServed, NoServerLeft."""
+        """Push these weights unless the servers have them; returns (adapter name, version).
+        Raises NotArrived, AdapterNotServed, NoServerLeft."""
         start, version = time.monotonic(), weights.version()
         if version == self.version:
             return self.name, version
@@ -209,22 +208,22 @@ class Pusher:
         return name, version
 
     async def close(self) -> None:
-        """Take away what is served. Where that fails, the next run's first push does it."""
+        """Unload the served adapter. If that fails, the first push of the next run unloads it."""
         name, self.name, self.version = self.name, "", ""
         try:
             if name:
                 await self._take_away(name)
         except SoulError as error:
-            self.reporter.note(f"the adapter {name} was left on its servers: {error}")
+            self.reporter.note(f"the adapter {name} was not unloaded from its servers: {error}")
 
     async def _push(self, label: str) -> str:
-        """Write the adapter as it is now, and have every server load it; returns its name."""
+        """Write the current adapter and load it on every server; returns its name."""
         name = f"soulkit-{label}-{secrets.token_hex(4)}"
         model = self.touchstone.policy.model
         replace_folder(self.folder / name, lambda aside: save_adapter(model, aside))
         try:
             await push_adapter(self.fleet, self.folder / name, name)
-        except AdapterNotServed:  # after anything else somebody may have it: `_sweep` comes first
+        except AdapterNotServed:  # after other errors a server may have loaded it; see `_sweep`
             remove_folder(self.folder / name)
             raise
         return name
@@ -234,17 +233,17 @@ class Pusher:
         remove_folder(self.folder / name)
 
     async def _sweep(self) -> None:
-        """Take away what a killed run has left on servers that outlived it."""
+        """Unload adapters that a killed run left on its servers."""
         for leftover in sorted(self.folder.glob("*")):
-            if leftover.name.startswith("."):  # never had its name
+            if leftover.name.startswith("."):  # incomplete, never loaded
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 await self._take_away(leftover.name)
 
-    # --- proof ------------------------------------------------------------------------------------
+    # --- verification -----------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        """Show that adapters are computed with; NotArrived, with the server's name, if not."""
+        """Verify that servers apply adapters; NotArrived names a server that does not."""
         probing = self.touchstone.probe()
         with random_factors(self.touchstone.policy, probing.spread):
             name = await self._push("probe")
@@ -256,7 +255,7 @@ class Pusher:
             await self._take_away(name)
 
     async def _prove(self, name: str) -> Distance:
-        """The farthest server's distance; NotArrived where one has other weights."""
+        """Largest distance of a server from the trainer; NotArrived if one has other weights."""
         trainer, farthest = self.touchstone.logprobs(), Distance(0.0, 0.0)
         for url, served in (await self._served(name)).items():
             apart = Distance.between(trainer, served)
@@ -266,17 +265,16 @@ class Pusher:
         return farthest
 
     async def _served(self, name: str) -> dict[str, list[tuple[float, ...]]]:
-        """Address → log-probs under `name`; NotArrived where a server does not give them."""
-        # One after the other: a server with adapters that runs on a CPU (vLLM 0.32) dies when the
-        # prompts of two such requests share a batch.
+        """Address → log-probs with adapter `name`; NotArrived if a server does not return them."""
+        # One at a time: on a CPU, vLLM 0.32 with adapters crashes if two of them share a batch.
         prompts = self.touchstone.prompts
         try:
             answers = [await prompt_logprobs(self.fleet, name, prompt) for prompt in prompts]
         except ServerRefused as refusal:
             raise NotArrived(
-                f"A server took the adapter {name} and does not tell what it computes with it.",
-                f"It says: {refusal}. Without log-probs of prompts nobody can tell whose weights "
-                "sample.",
+                f"A server loaded the adapter {name} but does not return log-probs of prompts.",
+                f"It replied: {refusal}. Without log-probs, soul cannot verify which weights the "
+                "server samples with.",
                 _LOOK,
             ) from refusal
         return {url: [answer[url] for answer in answers if url in answer]
@@ -284,56 +282,56 @@ class Pusher:
 
 
 def rank_of(policy: Policy) -> int:
-    """The largest rank in the adapter that is trained."""
+    """The largest rank in the trained adapter."""
     config = policy.model.peft_config[ADAPTER]
     return max(int(config.r), *map(int, (config.rank_pattern or {}).values()), 1)
 
 
 def check_adapter(policy: Policy) -> None:
-    """ConfigError for an adapter of a form that vLLM does not compute."""
+    """ConfigError for an adapter that vLLM does not support."""
     config, rank = policy.model.peft_config[ADAPTER], rank_of(policy)
     problems = {
-        f"its rank is {rank}, and vLLM takes {LARGEST_RANK} at most": rank > LARGEST_RANK,
-        "it holds whole modules beside its factors": bool(config.modules_to_save),
+        f"its rank is {rank}, and the maximum of vLLM is {LARGEST_RANK}": rank > LARGEST_RANK,
+        "it contains whole modules (modules_to_save)": bool(config.modules_to_save),
         "it is a DoRA": config.use_dora,
         "it has biases": config.bias != "none" or config.lora_bias,
     }
     reasons = [reason for reason, there in problems.items() if there]
     if reasons:
         raise ConfigError(
-            f"The adapter that is trained cannot be sampled by vLLM: {'; '.join(reasons)}.",
-            "Servers would refuse it at the first push, when the run has begun.",
+            f"vLLM cannot sample with the trained adapter: {'; '.join(reasons)}.",
+            "Servers would refuse it at the first push, after the run has started.",
             "Train another adapter (--lora-r, or without --adapter), or use --engine local.",
         )
 
 
-_LOOK = "Look into the server's log, or use --engine local, which samples with the trained weights."
+_LOOK = "Check the server's log, or use --engine local, which samples with the trained weights."
 
 
 def _not_followed(url: str, moved: Distance, apart: Distance) -> NotArrived:
     return NotArrived(
-        f"Adapters do not reach what is served at {url}.",
-        f"One with large random weights moves the trainer's log-probs by {moved.words()}, and the "
-        f"server's are then {apart.words()} from the trainer's: it computes with another base, or "
-        "leaves part of the adapter out.",
-        f"Serve the base of this run, with --enable-lora, in the trainer's numbers. {_LOOK}",
+        f"The server at {url} does not apply LoRA adapters correctly.",
+        f"A test adapter changes the trainer's log-probs by {moved.words()}, but the server's "
+        f"log-probs with it differ from the trainer's by {apart.words()}: the server uses another "
+        "base, or ignores part of the adapter.",
+        f"Serve the base of this run with --enable-lora, in the trainer's dtype. {_LOOK}",
     )
 
 
 def _not_proven(url: str, apart: Distance, touchstone: LogprobProbe) -> NotArrived:
     return NotArrived(
-        f"The weights that were pushed to {url} cannot be proven to be there.",
-        f"Log-probs of prompts are {apart.words()} from the trainer's, where {touchstone.bound} "
-        f"are allowed in {touchstone.policy.computed}: rollouts would come from other weights.",
+        f"The server at {url} does not sample with the weights that were pushed to it.",
+        f"Its log-probs of prompts differ from the trainer's by {apart.words()}; in "
+        f"{touchstone.policy.computed}, {touchstone.bound} is allowed.",
         f"Serve the base of this run in {touchstone.policy.computed}. {_LOOK}",
     )
 
 
 class ServedPolicy:
-    """A Sampler whose weights travel to servers before it samples with them.
+    """A Sampler that pushes its weights to servers and samples there.
 
-    With a `journal`, every reply is recorded before anybody sees it, and what is recorded of the
-    same weights is not sampled again. Close it before its servers.
+    With a `journal`, every reply is recorded before it is returned, and replies recorded for the
+    same weights are reused. Close it before its servers.
     """
 
     def __init__(self, model: VllmModel, pusher: Pusher, journal: Journal | None = None) -> None:
@@ -342,17 +340,17 @@ class ServedPolicy:
 
     @property
     def context_limit(self) -> int | None:
-        """Tokens of a prompt with its reply; None: not known."""
+        """Maximum tokens of a prompt with its reply; None if unknown."""
         return self.model.context_limit
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
+        """Number of tokens of the prompt for `context`."""
         return self.model.prompt_length(context, thinking)
 
     async def take(self, weights: TrainedWeights) -> None:
-        """Sample with these weights from now on; returns once they are proven to be there.
+        """Sample with these weights from now on; returns once the push is verified.
 
-        Raises UserErrors where they are not (`push.py`), and then samples with nothing new.
+        Raises UserErrors if it is not, and keeps the old weights.
         """
         served, version = await self.pusher(weights)
         self.model.use(served, version)
@@ -361,7 +359,7 @@ class ServedPolicy:
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        """One reply; raises as the servers' model does."""
+        """One reply; raises the errors of the servers' model."""
         if self.journal is None:
             return await self.model.complete(context, sampling, call)
         ids = self.model.codec.prompt_ids(context, sampling.thinking)
@@ -374,7 +372,7 @@ class ServedPolicy:
         return reply
 
     async def close(self) -> None:
-        """Take the weights away from the servers, and close the connections to them."""
+        """Unload the weights from the servers and close the connections."""
         try:
             await self.pusher.close()
         finally:

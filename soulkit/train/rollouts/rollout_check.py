@@ -1,14 +1,14 @@
-"""Checks that the rollouts of a step were sampled with the weights that are trained.
+"""Checks that the rollouts of a step were sampled with the trained weights.
 
-A push proves that the weights arrived (`push.py`). A proxy, a restart or another user may change
-them afterwards. So the log-probs of every reply are compared with the trainer's, server by server,
-before anything of the step is kept or learned:
+Every push is verified (`push.py`), but a proxy, a restart or another user may change the weights
+afterwards. So the log-probs of every reply are compared with the trainer's, server by server,
+before the step is saved or learned from:
 
-    float32     no token differs by more than 1e-4 nats / max(temperature, 0.1)
-    narrower    the mean is at most 0.25 nats, and it is not both above 0.05 nats and above ten
-                times the median of the earlier steps, once there are three of them
+    float32   no token differs by more than 1e-4 nats / max(temperature, 0.1)
+    others    the mean is at most 0.25 nats, and not both above 0.05 nats and above ten times the
+              median of earlier steps (after three of them)
 
-The number type is the trainer's. A step that needs old log-probs takes those computed here.
+The dtype is the trainer's. A step that needs old log-probs reuses those computed here.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from soulkit.train.state.metrics import PushCost, SamplerGap, read_step_lines
 from soulkit.types import Completion, Record, Trace
 
 LEAST_TEMPERATURE = 0.1
-"""The bound in float32 grows with 1 / temperature, down to this temperature."""
+"""The float32 bound grows with 1 / temperature, down to this temperature."""
 NOTICEABLE = 0.05
-"""Mean gap in nats, in narrower numbers, below which no jump is an error."""
+"""Mean gap in nats, in lower precision, below which a jump is not an error."""
 JUMP = 10.0
-"""Factor over the median of the earlier steps' mean gaps."""
+"""Allowed factor over the median of earlier steps' mean gaps."""
 LEAST_STEPS = 3
-"""Earlier steps that such a median needs."""
+"""Number of earlier steps that the median needs."""
 UNCHECKED = "unchecked_rollouts"
-"""The member of `environment.json` that says why rollouts could not be checked."""
+"""Key in `environment.json` for the reason why rollouts could not be checked."""
 
 
 class WrongWeights(UserError):
-    """Rollouts of a step were not sampled with the weights that are trained."""
+    """Rollouts of a step were not sampled with the trained weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRollouts:
-    """What the check of a step found; empty when the rollouts were sampled in this process."""
+    """Result of the check of a step; empty if the rollouts were sampled in this process."""
 
     scores: Scores = field(default_factory=dict)
     gap: SamplerGap | None = None
@@ -73,9 +73,9 @@ class RolloutCheck:
     loop: Loop
     sampler: Sampler
     earlier: list[float] = field(default_factory=list)
-    """Mean gaps in nats of the steps so far."""
+    """Mean gaps of earlier steps in nats."""
     told: bool = False
-    """Whether this process has said that rollouts cannot be checked."""
+    """Whether this process has printed that rollouts cannot be checked."""
 
     @classmethod
     def of(cls, loop: Loop, sampler: Sampler) -> Self:
@@ -86,10 +86,10 @@ class RolloutCheck:
     def __call__(
         self, step: int, records: Sequence[Record], sequences: Sequence[TrainSequence]
     ) -> CheckedRollouts:
-        """Compare all replies of `records`, and score what `sequences` need as old log-probs.
+        """Compare all replies of `records`, and compute the old log-probs that `sequences` need.
 
-        WrongWeights names the servers whose log-probs are too far from the trainer's. The step's
-        replies are then void in the journal, and a checkpoint keeps the steps before it.
+        WrongWeights names the servers whose log-probs differ too much from the trainer's. The
+        step's replies are then void in the journal, and a checkpoint saves the earlier steps.
         """
         if not isinstance(self.sampler, ServedPolicy):
             return NOTHING_CHECKED
@@ -114,7 +114,7 @@ class RolloutCheck:
         return CheckedRollouts(scores, gap, push, time.monotonic() - started)
 
     def _scores(self, records: Sequence[Record], sequences: Sequence[TrainSequence]) -> Scores:
-        """Log-probs and entropies of the replies and of what the update will ask for."""
+        """Log-probs and entropies of the replies and of the sequences that the update needs."""
         config, policy = self.loop.config, self.loop.policy
         trained = [s for s in sequences if s.weight > 0]
         wanted = [s.span for s in trained if s.loss == "policy"]
@@ -124,7 +124,7 @@ class RolloutCheck:
         return scores_by_key(policy, spans, config.tokens_per_batch)
 
     def _refuse_wrong(self, step: int, apart: Mapping[str, Distance]) -> None:
-        """WrongWeights where a server's gap is too large; the step is void in the journal then."""
+        """WrongWeights if a server's gap is too large; the step is then void in the journal."""
         policy = self.loop.policy
         exact, temperature = policy.computed == "float32", policy.temperature
         broken = {
@@ -150,11 +150,11 @@ class RolloutCheck:
         )
         return WrongWeights(
             f"The rollouts of step {step} from {', '.join(names.values())} were not sampled with "
-            "the weights that are trained.",
-            f"The log-probs of their tokens differ from the trainer's ({found}). Nothing was "
-            "learned from this step, and none of its rollouts is kept.",
-            "Check what answers at that address (a proxy, a restarted server, another adapter), "
-            "then run the same command again: it samples this step anew.",
+            "the trained weights.",
+            f"The log-probs of their tokens differ from the trainer's ({found}). The step was not "
+            "used for training, and its rollouts are discarded.",
+            "Check the server at that address (a proxy, a restart, another adapter), then run the "
+            "same command again: it repeats this step.",
         )
 
     def _urls(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class RolloutCheck:
     def _note_unchecked(
         self, step: int, records: Sequence[Record], unchecked: Counter[str]
     ) -> None:
-        """Say and record, once a start, that replies came without log-probs."""
+        """Print and record, once per process, that replies came without log-probs."""
         if not unchecked or self.told:
             return
         self.told = True
@@ -181,7 +181,7 @@ class RolloutCheck:
 def exceeded_bound(
     gap: Distance, temperature: float, earlier: Sequence[float], *, exact: bool
 ) -> str:
-    """The bound that a server's gap does not keep, in words; empty when it keeps all of them.
+    """The bound that a server's gap exceeds, as text; empty if none.
 
     `earlier` are the mean gaps of earlier steps; `exact`: the trainer computes in float32.
     """
@@ -204,7 +204,7 @@ Compared = tuple[list[Sequence[float]], list[Sequence[float]]]
 def by_server(
     records: Sequence[Record], scores: Scores
 ) -> tuple[dict[str, Compared], Counter[str]]:
-    """(server → what it and the trainer say of its replies, server → replies without log-probs)."""
+    """(server → log-probs of its replies by it and by the trainer, server → replies without)."""
     compared: dict[str, Compared] = defaultdict(lambda: ([], []))
     unchecked: Counter[str] = Counter()
     for trace in traces_of(records):
@@ -219,7 +219,7 @@ def by_server(
 
 
 def scored_replies(trace: Trace, scores: Scores) -> Iterator[tuple[Completion, list[float]]]:
-    """Every reply of a trace that emitted anything, with the trainer's log-probs of its tokens."""
+    """Every non-empty reply of a trace, with the trainer's log-probs of its tokens."""
     parts = [scores[span.key][0] for span in trained_spans(trace)]
     logs = torch.cat(parts).tolist() if parts else []
     start = 0
@@ -231,10 +231,10 @@ def scored_replies(trace: Trace, scores: Scores) -> Iterator[tuple[Completion, l
 
 
 def trained_spans(trace: Trace) -> list[Span]:
-    """The sequences of a trace that hold sampled tokens, in the order of its turns."""
+    """The sequences of a trace that contain sampled tokens, in the order of its turns."""
     return [span for span in emitted_spans(trace) if span.n_trained]
 
 
 def traces_of(records: Sequence[Record]) -> Iterator[Trace]:
-    """The traces of all records, unscored ones as well."""
+    """The traces of all records, including unscored ones."""
     return chain.from_iterable(record.episode.traces for record in records)
