@@ -319,7 +319,7 @@ def test_a_training_says_rank_and_alpha_of_the_adapter_it_trains(
         policy_of(model, lora={"r": 4, "alpha": 12}).save(tmp_path / "adapter")
         more, scale = ("--adapter", tmp_path / "adapter"), (4, 12)
         line = f"LoRA adapter: {tmp_path / 'adapter'}, rank 4, alpha 12; "
-        line += "lora.r and lora.alpha are not used"
+        line += "lora.r and lora.alpha are ignored"
     out = tmp_path / "run"
     words = ("train", "sft", *TOMI, "--model", model, *more, "--lora-r", 16, "--steps", 1,
              "--batch", 2, "--out", out)  # fmt: skip

@@ -564,7 +564,7 @@ def test_the_setting_takes_names_with_commas() -> None:
             "pet",
         )
     assert TrainConfig.model_validate(rest).dev_by == ()
-    with pytest.raises(ValueError, match="which --eval-every STEPS makes"):
+    with pytest.raises(ValueError, match="--dev-by needs --eval-every STEPS"):
         TrainConfig.model_validate({**rest, "dev_by": "job", "eval_every": None})
 
 

@@ -325,7 +325,7 @@ def test_the_references_coach_and_that_it_sees_the_gold(task: str) -> None:
 @pytest.mark.parametrize("task", UNTOLD)
 def test_tasks_without_feedback_in_the_reference(task: str) -> None:
     flags = {"protocol": "reference"}
-    with pytest.raises(NoFeedback, match=f"task '{task}': nobody comments on its drafts"):
+    with pytest.raises(NoFeedback, match=f"task '{task}': it has no coach"):
         coached(task, **flags)
     mixed = coached(task, "hitom", **flags)
     assert mixed.config.named("coach", task) == "none" and not mixed.config.cast_as("coach", task)

@@ -58,7 +58,7 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
     ("text", "word"),
     [
         ("grpo,dito", "ditto"), ("sft", "Known"), ("ditto:lamda_fb=0", "lambda_fb"),
-        ("ditto:lambda_fb", "lambda_fb=VALUE"), ("grpo,grpo", "twice"), (" , ", "No method"),
+        ("ditto:lambda_fb", "lambda_fb=VALUE"), ("grpo,grpo", "twice"), (" , ", "names no method"),
         ("ditto:seed=3", "setting"), ("ditto:accept_from=", "no value"),
     ],
 )  # fmt: skip
@@ -329,7 +329,7 @@ def test_judges_of_their_own_need_one_who_scores_all_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scene(tmp_path, "grpo,grpo:judge=k", "--dry-run") == 2
-    assert "--eval-judge WHO" in capsys.readouterr().err.splitlines()[-1]
+    assert "--eval-judge MODEL" in capsys.readouterr().err.splitlines()[-1]
     assert scene(tmp_path, "grpo,grpo:judge=k", "--dry-run", "--eval-judge", "q") == 0
     capsys.readouterr()
     assert scene(tmp_path, "grpo,grpo:partner=q", "--dry-run", "--eval-judge", "q") == 2

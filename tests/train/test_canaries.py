@@ -162,7 +162,7 @@ def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> No
         "--canary-every", 1, "--out", tmp_path / "run",
     )  # fmt: skip
     assert code == 2 and not (tmp_path / "run").exists()
-    assert "no judge scores tomi" in three_lines(capfd.readouterr().err)[0]
+    assert "needs a judge, and tomi is scored by rules" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_canaries_that_nobody_ever_judged_are_not_measured() -> None:

@@ -198,14 +198,16 @@ def test_mistakes_cost_three_lines(
         return refusal(capsys, tmp_path, *words)
 
     chats, tiny = ("--data", files / "chats.jsonl"), ("--model", "tiny", "--full")
-    assert "name what is imitated" in says("sft", *tiny)
-    assert "cannot be one training" in says("sft", *tiny, "--task", "tomi", "--set",
+    assert "name the training data" in says("sft", *tiny)
+    assert "both tasks and conversations" in says("sft", *tiny, "--task", "tomi", "--set",
                                             f"corpora=[{files / 'chats.jsonl'}]")  # fmt: skip
     assert "--side" in says("ditto", "--model", "tiny", "--task", "tomi", "--side", "human")
-    assert "is about conversations" in says("sft", *tiny, "--task", "tomi", "--side", "human")
+    assert "only applies to conversations" in says(
+        "sft", *tiny, "--task", "tomi", "--side", "human"
+    )
     assert "nothing.jsonl" in says("sft", *tiny, "--data", tmp_path / "nothing.jsonl",
                                    "--side", "human")  # fmt: skip
-    assert "they are one file" in says("sft", *tiny, *chats, "--side", "human", "--validation",
+    assert "is also training data" in says("sft", *tiny, *chats, "--side", "human", "--validation",
                                        files / "chats.jsonl")  # fmt: skip
     copy = shutil.copy(files / "chats.jsonl", tmp_path / "copy.jsonl")
     assert "the same rows" in says("sft", *tiny, *chats, "--side", "human", "--validation", copy)

@@ -180,13 +180,13 @@ LEAKED, SILENT = record(1, received=TELLING), record(2)
         (True, (LEAKED,), "nothing was refined: 1 of 1 feedbacks leak the answer (gold_text)"),
         (False, (LEAKED,), "nothing was taught: 1 of 1 feedbacks leak the answer (gold_text)"),
         (False, (record(0, received=ADVICE),), ""),
-        (True, (record(0, received=ADVICE),), "nobody else's feedback could be had for 1 of 1"),
-        (True, (SILENT,), "the coach had nothing to say about 1 of 1 drafts"),
+        (True, (record(0, received=ADVICE),), "no other draft had feedback to swap for 1 of 1"),
+        (True, (SILENT,), "the coach gave no feedback on 1 of 1 drafts"),
         (True, (record(0, coach_failure="gone"),), "the coach failed on 1 of 1 drafts"),
-        (True, (LEAKED, SILENT), "1 of 2 feedbacks leak the answer (gold_text), the coach had"),
+        (True, (LEAKED, SILENT), "1 of 2 feedbacks leak the answer (gold_text), the coach gave"),
         (True, (USED[0], record(0, "refined", BROKEN)), "1 of 1 refined rollouts have no score"),
         (True, (USED[0], record(0, "refined", context=Segment("user", "Q."))),
-         "1 of 1 feedbacks reached no prompt"),
+         "1 of 1 feedbacks are in no prompt"),
         (True, (record(0, score=BROKEN),), ""),  # an unscored draft leaves before
     ],
 )  # fmt: skip
@@ -233,7 +233,7 @@ def test_groups_without_spread_are_said_aloud(tmp_path: Path, model: Path, capfd
     output = capfd.readouterr().err
     text = "2 of 2 groups have equal rewards: nothing is learned;"
     assert f"step 0: {text}" in output and output.count(text) == 1
-    assert "--group-size" in output and "--stop-flat 10 would end the run" in output
+    assert "--group-size" in output and "--stop-flat 10 would stop the run" in output
     assert "step 9: 10 steps so far had nothing to learn from" in output
     assert "11 of 11 steps had nothing to learn from rewards" in output
 
@@ -245,7 +245,7 @@ def test_a_run_that_learns_nothing_ends_and_goes_on(
     out, options = tmp_path / "run", shade_options(tmp_path, "generous")
     assert train("grpo", model, out, *options, "--steps", 6, "--stop-flat", 2) == 1
     error = capfd.readouterr().err
-    assert "2 such steps in a row end the run" in error
+    assert "the run stops after 2 such steps in a row" in error
     assert "error: 2 steps in a row learned nothing" in error and "--stop-flat 2 was given" in error
     assert len(steps_of(out)) == 2 and not (out / "summary.json").exists()
     assert train("grpo", model, out, *options, "--steps", 6, "--stop-flat", 3) == 1  # it goes on
@@ -307,9 +307,9 @@ def test_a_coach_of_one_sentence_is_counted_and_said(
     assert [line["feedback/distinct"] for line in steps_of(out)] == [1 / 16] * 2
     assert json.loads((out / "summary.json").read_text())["feedback"]["distinct"] == 1 / 16
     shown = capfd.readouterr()
-    remark = "the feedback hardly differs: 0.06 different texts a draft, fewer than 1 in 10"
+    remark = "the feedback hardly differs: 0.06 different texts per draft, fewer than 1 in 10"
     assert shown.err.count(remark) == 1 and f"step 0: {remark}" in shown.err
-    assert "0.06 different texts a draft" in shown.out and remark in shown.out
+    assert "0.06 different texts per draft" in shown.out and remark in shown.out
 
 
 def test_feedback_that_differs_is_counted_and_no_more(
@@ -323,7 +323,9 @@ def test_feedback_that_differs_is_counted_and_no_more(
     (line,) = steps_of(out)
     assert line["feedback/distinct"] > 0.5
     shown = capfd.readouterr()
-    assert "hardly differs" not in shown.err + shown.out and "different texts a draft" in shown.out
+    assert (
+        "hardly differs" not in shown.err + shown.out and "different texts per draft" in shown.out
+    )
     assert train("grpo", model, tmp_path / "grpo", *shade_options(tmp_path, "kind")) == 0
     assert all("feedback/distinct" not in line for line in steps_of(tmp_path / "grpo"))
 

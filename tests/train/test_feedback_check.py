@@ -133,8 +133,8 @@ def test_a_task_without_a_coach_stops_nothing_beside_one_that_has_feedback(
 @pytest.mark.parametrize(
     ("task", "word"),
     [
-        ("mute", "say nothing about 36 of 36"), ("blunt", "answer away on 36 of 36"),
-        ("pointing", "answer away on 24 of 36"), ("worked", "worked example"),
+        ("mute", "give no feedback on 36 of 36"), ("blunt", "leaks the answer on 36 of 36"),
+        ("pointing", "leaks the answer on 24 of 36"), ("worked", "worked example"),
         ("slotless", "no feedback slot"), ("unmarked", "no feedback slot"),
     ],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_one_task_of_a_mixture_is_named(tmp_path: Path, model: Path, capfd: Any)
     lines = refusal(capfd, "ditto", model, tmp_path / "run", *options)
     assert "'mute'" in lines["error"] and "'blunt'" in lines["error"]
     assert "'kind'" not in lines["error"]
-    assert "leave mute, blunt out of --task" in lines["fix"]
+    assert "remove mute, blunt from --task" in lines["fix"]
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_advice_that_only_those_may_have_who_get_none(
 ) -> None:
     options = (*shade_options(tmp_path, "praising"), "--feedback-for", gate)
     lines = refusal(capfd, "ditto", model, tmp_path / "run", *options)
-    assert "answer away on 24 of 24 drafts" in lines["error"]
+    assert "leaks the answer on 24 of 24 test drafts" in lines["error"]
     plan = ("plan", "train", "ditto", "--model", model, *options[:-1], "all", *SMALL)
     assert soul(*plan) == 0
 
@@ -221,15 +221,15 @@ def test_a_teacher_of_no_weight_teaches_nothing(
 ) -> None:
     teacher = ("--teacher-model", model) if method == "opd" else ()
     options = (*shade_options(tmp_path, "kind"), *teacher, "--set", "distill_weight=0")
-    assert "weight 0" in refusal(capfd, method, model, tmp_path / "run", *options)["error"]
+    assert "distill_weight" in refusal(capfd, method, model, tmp_path / "run", *options)["error"]
 
 
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"method": "ditto", "lambda_fb": 0}, "copies alone"),
+        ({"method": "ditto", "lambda_fb": 0}, "only as copies"),
         ({"method": "erl", "aux_weight": 0}, "without feedback"),
-        ({"method": "sdpo-token+grpo", "distill_weight": 0}, "this is grpo"),
+        ({"method": "sdpo-token+grpo", "distill_weight": 0}, "this is plain grpo"),
         ({"method": "ditto"}, ""), ({"method": "grpo", "lambda_fb": 0}, ""),
     ],
 )  # fmt: skip
@@ -301,7 +301,7 @@ def test_nobody_is_asked_before_the_start(tmp_path: Path) -> None:
     [
         ("sdpo-logits", ["divergence_top_k=1"], "divergence_top_k is 1"),
         ("sdpo-logits+grpo", ["divergence_top_k=1"], "divergence_top_k is 1"),
-        ("erl", ["accept_from=1.5"], "above the highest of tomi (1)"),
+        ("erl", ["accept_from=1.5"], "above the highest reward of tomi (1)"),
     ],
 )
 def test_a_part_that_is_always_zero(

@@ -92,7 +92,7 @@ def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -
     message = refused(run, capsys)
     assert "'tomi' had 12 training rows" in message and "has 11 now" in message
     write_rows(path, [*rows[:11], *synth("tomi", 1, 99)])
-    assert "'tomi' has 12 training rows as before, but they are others" in refused(run, capsys)
+    assert "'tomi' still has 12 training rows, but other ones" in refused(run, capsys)
     write_rows(path, rows)
     assert again() == 0
 
@@ -104,7 +104,7 @@ def test_another_base_model_is_refused(run: Path, capsys: pytest.CaptureFixture[
     tensors[name] += 0.001
     save_file(tensors, file, metadata={"format": "pt"})
     message = refused(run, capsys)
-    assert "The base model 'model' is not the one" in message and "set of weights" in message
+    assert "The base model 'model' has changed" in message and "set of weights" in message
 
 
 def test_another_number_of_threads_is_refused(
@@ -125,7 +125,7 @@ def test_a_run_that_does_not_know_its_material_is_refused(
 ) -> None:
     path = run / "run/conditions.json"
     path.unlink() if text is None else path.write_text(text)
-    words = "does not say on which rows" if text is None else "conditions.json' cannot be read"
+    words = "does not record its rows" if text is None else "conditions.json' cannot be read"
     assert words in refused(run, capsys)
 
 
@@ -143,7 +143,7 @@ def test_another_teacher_is_refused(
     save_file(changed, wise / "model.safetensors", metadata={"format": "pt"})
     capsys.readouterr()
     assert soul(*command) == 2
-    assert f"The teacher '{wise}' is not the one" in capsys.readouterr().err
+    assert f"The teacher '{wise}' has changed" in capsys.readouterr().err
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -168,29 +168,29 @@ def begun(base: Path) -> dict[str, Any]:
     return Conditions(players={}, tasks={"tomi": facts}, material=material).as_dict()
 
 
-TOMI, OTHER_MODEL = ("tasks", "tomi"), "base model 'base' is not the one .* another "
+TOMI, OTHER_MODEL = ("tasks", "tomi"), "base model 'base' has changed .* another "
 REFUSALS: dict[tuple[str, ...], tuple[Any, str]] = {
     (*TOMI, "rows"): ({"a": "1"}, "'tomi' had 4 training rows .* and has 1 now"),
-    (*TOMI, "prompts"): ("x", "'tomi' puts its training rows into other prompts"),
-    (*TOMI, "dev_prompts"): ("x", "'tomi' puts its dev rows into other prompts"),
-    (*TOMI, "dev_rows"): ({"a": "1", "b": "2"}, "'tomi' has 2 dev rows as before"),
+    (*TOMI, "prompts"): ("x", "prompts of the training rows of task 'tomi' have changed"),
+    (*TOMI, "dev_prompts"): ("x", "prompts of the dev rows of task 'tomi' have changed"),
+    (*TOMI, "dev_rows"): ({"a": "1", "b": "2"}, "'tomi' still has 2 dev rows"),
     ("corpora", "chats", "rows"): (4, "'chats' had 3 training rows .* and has 4 now"),
-    ("corpora", "chats", "sha256"): ("x", "'chats' has 3 training rows as before"),
-    ("validation", "chats", "sha256"): ("x", "'chats' has 1 dev rows as before"),
+    ("corpora", "chats", "sha256"): ("x", "'chats' still has 3 training rows"),
+    ("validation", "chats", "sha256"): ("x", "'chats' still has 1 dev rows"),
     ("model", "layout"): ("x", f"{OTHER_MODEL}shape"),
     ("model", "types"): ("x", f"{OTHER_MODEL}number type"),
     ("model", "weights"): ("x", f"{OTHER_MODEL}set of weights"),
     ("model", "settings"): ("x", f"{OTHER_MODEL}configuration"),
     ("model", "tokenizer"): ("x", f"{OTHER_MODEL}tokenizer"),
     ("model", "template"): ("x", f"{OTHER_MODEL}chat template"),
-    ("teacher", "weights"): ("x", "teacher 'wise' is not the one .* another set of weights"),
-    ("adapter",): ("x", "adapter 'start' holds other weights"),
-    ("teacher_adapter",): ("x", "teacher's adapter 'expert' holds other weights"),
-    ("teacher_adapters", "tomi"): ("x", "teacher of tomi, 'sage' holds other weights"),
-    ("machine", "threads"): (2, "with threads 1 .--threads 1., and now it is 2"),
-    ("machine", "device"): ("x", "with device cpu, and now it is x"),
-    ("machine", "kernels"): ("x", "with kernels AVX2, and now it is x"),
-    ("machine", "torch"): ("x", "with torch 2, and now it is x"),
+    ("teacher", "weights"): ("x", "teacher 'wise' has changed .* another set of weights"),
+    ("adapter",): ("x", "adapter 'start' have changed"),
+    ("teacher_adapter",): ("x", "teacher's adapter 'expert' have changed"),
+    ("teacher_adapters", "tomi"): ("x", "teacher of tomi, 'sage' have changed"),
+    ("machine", "threads"): (2, "with threads 1 .--threads 1., but now it is 2"),
+    ("machine", "device"): ("x", "with device cpu, but now it is x"),
+    ("machine", "kernels"): ("x", "with kernels AVX2, but now it is x"),
+    ("machine", "torch"): ("x", "with torch 2, but now it is x"),
 }
 
 
@@ -227,7 +227,7 @@ def test_the_order_of_the_rows_counts(tmp_path: Path, begun: dict[str, Any]) -> 
     )
     run, settings = Run(path=tmp_path, command="train sft", resumed=False), config(model="base")
     check_material(run, before, settings)
-    with pytest.raises(RunError, match="has 4 training rows as before, but they are others"):
+    with pytest.raises(RunError, match="still has 4 training rows, but other ones"):
         check_material(run, now, settings)
 
 

@@ -120,7 +120,7 @@ def test_a_product_that_is_wrong_is_noticed_though_the_adapter_is_new(
 
 def test_unknown_parts_are_an_error(tmp_path: Path) -> None:
     policy = policy_of(build("qwen3", tmp_path / "qwen3"), lora=LORA)
-    with pytest.raises(ValueError, match="nothing to fuse is called speed"):
+    with pytest.raises(ValueError, match="unknown parts to fuse: speed"):
         fuse(policy.decoder, ("speed",))  # type: ignore[arg-type]
 
 

@@ -216,7 +216,7 @@ def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_of_it_is_imported_before_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert soul("train", "--help") == 0
     listed = capsys.readouterr().out
-    assert "Of an installed package: soul_reinforce:Reinforce." in listed
+    assert "From an installed package: soul_reinforce:Reinforce." in listed
     assert "soul_reinforce" not in sys.modules and listed.count("  grpo ") == 1
     assert soul("train", "grpo", "--help-all") == 0
     TrainConfig.load(env={}, flags={"method": "ditto", "model": "m", "tasks": {"tomi": 1.0}})
@@ -231,13 +231,13 @@ def test_a_built_in_name_wins_and_says_so(
     dry = ("train", "grpo", "--model", model, *ROWS, *SMALL, "--dry-run")
     assert soul(*dry, "--out", tmp_path / "run") == 0
     message = capsys.readouterr().err
-    assert "'grpo' is soulkit's own method" in message and "soul_reinforce:Reinforce" in message
+    assert "'grpo' is a built-in method" in message and "soul_reinforce:Reinforce" in message
 
 
 def test_what_is_no_method_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="'empty' of soul_reinforce:nothing is no method"):
+    with pytest.raises(ConfigError, match="'empty' from soul_reinforce:nothing is not valid"):
         method_class("empty")
-    with pytest.raises(ConfigError, match="are there already: lr"):
+    with pytest.raises(ConfigError, match="already exist: lr"):
         settings_class("greedy")
     assert soul("train", "reinforc") == 2
     assert "Did you mean 'reinforce'?" in capsys.readouterr().err

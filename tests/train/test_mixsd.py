@@ -193,7 +193,7 @@ def test_what_cannot_be_learned_is_counted_by_reason(tmp_path: Path, policy: Pol
 
 def test_nothing_to_learn_is_an_error(tmp_path: Path, policy: Policy) -> None:
     rows = write_rows(tmp_path / "none.jsonl", [{**row, "fact": ""} for row in ROWS])
-    with pytest.raises(DataError, match="No text was written") as caught:
+    with pytest.raises(DataError, match="wrote no text") as caught:
         write(settings(rows), policy, tmp_path / "run")
     assert f"7 times {NO_FACT}" in caught.value.why
     with pytest.raises(DataError) as early:  # before a folder is made
@@ -211,8 +211,8 @@ def test_equal_rows_are_told_apart(facts: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     (
-        ({"objective": "nll", "mix_lambda": 0.3}, "mix_lambda is about --objective mixsd"),
-        ({"corpora": (), "tasks": {"tomi": 1.0}}, "facts of conversations"),
+        ({"objective": "nll", "mix_lambda": 0.3}, "mix_lambda only works with --objective mixsd"),
+        ({"corpora": (), "tasks": {"tomi": 1.0}}, "needs conversations with facts"),
         ({"mix_lambda": 1.2}, "mix_lambda"),
     ),
 )

@@ -49,7 +49,7 @@ def test_a_longer_run_is_as_if_it_had_been_that_long(
 ) -> None:
     assert soul(*USUAL, *CONSTANT, "--steps", 5, "--out", run, "--trust") == 0
     err = capsys.readouterr().err
-    assert "steps raised from 3 to 5: nothing else depends on their number" in err
+    assert "steps raised from 3 to 5: no other setting depends on it" in err
     assert "finished already" not in err
     assert soul(*USUAL, *CONSTANT, "--steps", 5, "--out", tmp_path / "whole") == 0
     assert losses(run) == losses(tmp_path / "whole") and len(losses(run)) == 5
@@ -105,7 +105,7 @@ def test_fewer_steps_are_refused_and_nothing_changes(
     before = (run / "config.yaml").read_bytes(), (run / "summary.json").read_bytes()
     assert soul(*USUAL, *CONSTANT, "--steps", 2, "--out", run) == 2
     what, why, fix = three_lines("\n".join(capsys.readouterr().err.splitlines()[-3:]))
-    assert "begun with 3 steps, and now --steps is 2" in what
+    assert "started with 3 steps, but now --steps is 2" in what
     assert "raised, not lowered" in why and "--steps 3 or more" in fix
     assert ((run / "config.yaml").read_bytes(), (run / "summary.json").read_bytes()) == before
 
@@ -133,5 +133,5 @@ def test_a_comparison_takes_more_steps_than_before(tmp_path: Path) -> None:
     (three.path / "summary.json").write_text("{}")
     assert is_finished(three) and not is_finished(five)
     refuse_other_settings(five)
-    with pytest.raises(RunError, match="begun with 3 steps"):
+    with pytest.raises(RunError, match="started with 3 steps"):
         refuse_other_settings(planned(2))

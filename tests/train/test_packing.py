@@ -238,7 +238,7 @@ def test_common_prefixes() -> None:
 
 
 def test_an_empty_sequence_is_an_error() -> None:
-    with pytest.raises(ValueError, match="without tokens"):
+    with pytest.raises(ValueError, match="empty sequence"):
         build_trie([(1,), ()])
 
 

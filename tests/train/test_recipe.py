@@ -87,7 +87,7 @@ def test_every_task_has_the_same_share_and_repeats_are_even() -> None:
     assert all(max(n.values()) - min(n.values()) <= 1 for n in by_task.values())
     said_aloud = "\n".join(material.remarks())
     assert "left out of soul-10: coser" in said_aloud
-    assert "fantom has 6 training rows: they are repeated up to 20" in said_aloud
+    assert "fantom has 6 training rows, which are repeated to 20" in said_aloud
 
 
 def test_rows_are_drawn_by_seed_and_a_ratio_is_one_of_the_share() -> None:
@@ -152,7 +152,7 @@ def test_imitation_has_defaults_of_its_own(flags: dict[str, Any], lr: float, war
 
 def test_help_says_them(capfd: Any) -> None:
     assert soul("train", "sft", "--help-all") == 0
-    assert "1e-4, with --full 1e-5" in " ".join(capfd.readouterr().out.split())
+    assert "1e-4; 1e-5 with --full" in " ".join(capfd.readouterr().out.split())
     assert soul("train", "grpo", "--help-all") == 0
     assert "1e-4" not in capfd.readouterr().out
 

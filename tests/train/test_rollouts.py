@@ -205,7 +205,7 @@ def test_a_mixture_does_not_depend_on_the_order_of_the_file() -> None:
 
 
 def test_nothing_to_train_on_is_told() -> None:
-    with pytest.raises(DataError, match="no row to train on"):
+    with pytest.raises(DataError, match="no rows to train on"):
         mixture({"tomi": TOMI}, {"tomi": []}, {"tomi": 1.0}, 0)
 
 

@@ -65,15 +65,15 @@ def test_data_of_your_own_has_no_default_model(
         assert soul("train", *words, *more, "--steps", 1, "--out", "none") == 2
         lines = capfd.readouterr().err.strip().splitlines()
         assert [line.partition(":")[0] for line in lines[-3:]] == ["error", "why", "fix"]
-        assert "No model is named" in lines[-3]
+        assert "needs --model" in lines[-3]
         assert DEFAULT_MODEL in lines[-2] and "17.5 GB" in lines[-2]
         assert "--model FOLDER" in lines[-1]
         assert not Path("none").exists()
 
 
 SAID = (
-    f"the model {DEFAULT_MODEL} (the default, about 17.5 GB) is not on this machine and is "
-    "downloaded first; to train another: --model FOLDER or --model OWNER/NAME"
+    f"the model {DEFAULT_MODEL} (the default, about 17.5 GB) is not on this machine and will be "
+    "downloaded first; choose another with --model FOLDER or --model OWNER/NAME"
 )
 
 
@@ -274,5 +274,8 @@ def test_training_goes_on_without_the_rows_that_break_and_stops_where_all_do(
     assert soul("train", "grpo", "--model", model, *every, *small, "--steps", 2,
                 "--out", tmp_path / "dead") == 1  # fmt: skip
     error, why, fix = capfd.readouterr().err.strip().splitlines()[-3:]
-    assert "None of 24 drafts was scored, the last for task_error: SystemExit: enough" in error
+    assert (
+        "None of 24 drafts was scored; the last one failed with task_error: SystemExit: enough"
+        in error
+    )
     assert "code of the task" in why and "that line" in fix

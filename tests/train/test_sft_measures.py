@@ -48,11 +48,11 @@ def config(**settings: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"eval_task": ["tomi"]}, "every --eval-every STEPS"),
+    ({"eval_task": ["tomi"]}, "needs --eval-every STEPS"),
     ({"eval_data": {"tomi": "rows.jsonl"}, "eval_every": 2}, "--eval-task"),
     ({"eval_task": ["tomi"], "eval_data": {"hitom": "f"}, "eval_every": 2}, "hitom"),
-    ({"method": "grpo", "probe_every": 2}, "are for sft"),
-    ({"tasks": {}, "data": {}, "corpora": ["chats.jsonl"], "probe_every": 2}, "no rows to play"),
+    ({"method": "grpo", "probe_every": 2}, "only work with sft"),
+    ({"tasks": {}, "data": {}, "corpora": ["chats.jsonl"], "probe_every": 2}, "cannot be played"),
 ])  # fmt: skip
 def test_settings_that_nothing_would_read_are_refused(settings: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -130,7 +130,7 @@ def test_a_server_that_ignores_adapters_is_found_out_before_the_first_push(
     policy: Policy, tmp_path: Path
 ) -> None:
     with AdapterServer(policy) as good, AdapterServer(policy, deaf=True) as deaf:
-        with pytest.raises(NotArrived, match="Adapters do not reach") as error:
+        with pytest.raises(NotArrived, match="does not apply LoRA adapters") as error:
             asyncio.run(pusher_to([good, deaf], policy, tmp_path)(policy))
         assert deaf.url in error.value.what and "--enable-lora" in error.value.way_out
         assert not good.adapters and not deaf.adapters
@@ -149,7 +149,7 @@ def test_new_weights_that_did_not_arrive_are_not_sampled_with(
             before = model.policy_version, model.model.served
             jolt(policy, 0.05, seed=7)
             server.stale = True
-            with pytest.raises(NotArrived, match="cannot be proven"):
+            with pytest.raises(NotArrived, match="does not sample with the weights"):
                 await model.take(policy)
             assert (model.policy_version, model.model.served) == before
             assert list(server.adapters) == [model.model.served]
@@ -273,9 +273,9 @@ def test_every_token_of_a_rollout_counts_for_the_server_that_sampled_it(policy: 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"full": True, "dtype": "float32"}, "All weights"),
+        ({"full": True, "dtype": "float32"}, "--full does not"),
         ({"deterministic": True}, "deterministic"),
-        ({"method": "sft"}, "Supervised"),
+        ({"method": "sft"}, "train sft does not"),
     ],
 )
 def test_what_servers_cannot_sample_is_refused(settings: dict[str, Any], words: str) -> None:

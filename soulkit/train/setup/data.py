@@ -1,11 +1,10 @@
-"""From a TrainConfig to everything a run needs: tasks, rows, models, the objective.
+"""From a TrainConfig to everything a run needs: tasks, rows, players, the objective.
 
-Whatever can be wrong in the settings is found here, before a run folder is made or a model loaded:
-unknown tasks, missing rows, a missing partner, prompts that do not fit.
+Errors in the settings are found here, before a run folder is created or a model loaded: unknown
+tasks, missing rows, a missing partner, prompts that do not fit.
 
-Greedy dev scores and probes of a supervised run are those of a reinforcement of the same weights on
-the same rows with the same players. So its settings are made here from those of the supervised run,
-and everything that makes, checks and counts such a run serves for both.
+Dev scores and probes of a supervised run use the code of reinforcement runs. `measured_settings`
+derives the settings of such a run from those of the supervised run.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ if TYPE_CHECKING:
 
 
 PLAIN = "grpo"
-"""The method whose settings stand for greedy play alone: it needs nobody who gives feedback."""
+"""Method used for greedy play: it needs no feedback."""
 _ALL_ROWS: dict[str, Any] = {"limit": None, "where": {}, "example": (), "rows_per_task": None}
 _OWN = ("lr", "lr_schedule", "warmup_steps")
-"""Of the optimizer: a probe has those of its method."""
+"""Optimizer settings that a probe takes from its own method."""
 
 
 def measured_settings(config: TrainConfig) -> TrainConfig | None:
-    """Settings of the reinforcement whose dev rows, players and steps a supervised run is measured
-    with; None for a run that plays nothing."""
+    """Settings of the reinforcement run that gives a supervised run its dev rows, players and
+    probes; None for a run that plays no episodes."""
     played = config.eval_every or config.probe_every
     if config.method != "sft" or not played or not (config.eval_task or config.tasks):
         return None
@@ -99,25 +98,25 @@ def measured_settings(config: TrainConfig) -> TrainConfig | None:
 def probe_settings(
     measured: TrainConfig, *, model: Path | str, adapter: Path | None, threads: int
 ) -> TrainConfig:
-    """Those of one probe: from the snapshot of the weights, on the threads that this process has
-    already."""
+    """Settings of one probe: it starts from a snapshot of the weights and uses this process's
+    threads."""
     return measured.model_copy(
         update={"model": str(model), "adapter": adapter and str(adapter), "threads": threads}
     )
 
 
 def _defaults(kind: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Field → default, of the settings that `kind` declares, or of those that are named."""
+    """Field → default for the settings of `kind`, or only for `names`."""
     fields = kind.model_fields
     return {name: fields[name].get_default(call_default_factory=True) for name in names or fields}
 
 
 class UnnamedModel(ConfigError):
-    """No model is named, and the data is the user's own: the default is not meant for it."""
+    """The data is the user's own, so there is no default model, and none is named."""
 
 
 class ServePlayer(Protocol):
-    """Makes the player of a model behind a vLLM server, whose replies are kept in `ledger`."""
+    """Creates the player of a model on a vLLM server; its replies are recorded in `ledger`."""
 
     def __call__(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel: ...
 
@@ -125,9 +124,9 @@ class ServePlayer(Protocol):
 def load_training_data(
     config: TrainConfig, *, asking: bool = False, reporter: Reporter = SILENT
 ) -> TrainingData:
-    """Tasks and rows, with dev rows by content hash of the story; or, without tasks, conversations.
+    """Tasks with training and dev rows (split by content hash of the story), or conversations.
 
-    Keys and the model are looked for where players are going to be asked (`asking`).
+    With `asking`, also check that API keys and models are available.
     """
     if config.corpora:
         refuse_unnamed_model(config)
@@ -152,13 +151,13 @@ def load_training_data(
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
-    played = work if objective is not None else []  # imitation asks nobody
+    played = work if objective is not None else []  # supervised training calls no players
     remarks = coach_remarks(config, played) if coached else []
     config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
     gaps += missing_roles(played, config)
     if asking:
         gaps += missing_requirements(config)
-    # Imitation needs no players, and is not refused for the want of some: then losses are all.
+    # Supervised training needs no players; if they are missing, only losses are measured.
     alone = all(part.roles <= {"actor"} for part in work)
     asked_for = config.eval_task or config.probe_every
     measured = _measured(config, asking) if alone or asked_for else None
@@ -175,21 +174,21 @@ def load_training_data(
 
 
 def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:
-    """UnnamedModel where the default model would be trained on conversations, on rows that are
-    neither released nor made by a built-in task, or on a task of the user's own."""
+    """UnnamedModel if no model is named and the data is the user's own: conversations, own rows,
+    or an own task."""
     own = [f"the conversations in {source.path}" for source in config.corpora]
     for name, task in (tasks or {}).items():
         source = config.rows_source(name)
         if not task.spec.home.builtin_task:
-            own.append(f"the task '{name}' of your own")
+            own.append(f"your own task '{name}'")
         elif source is not None and not _is_soul(task, source):
             own.append(f"the rows in {source}")
     if own and "model" not in config.model_fields_set:
         raise UnnamedModel(
-            f"No model is named to train on {own[0]}.",
-            f"{DEFAULT_MODEL} is the default for the Soul tasks alone; it would be a download of "
-            f"about {DEFAULT_MODEL_GB:g} GB.",
-            f"Name the model: --model FOLDER or --model OWNER/NAME, or --model {DEFAULT_MODEL}.",
+            f"Training on {own[0]} needs --model.",
+            f"The default {DEFAULT_MODEL} (a download of about {DEFAULT_MODEL_GB:g} GB) applies "
+            "only to the Soul tasks.",
+            f"Add --model FOLDER, --model OWNER/NAME or --model {DEFAULT_MODEL}.",
         )
 
 
@@ -199,18 +198,17 @@ def _is_soul(task: Task, source: str) -> bool:
 
 
 def download_remark(config: TrainConfig) -> str:
-    """Which model is downloaded before anything else happens, and how to name another; empty where
-    none is."""
+    """A remark about the model that will be downloaded first; empty if it is already here."""
     if config.model == TINY or not any(not gap.fatal for gap in missing_model(config.model)):
         return ""
     return (
-        f"the model {config.model}{_model_facts(config)} is not on this machine and is "
-        "downloaded first; to train another: --model FOLDER or --model OWNER/NAME"
+        f"the model {config.model}{_model_facts(config)} is not on this machine and will be "
+        "downloaded first; choose another with --model FOLDER or --model OWNER/NAME"
     )
 
 
 def _model_facts(config: TrainConfig) -> str:
-    """That the model is the default, and how large it is, in brackets; empty for others."""
+    """Whether the model is the default, and its size, in brackets; empty for other models."""
     facts = [] if "model" in config.model_fields_set else ["the default"]
     facts += [f"about {DEFAULT_MODEL_GB:g} GB"] if config.model == DEFAULT_MODEL else []
     return f" ({', '.join(facts)})" if facts else ""
@@ -224,8 +222,8 @@ def _measured(config: TrainConfig, asking: bool) -> TrainingData | None:
 def playable_part(
     config: TrainConfig, registry: Registry, objective: Objective | None
 ) -> tuple[TrainConfig, dict[str, str]]:
-    """The settings with those tasks of the suite alone that can be trained on here, and why the
-    others cannot; ConfigError when that is all of them."""
+    """The settings with only the trainable tasks of the suite, and the reasons why the others are
+    skipped; ConfigError if all are."""
     members = suite_members(config.suite or "", config.tasks_file)
     tasks = configured_tasks(registry, members, config, training=True)
     work, left_out = split_playable(
@@ -238,7 +236,7 @@ def playable_part(
 
 
 def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
-    """A task with its training rows; NotForTraining or DataError for one that has none."""
+    """A task with its training rows; NotForTraining or DataError if it has none."""
     if task.spec.evaluation_only:
         raise not_for_training(f"the task {task.name}")
     rows = chosen_rows(training_rows(task, config), config, task.name)
@@ -286,7 +284,7 @@ def rows_and_gaps(
 
 
 def missing_requirements(config: TrainConfig) -> list[MissingRequirement]:
-    """Keys, the model and the teacher, as far as they are not on this machine."""
+    """API keys, model and teacher that are missing on this machine."""
     model = [] if config.model == TINY else missing_model(config.model, config.adapter)
     facts = _model_facts(config)
     model = [gap if gap.fatal else replace(gap, name=f"{gap.name}{facts}") for gap in model]
@@ -302,14 +300,14 @@ def missing_requirements(config: TrainConfig) -> list[MissingRequirement]:
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
-    """The rows of `--data`, else of the pulled training files; DataError when there are none."""
+    """The rows of `--data`, or else of the pulled training files; DataError if there are none."""
     source = config.rows_source(task.name)
     loaded = examples_to_play(task, source, split="train", limit=config.limit, seed=config.seed)
     return loaded.examples
 
 
 def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
-    """ConfigError for rows that say of themselves that nobody may train on them."""
+    """ConfigError for rows that are marked as for evaluation only."""
     marked = [row for row in rows if row.fields.get(EVALUATION_ONLY)]
     if marked:
         which = f"{len(marked)} of {len(rows)} rows of '{task}', the first {marked[0].source}"
@@ -320,8 +318,8 @@ def make_players(
     config: TrainConfig, sampler: Sampler, run: Run, serve: ServePlayer | None = None,
     reporter: Reporter = SILENT,
 ) -> Players:  # fmt: skip
-    """What makes the players of a run; `sampler` is the actor, `serve` makes those who sit behind
-    vLLM servers."""
+    """The factory of a run's players; `sampler` is the actor, `serve` creates players on vLLM
+    servers."""
     from soulkit.models.local.sampler import LocalModel
 
     ledger = Ledger(run.ledger_path)
@@ -337,7 +335,7 @@ def make_players(
 
 
 def make_cast(config: TrainConfig, sampler: Sampler, players: Players) -> Cast:
-    """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
+    """The cast of a run: the trained model is the actor; other roles are players or empty."""
     cast = cast_of(config, players, Player(sampler), config.seed)
     seeing = {task: replace(one, coach_sees_gold=config.coach_sees_gold)
               for task, one in cast.by_task.items()}  # fmt: skip
@@ -345,14 +343,14 @@ def make_cast(config: TrainConfig, sampler: Sampler, players: Players) -> Cast:
 
 
 def make_reader(config: TrainConfig, players: Players) -> Player | None:
-    """The model that checks feedback for leaks, if one was named."""
+    """The model that checks feedback for leaks, if one is named."""
     if config.blind_reader is None:
         return None
     return players.player("blind_reader", config.blind_reader, config.seed)
 
 
 def refuse_scripts(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
-    """ConfigError for supervised training on a gold that is the same script in every row."""
+    """ConfigError for supervised training on tasks whose gold is a fixed script."""
     scripted = [name for name, task in tasks.items() if task.gold_is_script]
     if config.method == "sft" and scripted:
         raise ConfigError(*_script_words(", ".join(scripted)))
@@ -361,19 +359,19 @@ def refuse_scripts(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
 def _script_words(names: str) -> tuple[str, str, str]:
     return (
         f"The gold of {names} is a script for self-checks, not an answer.",
-        "Its lines fit every row, so that the actor would learn to recite them whatever is asked.",
-        "Train it with grpo or ditto, or imitate another task; a task of your own says with "
-        "gold_is_script what its gold is.",
+        "Its lines are the same in every row, so the actor would learn to recite them.",
+        "Train it with grpo or ditto, or use sft on another task. In your own task, set "
+        "gold_is_script to say what its gold is.",
     )
 
 
 def check_names(config: TrainConfig) -> None:
-    """ConfigError for training data of a task that is not trained."""
+    """ConfigError for data of a task that is not trained."""
     for name in config.data:
         if name not in (*config.tasks, "*"):
             raise ConfigError(
-                f"There is training data for '{name}', which is not trained.",
-                "Data that nobody reads would change nothing.",
+                f"--data names rows for '{name}', which is not trained in this run.",
+                f"The tasks of this run are {', '.join(config.tasks)}.",
                 did_you_mean(name, config.tasks),
             )
 
@@ -381,8 +379,8 @@ def check_names(config: TrainConfig) -> None:
 def check_training_prompts(
     policy: Policy, limit: int | None, material: TrainingData, config: TrainConfig
 ) -> None:
-    """Every training prompt must leave room for a response in the model's context, and be no longer
-    than `max_prompt`, or nothing starts."""
+    """DataError if a training prompt is longer than `max_prompt`, or leaves no room for a reply in
+    the model's context."""
     lengths: list[int] = []
     over = long = 0
     for task, example in material.pool:
@@ -393,10 +391,10 @@ def check_training_prompts(
         long += prompt > config.max_prompt
     if long:
         raise DataError(
-            f"{long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
-            f"and a training prompt may have {config.max_prompt}.",
-            "A prompt that is cut silently would train on another task.",
-            "Use shorter rows, or allow more with --set max_prompt=TOKENS.",
+            f"{long} of {len(lengths)} prompts are too long: the longest has {max(lengths)} "
+            f"tokens, and the limit is {config.max_prompt}.",
+            "Prompts are never truncated, because that would change the task.",
+            "Use shorter rows, or raise the limit with --set max_prompt=TOKENS.",
         )
     if over:
         least = max(
@@ -404,8 +402,8 @@ def check_training_prompts(
         )
         raise DataError(
             f"{over} of {len(lengths)} prompts do not fit: the longest needs "
-            f"{max(lengths) + least} tokens, {least} of them for the response, and the model's "
-            f"context holds {limit}.",
-            "A prompt that is cut silently would train on another task.",
-            "Use --max-tokens with a smaller response, shorter rows, or a model with more context.",
+            f"{max(lengths) + least} tokens, {least} of them for the reply, and the model's "
+            f"context is {limit}.",
+            "Prompts are never truncated, because that would change the task.",
+            "Lower --max-tokens, use shorter rows, or use a model with a longer context.",
         )

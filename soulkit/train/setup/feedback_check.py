@@ -1,13 +1,12 @@
-"""Before a run: can the feedback that its method learns from exist at all?
+"""Checks before a run that its method can get feedback, without calling or sampling a model.
 
-Nothing is asked and nothing is sampled. Scripted drafts of every task are taken as far as rules go:
-is feedback wanted on any of them, does the task's own coach say something about one that gives
-nothing away, and does an actor who plays with feedback see any? One draft that passes is enough,
-and one that cannot be tried counts as one that may pass; what only a model can tell is left to the
-run (`rollouts/feedback.py`). Whatever a task's code breaks on is skipped: the run meets it itself.
+Scripted drafts of every task are checked with rules: is feedback requested on any of them, does the
+task's symbolic coach give feedback that does not leak the answer, and does the feedback reach a
+prompt? One draft that passes is enough, and a draft that cannot be checked counts as passing. The
+run itself checks the rest (`rollouts/feedback.py`). Exceptions in a task's code are ignored here.
 
-Example: the feedback of a task is a worked example, answer included. A run that does not ask for
-such feedback has none, whichever coach it names.
+Example: a task's only feedback is a worked example, answer included. A run without
+worked_examples gets no feedback from it, with any coach.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from soulkit.types import (
 
 
 async def scripted_drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
-    """A wrong, a perfect and an empty episode with their scores, as far as the task has them. What
-    only a judge could score is taken with the lowest and the highest score that there are."""
+    """A wrong, a perfect and an empty episode with their scores, if the task has them. Episodes
+    that need a judge are returned with the lowest and the highest score."""
     pairs: list[tuple[Episode, Score]] = []
     for script, perfect in ((task.wrong, False), (task.gold, True), (_mute(task), False)):
         episode, score, _ = await scripted_play(task, example, script, perfect=perfect)
@@ -64,7 +63,7 @@ def _scores(task: Task, score: Score | None, perfect: bool) -> Sequence[Score]:
 
 
 def extreme_scores(task: Task) -> tuple[Score, Score]:
-    """The lowest and the highest score of a task, made up."""
+    """The lowest and the highest possible score of a task."""
     low, high = task.spec.metric.low, task.spec.metric.high
     worst = Score(value=low, reward=low, protocol=task.protocol)
     return worst, replace(worst, value=high, reward=high)
@@ -86,8 +85,7 @@ def _mute(task: Task) -> Callable[[Example], Episode]:
 async def gold_turns(
     task: Task, example: Example, feedback: Feedback | None
 ) -> list[tuple[str, tuple[Segment, ...]]]:
-    """(seat, context) of every turn of the actor, who speaks the gold; empty where it cannot be
-    played so."""
+    """(seat, context) of every turn of an actor that recites the gold; empty if that fails."""
     rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
     try:
         actor, other = Player(_reciter(task.gold(example))), Player(_reciter(None))
@@ -96,13 +94,13 @@ async def gold_turns(
         episode = checked_episode(task, episode)
     except UserError:
         raise
-    except (Exception, SystemExit):  # noqa: BLE001 - the run meets it with real replies, or not
+    except (Exception, SystemExit):  # noqa: BLE001 - the run reports it if it happens with real replies
         return []
     return [(trace.seat, turn.context) for trace in episode.traces for turn in trace.turns]
 
 
 def _reciter(gold: Episode | None) -> AnsweringModel:
-    """Says the lines of `gold`, a turn each, and agrees when there are none left."""
+    """Says the lines of `gold`, one per turn, and then "Yes."."""
     lines = GoldLines(gold)
 
     def answer(call: Call, sampling: Sampling) -> str:
@@ -113,17 +111,17 @@ def _reciter(gold: Episode | None) -> AnsweringModel:
 
 
 ROWS = 500
-"""Rows of a task that are tried at most; the first one that passes ends the search."""
+"""Maximum number of rows per task to check; the first one that passes ends the search."""
 TRIAL = Feedback(text="Take another look.", author="symbolic")
 
 
 class NoFeedback(ConfigError):
-    """A method that learns from feedback was asked for where there can be none."""
+    """The method learns from feedback, but the run cannot produce any."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoFeedbackReason:
-    """Why a task can have no feedback in a run, and what would help."""
+    """Why a task cannot get feedback in a run, and how to fix it."""
 
     why: str
     way: str
@@ -132,8 +130,8 @@ class NoFeedbackReason:
 def refuse_without_feedback(
     config: TrainConfig, objective: Objective | None, pool: TaskRows
 ) -> None:
-    """NoFeedback, naming method, tasks and coach, where feedback can never be used. Of a mixture
-    some tasks may be without a coach, but not all of them."""
+    """NoFeedback, naming method, tasks and coach, if feedback can never be used. In a mixture, some
+    but not all tasks may have no coach."""
     if objective is None:
         _refuse_empty_lessons(config, pool)
         return
@@ -161,21 +159,21 @@ def _by_task(pool: TaskRows) -> list[tuple[Task, list[Example]]]:
 def no_feedback_reason(
     config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
 ) -> NoFeedbackReason | None:
-    """What keeps feedback from one task; None when nothing certain does."""
+    """Why one task cannot get feedback; None unless that is certain."""
     if _uncoached(config, task.name):
         return NoFeedbackReason(
-            "nobody comments on its drafts (coach none)",
-            "name a coach: --coach symbolic, or --coach endpoint:MODEL@URL",
+            "it has no coach (coach none)",
+            "set a coach with --coach symbolic or --coach endpoint:MODEL@URL",
         )
     if _unasked_for(config, task):
         return NoFeedbackReason(
-            "its feedback is a worked example, answer included, and none was asked for",
-            "ask for worked examples with --set worked_examples=true",
+            "its feedback is a worked example, answer included, and worked_examples is off",
+            "allow worked examples with --set worked_examples=true",
         )
     if config.shuffle_feedback and min(len(examples), config.prompts_per_step) < 2:
         return NoFeedbackReason(
-            "feedback is to come from another example, and a step has a single one",
-            "use more rows and more --prompts, or leave out --shuffle-feedback",
+            "--shuffle-feedback takes feedback from another example, and each step has only one",
+            "use more rows and more --prompts, or remove --shuffle-feedback",
         )
     return run_coroutine(_tried(config, objective, task, fixed_examples(examples, ROWS)))
 
@@ -193,12 +191,12 @@ async def _tried(
 ) -> NoFeedbackReason | None:
     policy = feedback_policy(config, task=task.name)
     if policy.when == "task" and type(task).gate is not Task.gate:
-        policy = replace(policy, when="all")  # its own gate may read what only real scores hold
+        policy = replace(policy, when="all")  # its own gate may need details of real scores
     gate = FeedbackGate(policy, task, config.steps)
     if gate.opens_at(extreme_scores(task)[0]) is None:
         return NoFeedbackReason(
-            f"its gate (--feedback-for {policy.when}) is closed to every draft",
-            "ask for feedback on every draft with --feedback-for all",
+            f"--feedback-for {policy.when} selects none of its drafts",
+            "request feedback on every draft with --feedback-for all",
         )
     asks_a_model = bool(config.cast_as("coach", task.name))
     silence = None if asks_a_model else await _nothing_said(gate, examples)
@@ -207,23 +205,23 @@ async def _tried(
 
 @dataclass(frozen=True, slots=True)
 class FeedbackGate:
-    """Which drafts of a task a run of so many steps asks feedback for."""
+    """Decides which drafts of a task get feedback in a run of `steps` steps."""
 
     policy: FeedbackPolicy
     task: Task
     steps: int
 
     def opens_at(self, score: Score) -> int | None:
-        """The first step at which a draft of this score is to have feedback; None: at none."""
+        """The first step at which a draft with this score gets feedback; None if never."""
         steps = (step for step in range(self.steps) if self.policy.wants(self.task, score, step))
         return next(steps, None)
 
 
-# --- is anything said that may be shown? ----------------------------------------------------------
+# --- usable feedback ------------------------------------------------------------------------------
 
 
 async def _nothing_said(gate: FeedbackGate, examples: Sequence[Example]) -> NoFeedbackReason | None:
-    """The obstacle when the task's rules say nothing that an actor may see about any draft."""
+    """The reason if the task's rules give no usable feedback on any draft; else None."""
     engine = Engine(replace(silent_cast(), coach=None), feedback=gate.policy)
     ends: Counter[str] = Counter()
     for example in examples:
@@ -234,61 +232,61 @@ async def _nothing_said(gate: FeedbackGate, examples: Sequence[Example]) -> NoFe
         if "" in ends:
             return None
     parts = {
-        "leaks": "its advice gives the answer away on {n} of {of} drafts that were tried",
-        "silent": "its rules say nothing about {n} of {of} drafts that were tried",
+        "leaks": "its feedback leaks the answer on {n} of {of} test drafts",
+        "silent": "its rules give no feedback on {n} of {of} test drafts",
     }
     whys = [part.format(n=ends[end], of=ends.total()) for end, part in parts.items() if ends[end]]
-    if not whys:  # the task has no draft that could be tried
+    if not whys:  # the task has no test draft
         return None
     return NoFeedbackReason(
         ", ".join(whys),
-        "name another coach, for example --coach endpoint:MODEL@URL, or let the task's explain() "
-        "say something that gives nothing away",
+        "use another coach, for example --coach endpoint:MODEL@URL, or make the task's explain() "
+        "return feedback that does not leak the answer",
     )
 
 
 async def _end(engine: Engine, job: Job, episode: Episode, score: Score) -> str:
-    """`leaks` or `silent` for a draft that gets nothing; empty when it may get feedback."""
+    """`leaks` or `silent` for a draft without usable feedback; empty if it may get some."""
     try:
         record = record_of(job, job.rollout(engine.seed), episode, score)
         record = await engine.critique(job, record)
-    except (Exception, SystemExit):  # noqa: BLE001 - the run meets it with real drafts, or not
+    except (Exception, SystemExit):  # noqa: BLE001 - the run reports it if it happens with real drafts
         return ""
     if record.received is None:
         return "" if "coach_failure" in record.episode.notes else "silent"
     return "" if record.received.usable else "leaks"
 
 
-# --- does anybody see it? -------------------------------------------------------------------------
+# --- feedback in prompts --------------------------------------------------------------------------
 
 
 async def _nothing_seen(
     objective: Objective, task: Task, examples: Sequence[Example]
 ) -> NoFeedbackReason | None:
-    """The obstacle when no prompt of any row has a slot that feedback fills."""
+    """The reason if no prompt of any row has a feedback slot; else None."""
     for example in examples:
         turns = await gold_turns(task, example, TRIAL if objective.refines else None)
         if not turns or any(_shows(objective, task, example, *turn) for turn in turns):
             return None
     return NoFeedbackReason(
-        "its prompts have no feedback slot: with feedback and without they are the same, or "
-        "nothing marks where it stands",
-        "put {{ feedback }} into the actor's template, and give the message that holds it a "
-        "'bare' text without",
+        "its prompts have no feedback slot: feedback does not change them, or its place is not "
+        "marked",
+        "put {{ feedback }} into the actor's template, and give the message that contains it a "
+        "'bare' text without it",
     )
 
 
 def _shows(
     objective: Objective, task: Task, example: Example, seat: str, context: Sequence[Segment]
 ) -> bool:
-    """Whether feedback reaches this turn: it did, or a teacher's reading of it would."""
+    """Whether feedback reaches this turn, in its own prompt or in the teacher's."""
     if objective.refines:
         return slot_is_filled(context)
     slot = task.slot(example, seat, TRIAL)
     return slot_is_filled([slot]) and any(s.bare == slot.bare for s in context)
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def _no_feedback(
@@ -301,27 +299,27 @@ def _no_feedback(
     ))  # fmt: skip
     whys = "; ".join(f"task '{name}': {one.why}" for name, one in obstacles.items())
     ways = list(dict.fromkeys(one.way for one in obstacles.values()))
-    ways += [f"leave {', '.join(obstacles)} out of --task"] if mixed else []
-    text = "; ".join([*ways, "or train on rewards alone, with soul train grpo"])
+    ways += [f"remove {', '.join(obstacles)} from --task"] if mixed else []
+    text = "; ".join([*ways, "or train on rewards alone with soul train grpo"])
     return NoFeedback(
-        f"'{config.method}' learns from feedback, and the coach '{coach}' can give none that may "
-        f"be used: {whys}.",
-        "Without feedback it would be another method under this name.",
+        f"'{config.method}' learns from feedback, and the coach '{coach}' cannot give usable "
+        f"feedback: {whys}.",
+        f"'{config.method}' does not work without feedback.",
         f"{text[0].upper()}{text[1:]}.",
     )
 
 
 def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows) -> None:
-    """Settings under which the part that learns from feedback, or a teacher, is always 0."""
-    # The one outcome that is left has probability 1 for both: nothing differs.
+    """NoFeedback if the part of the loss that uses feedback or a teacher is always 0."""
+    # With a single outcome both probabilities are 1, so the divergence is 0.
     alone = config.divergence_top_k == 1 and config.divergence_tail == "renorm"
     if alone and objective.logits:
         raise NoFeedback(
-            f"'{config.method}' compares distributions, and divergence_top_k is 1.",
-            "A single token has probability 1 for both, so nothing is learned from the teacher.",
-            "Leave out divergence_top_k, or add --set divergence_tail=bucket.",
+            f"'{config.method}' compares distributions, but divergence_top_k is 1.",
+            "A single token has probability 1 in both, so nothing is learned from the teacher.",
+            "Remove divergence_top_k, or add --set divergence_tail=bucket.",
         )
-    # Rewards of the reference are not on the scale of the metric.
+    # Under protocol reference, rewards are not on the scale of the metric.
     paper = config.protocol == "paper"
     highs = {task.name: task.spec.metric.high for task, _ in pool} if paper else {}
     if lines := method_class(config.method).futile(config, highs):
@@ -329,7 +327,7 @@ def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows
 
 
 def zero_weight_remark(config: TrainConfig) -> str:
-    """What a weight of 0, an ablation, makes of the method, in a sentence; empty without one."""
+    """A remark if a weight of 0 turns the method into an ablation; else empty."""
     return method_class(config.method).remark(config)
 
 
@@ -339,7 +337,7 @@ def zero_weight_remark(config: TrainConfig) -> str:
 def lesson_feedback(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
-    """Feedback for a lesson, on a made-up draft (or on none, when the coach is terse)."""
+    """Feedback for a lesson, on a made-up draft (or without draft if the coach is terse)."""
     if _unasked_for(config, task) or _uncoached(config, task.name):
         return None
     plain = config.named("coach", task.name) == "terse"
@@ -354,8 +352,8 @@ def _refuse_empty_lessons(config: TrainConfig, pool: TaskRows) -> None:
     if any(lesson_feedback(task, example, config, rng) is not None for task, example in pool):
         return
     raise NoFeedback(
-        f"Lessons with feedback were asked for, and {', '.join(config.tasks)} can give none.",
-        "Every prompt would be without, as if nothing had been asked for.",
-        "Leave out --feedback and sft_feedback_always; where a task's feedback is a worked "
-        "example, add --set worked_examples=true.",
+        f"--feedback has no effect: {', '.join(config.tasks)} cannot give feedback.",
+        "Every prompt would be without feedback.",
+        "Remove --feedback and sft_feedback_always; if a task's feedback is a worked example, add "
+        "--set worked_examples=true.",
     )

@@ -1,8 +1,8 @@
-"""What a run trains on: a mixture of tasks, shuffled per epoch, or conversations.
+"""The data of a training run: a mixture of tasks, shuffled per epoch, or conversations.
 
-Rows are drawn by (seed, step), so a resumed run plays the rows that an untouched one would. Of each
-source of conversations the first lessons are read as a sample: it says how long lessons are, which
-words a tiny model has to know, and whether the validation conversations are those that are learned.
+Rows are drawn by (seed, step), so a resumed run plays the same rows as an uninterrupted one. The
+first lessons of each source of conversations are read as a sample, to estimate lengths, to build
+the vocabulary of a tiny model, and to find validation conversations among the training data.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ TaskRows = list[tuple[Task, Example]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run trains on."""
+    """The data, settings and objective of a training run."""
 
     tasks: Mapping[str, Task]
     pool: TaskRows
     dev: TaskRows
     config: TrainConfig
-    """The settings with everybody in their seats."""
+    """The settings with default players filled in."""
     objective: Objective | None = None
-    """The method, made once; None in supervised training."""
+    """The method; None in supervised training."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Task of the suite → why it is not trained on here."""
+    """Skipped task of the suite → reason."""
     corpus: Corpus | None = None
-    """The conversations that are learned in the place of tasks."""
+    """Conversations to train on instead of tasks."""
     measured: TrainingData | None = None
-    """What supervised training is measured on: rows, players and settings of a reinforcement."""
+    """Dev rows, players and settings used to measure supervised training."""
     players: tuple[str, ...] = ()
     """A line for each default player that differs from evaluation's."""
     coaches: tuple[str, ...] = ()
-    """Lines on default coaches that are no model: a plan has them as well."""
+    """Lines on default coaches that are not models; plans print them too."""
 
     def remarks(self) -> list[str]:
-        """Lines printed before the start: tasks left out, other players than in evaluation, rows
-        that are repeated, and headlines of which the dev rows lack a part."""
+        """Lines printed before the start: skipped tasks, players that differ from evaluation,
+        repeated rows, and dev rows without some part of the headline."""
         share = self.config.rows_per_task
         lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
         lines += self.measured.players if self.measured else ()
@@ -75,8 +75,8 @@ class TrainingData:
             taken = [row.id for owner, row in self.pool if owner is task]
             if (distinct := len(set(taken))) < len(taken):
                 lines.append(
-                    f"{task.name} has {distinct} training rows: they are repeated up to "
-                    f"{len(taken)}, so that the tasks keep their shares"
+                    f"{task.name} has {distinct} training rows, which are repeated to "
+                    f"{len(taken)} to keep the shares of the tasks"
                 )
         return [line for line in lines if line]
 
@@ -85,10 +85,10 @@ def mixture(
     tasks: Mapping[str, Task], examples: Mapping[str, Sequence[Example]],
     ratios: Mapping[str, float], seed: int, rows_per_task: int | None = None,
 ) -> TaskRows:  # fmt: skip
-    """Every task's rows at its ratio: 0.5 a fixed half, 1.5 all and half of them once more.
+    """Every task's rows at its ratio: 0.5 is a fixed half, 1.5 is all rows plus half of them again.
 
-    A ratio is one of `rows_per_task`, where that is given: tasks with equal ratios then have equal
-    shares, and one with fewer rows has them repeated, as evenly as it goes.
+    With `rows_per_task`, ratios refer to that number: tasks with equal ratios get equal shares, and
+    tasks with fewer rows repeat them as evenly as possible.
     """
     pool: TaskRows = []
     for name, ratio in ratios.items():
@@ -99,15 +99,15 @@ def mixture(
         pool += [(tasks[name], row) for row in (rows * repeats)[:size]]
     if not pool:
         raise DataError(
-            "There is no row to train on.",
-            "Every task's training data is empty after filtering.",
-            "Give rows with --data TASK=FILE, or generate some with --data TASK=synth:2000.",
+            "There are no rows to train on.",
+            "The training data of every task is empty after filtering.",
+            "Provide rows with --data TASK=FILE, or generate some with --data TASK=synth:2000.",
         )
     return pool
 
 
 def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
-    """The `step`-th batch: epochs are shuffled separately and run into each other."""
+    """The `step`-th batch; epochs are shuffled separately, and a batch may span two of them."""
     start = step * size
     chosen: TaskRows = []
     while len(chosen) < size:
@@ -120,20 +120,20 @@ def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
 
 
 def no_gold_words(task: str) -> tuple[str, str, str]:
-    """The error of a task that cannot be imitated."""
+    """The error of a task without gold episodes."""
     return (
-        f"The task '{task}' has no gold episodes to imitate.",
-        "Supervised training needs the perfect answer of each row.",
+        f"The task '{task}' has no gold episodes to train on.",
+        "Supervised training needs the correct answer for each row.",
         "Train it with grpo or ditto, or define gold() in the task.",
     )
 
 
 GENERAL = "general"
-"""The suite whose tasks stand for what a model can do beside what it is trained for."""
+"""The suite that measures general ability, outside the trained tasks."""
 
 
 def general_rows() -> TaskRows:
-    """Every row of the suite, each task's as many as it makes by itself."""
+    """All generated rows of the suite, in the default number per task."""
     registry = load_registry()
     tasks = [registry.task(name) for name in registry.suite(GENERAL)]
     pool: TaskRows = []
@@ -145,8 +145,7 @@ def general_rows() -> TaskRows:
 
 
 def general_settings(config: TrainConfig) -> TrainConfig:
-    """Those of a run, with replies as long as these tasks want them: the limit of what is trained
-    on says nothing of them."""
+    """Settings of a run for the general suite, with its own limit on reply length."""
     return config.model_copy(update={"max_tokens": config.retention_tokens})
 
 
@@ -154,9 +153,9 @@ def general_settings(config: TrainConfig) -> TrainConfig:
 
 
 SAMPLE = 300
-"""Lessons of each source that are looked at before the start."""
+"""Number of lessons per source that are read before the start."""
 SAME = 0.5
-"""Share of the validation conversations that may stand in the sample of what is learned."""
+"""Largest share of validation conversations that may occur in the sample of training data."""
 
 
 @dataclass(frozen=True)
@@ -167,37 +166,37 @@ class Corpus:
     samples: Mapping[str, tuple[Lesson, ...]]
     """Source → its first lessons."""
     validation: Mapping[str, tuple[Lesson, ...]]
-    """Name → the conversations whose loss is measured."""
+    """Name → validation conversations."""
     sizes: Mapping[str, int | None]
-    """Source → its rows where known, whatever the stream reads in their place (`mixsd`)."""
+    """Source → its number of rows, if known."""
 
     @property
     def lessons(self) -> Iterator[Lesson]:
-        """The samples and what is measured: what is known of the words before the start."""
+        """All lessons known before the start: samples and validation conversations."""
         for several in (*self.samples.values(), *self.validation.values()):
             yield from several
 
     @property
     def held_out(self) -> frozenset[str]:
-        """`lesson_print` of all that is measured."""
+        """`lesson_print` of all validation conversations."""
         return frozenset(
             lesson_print(one) for several in self.validation.values() for one in several
         )
 
     def remarks(self) -> list[str]:
-        """What is said aloud before the start."""
+        """Lines printed before the start."""
         held_out = self.held_out
         shared = sum(lesson_print(one) in held_out for s in self.samples.values() for one in s)
         if not shared:
             return []
         return [
-            f"{shared} of the first conversations also stand among the validation conversations: "
-            "they are measured and not learned, here and further on"
+            f"{shared} of the first conversations are also validation conversations: all such "
+            "conversations are measured but not trained on"
         ]
 
 
 def lesson_print(lesson: Lesson) -> str:
-    """What tells a conversation from another: its words in their order, whoever learns them."""
+    """A hash of a conversation's words, independent of which side is trained."""
     digest = hashlib.sha256()
     for segment in lesson.segments:
         digest.update(" ".join(segment.text.split()).encode() + b"\0")
@@ -205,13 +204,13 @@ def lesson_print(lesson: Lesson) -> str:
 
 
 def gather_corpus(config: TrainConfig, reporter: Reporter = SILENT) -> Corpus:
-    """The conversations that `config` names; UserError for what is wrong with them. `reporter` gets
-    what takes long."""
+    """The conversations that `config` names; UserError if they cannot be used. `reporter` shows
+    progress."""
     if config.data:
         raise ConfigError(
-            "There are conversations, and rows of tasks beside them.",
-            "One training learns either people's conversations or tasks; the rows would be unread.",
-            "Name the conversations under corpora, or with --data FILE, and leave out data.",
+            "The settings name both conversations and rows of tasks.",
+            "One run trains on either conversations or tasks, so the rows would be ignored.",
+            "Name the conversations with corpora or --data FILE, and remove data.",
         )
     _refuse_same_files(config)
     stream = open_stream(config, reporter)
@@ -233,17 +232,17 @@ def open_stream(config: TrainConfig, reporter: Reporter = SILENT) -> LessonStrea
 
 
 def lessons_of(source: SourceSettings, config: TrainConfig) -> LessonRows:
-    """The lessons of a source in the order of its files, cut as the run's settings say."""
+    """The lessons of a source in the order of its files, shortened as the settings say."""
     return read_lessons(
         source, side=config.side, strip_system=config.strip_system, turns=config.turns
     )
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- validation -----------------------------------------------------------------------------------
 
 
 def validation_sources(config: TrainConfig) -> dict[str, SourceSettings]:
-    """Name → source: those that were named, else the validation files in folders of shards."""
+    """Name → validation source: the named ones, or else validation files in shard folders."""
     sources = config.validation or tuple(_beside_shards(config.corpora))
     named: dict[str, SourceSettings] = {}
     for source in sources:
@@ -262,27 +261,27 @@ def _beside_shards(sources: Sequence[SourceSettings]) -> Iterator[SourceSettings
             continue
         try:
             files = source_files(source.path, "validation")
-        except DataError:  # a folder without any: nothing is measured of it
+        except DataError:  # a folder without validation files
             continue
         yield from (source.model_copy(update={"path": str(file), "ratio": 1.0}) for file in files)
 
 
 def _refuse_same_files(config: TrainConfig) -> None:
-    """ConfigError for a validation file that is learned from, and for two sources that are one."""
+    """ConfigError for a validation file that is also trained on."""
     learned = {file: one.path for one in config.corpora for file in _files_of(one.path)}
     for source in validation_sources(config).values():
         for file in _files_of(source.path):
             if file in learned:
                 raise ConfigError(
-                    f"'{source.path}' is to be measured, and '{learned[file]}' is learned from: "
-                    "they are one file.",
-                    "A loss on conversations that were learned says nothing about new ones.",
-                    "Keep some conversations apart in a file of their own for --validation.",
+                    f"The validation file '{source.path}' is also training data "
+                    f"('{learned[file]}').",
+                    "A loss on training conversations says nothing about new ones.",
+                    "Put some conversations into a separate file for --validation.",
                 )
 
 
 def _files_of(path: str) -> set[str]:
-    """The files of a source by where they really lie, none for one of the hub."""
+    """Real paths of the files of a source; empty for a source on the Hub."""
     if hub_address(path) is not None:
         return set()
     return {os.path.realpath(file) for file in source_files(path)}
@@ -291,36 +290,36 @@ def _files_of(path: str) -> set[str]:
 def _refuse_same_rows(
     samples: Mapping[str, Sequence[Lesson]], validation: Mapping[str, Sequence[Lesson]]
 ) -> None:
-    """ConfigError where most of what is measured is learned from."""
+    """ConfigError if most validation conversations are also training data."""
     learned = {lesson_print(one) for sample in samples.values() for one in sample}
     for name, lessons in validation.items():
         shared = sum(lesson_print(one) in learned for one in lessons)
         if shared > SAME * len(lessons):
             raise ConfigError(
-                f"{shared} of the {len(lessons)} conversations in '{name}' that are to be "
-                "measured are learned from: the same rows stand in both.",
-                "A loss on conversations that were learned says nothing about new ones.",
-                "Keep some conversations apart in a file of their own for --validation.",
+                f"{shared} of the {len(lessons)} validation conversations in '{name}' are also "
+                "training data.",
+                "A loss on training conversations says nothing about new ones.",
+                "Put some conversations into a separate file for --validation.",
             )
 
 
 def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
-    """The error of lessons that are longer than a model reads."""
+    """The error of lessons that are longer than the model's context."""
     preset = f" (preset {config.preset})" if config.preset else ""
     return ConfigError(
-        f"Lessons of {tokens:,} tokens were asked for{preset}, and the context of "
-        f"'{config.model}' holds {context:,}.",
-        "Beyond it the model has no positions that mean anything.",
-        f"Write --lesson-tokens {context}: older turns then leave; or take a model with more "
-        "context.",
+        f"Lessons of {tokens:,} tokens{preset} are longer than the context of '{config.model}', "
+        f"which is {context:,}.",
+        "The model cannot read tokens beyond its context.",
+        f"Use --lesson-tokens {context}, which drops the oldest turns of longer conversations, or "
+        "a model with a longer context.",
     )
 
 
-# --- what is recorded -----------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def corpus_facts(corpus: Corpus) -> dict[str, dict[str, CorpusFacts]]:
-    """The rows of the sources and of the validation conversations, as the run records them."""
+    """Row counts and hashes of sources and validation conversations, for the run's record."""
     return {
         "corpora": {
             one["source"]: CorpusFacts(
@@ -341,7 +340,7 @@ def _hash(text: str) -> str:
 
 
 def source_facts(config: TrainConfig, corpus: Corpus) -> list[dict[str, Any]]:
-    """What a model's note and card say of what was learned; no folder of this machine."""
+    """The training sources as listed in a model's note and card, without local paths."""
     return [
         {
             "name": label,

@@ -1,5 +1,5 @@
 """Supervised training: `run.py` and `steps.py`, on gold episodes or conversations.
 
-encode.py makes sequences of lessons · mixsd.py has the model write them · measures.py measures on
-the way: dev scores, probes, samples.
+encode.py turns lessons into sequences · mixsd.py lets the model write them · measures.py measures
+during training: dev scores, probes, samples.
 """

@@ -1,12 +1,11 @@
-"""Lessons → trained token sequences, as training by RL makes them of what was sampled.
+"""Lessons → trained token sequences, in the form that RL training gives to sampled episodes.
 
-A conversation is written once and its learned replies stand in one sequence, each with its
-end-of-turn token and nothing else trained, wherever the chat template lets a later prompt continue
-an earlier one. That is found out once for each *shape* (who speaks in which order, and what a
-template may look for in words: tags, thinking, silence). Where the template does not, and where it
-cannot be told, every learned reply is a sequence of its own behind the prompt of a sampler.
+If the chat template lets later prompts continue earlier ones, a conversation becomes one sequence
+in which only its learned replies are trained, each with its end-of-turn token. This is determined
+once per *shape* (order of roles, and text features that templates may test: tags, thinking, blank
+messages). Otherwise every learned reply becomes its own sequence after its full prompt.
 
-Exact ids are spliced in and never tokenised again; ids of another tokenizer are refused. A
+Exact ids are inserted and never tokenised again; ids of another tokenizer are refused. A
 conversation that is too long loses its oldest turns.
 """
 
@@ -29,10 +28,10 @@ REFUSED = "the model's chat template refuses it"
 UNPRECEDED = "nothing stands before its first learned word"
 
 MOST_COMPARED = 64
-"""Turns of a shape that are compared one by one; of longer ones so many, evenly spread."""
+"""Maximum number of turns of a shape to compare, evenly spread."""
 
 MOST_SHAPES = 10_000
-"""Shapes that are remembered at a time."""
+"""Maximum number of cached shapes."""
 
 _TAG = re.compile(r"\s*(<[\w|/]+)")
 _SOUGHT = re.compile(
@@ -41,25 +40,25 @@ _SOUGHT = re.compile(
 )
 
 Shape = tuple[tuple[str, bool, str], ...]
-"""Per message: its role, whether its ids are spliced in, and what a template may look for."""
+"""Per message: role, whether it has exact ids, and text features that a template may test."""
 
 
 @dataclass
 class LessonEncoder:
-    """Encodes the lessons of a run for one model: a lesson's sequences, of at most `limit` tokens
-    each, or the reason why it cannot be used, in words that are the same for all of a kind."""
+    """Encodes lessons for one model: returns sequences of at most `limit` tokens, or the reason why
+    the lesson cannot be used."""
 
     renderer: Renderer
     encode_reply: EncodeReply
     limit: int | None = None
     shortened: int = 0
-    """Lessons that lost turns."""
+    """Number of lessons that lost turns."""
     messages_left_out: int = 0
-    """What they lost, in messages."""
+    """Number of messages they lost."""
     replies_left_out: int = 0
-    """Of these, replies that were to be learned."""
+    """Number of learned replies among these."""
     unusable: Counter[str] = field(default_factory=Counter)
-    """Lessons that were refused, by reason."""
+    """Reason → number of refused lessons."""
     _continues: dict[Shape, bool] = field(default_factory=dict)
 
     def __call__(self, lesson: Lesson) -> list[Span] | str:
@@ -76,7 +75,7 @@ class LessonEncoder:
 
     @cached_property
     def _opening(self) -> tuple[int, ...]:
-        """What stands before a reply that opens the conversation."""
+        """Ids before a reply that opens the conversation."""
         return tuple(self.renderer.tokenize(self.renderer.opening()))
 
     @cached_property
@@ -109,7 +108,7 @@ class LessonEncoder:
         starts = list(_later_starts(segments, trained))
         low, high = 0, len(starts)
         shorter: list[Span] = []
-        while low < high:  # the least that leaves, found by halving: later starts are shorter
+        while low < high:  # binary search for the earliest start that fits
             middle = (low + high) // 2
             cut = self._encoded(*_from(starts[middle], segments, trained))
             if self._fits(cut):
@@ -128,7 +127,7 @@ class LessonEncoder:
         return self.limit is None or max(len(span.ids) for span in result) <= self.limit
 
     def _with_ids(self, lesson: Lesson) -> list[Segment]:
-        """The messages, what is learned with the ids that train it."""
+        """The messages, with ids for learned replies."""
         return [
             replace(s, token_ids=tuple(self.encode_reply(s.text)))
             if learned and not s.token_ids
@@ -147,7 +146,7 @@ class LessonEncoder:
         return [self._in_one(segments[: last + 1], trained, pieces)]
 
     def _keeps_replies(self, context: Sequence[Segment]) -> bool:
-        """Whether the history has every id of the replies in it."""
+        """Whether the template keeps all ids of earlier replies."""
         if not self.renderer.strips_thinking:
             return True
         history = self.renderer.history_ids
@@ -159,7 +158,7 @@ class LessonEncoder:
     def _is_stable(
         self, segments: Sequence[Segment], trained: Sequence[bool], last: int, pieces: list[str]
     ) -> bool:
-        """Whether every prompt of a conversation of this shape begins with those before it."""
+        """Whether every prompt of a conversation of this shape continues the earlier ones."""
         shape = tuple(
             (s.role, bool(s.token_ids), "" if s.token_ids else self._peculiarity(s.text))
             for s in segments[:last]
@@ -177,12 +176,12 @@ class LessonEncoder:
 
     @cached_property
     def _sought(self) -> tuple[str, ...]:
-        """Words that the template looks for in something: switches, tags."""
+        """Strings that the template tests for, such as switches and tags."""
         matches = _SOUGHT.finditer(self.renderer.template)
         return tuple(sorted({next(filter(None, match.groups())) for match in matches}))
 
     def _peculiarity(self, text: str) -> str:
-        """What a template may look for in somebody's words."""
+        """Features of a text that the template may test."""
         if not text.strip():
             return "blank"
         tag = _TAG.match(text)
@@ -192,7 +191,7 @@ class LessonEncoder:
     def _in_one(
         self, segments: Sequence[Segment], trained: Sequence[bool], pieces: list[str]
     ) -> Span:
-        """One sequence of the pieces and the ids between them."""
+        """One sequence from the pieces and the ids between them."""
         *history, final = (i for i, s in enumerate(segments) if s.token_ids)
         between = self.renderer.joined(pieces, [segments[i].token_ids for i in history])
         ids: list[int] = []
@@ -204,7 +203,7 @@ class LessonEncoder:
         return Span(tuple(ids), tuple(flags), ())
 
     def _turn_by_turn(self, segments: Sequence[Segment], trained: Sequence[bool]) -> list[Span]:
-        """Every learned reply behind its own prompt, joined where that continues."""
+        """Every learned reply after its own prompt, merged where prompts continue."""
         return spans(
             (self._prompt(segments[:i]), segments[i].token_ids, ())
             for i, learned in enumerate(trained)
@@ -216,13 +215,13 @@ class LessonEncoder:
 
 
 def _rules(segments: Sequence[Segment]) -> int:
-    """How many system messages stand at the head of a conversation."""
+    """Number of system messages at the start of a conversation."""
     others = (i for i, s in enumerate(segments) if s.role != "system")
     return next(others, len(segments))
 
 
 def _later_starts(segments: Sequence[Segment], trained: Sequence[bool]) -> Iterator[int]:
-    """Where a conversation could begin later and still teach something."""
+    """Later positions at which a conversation could start and still train a reply."""
     last = max(i for i, learned in enumerate(trained) if learned)
     for i in range(_rules(segments) + 1, last):
         if segments[i].role == "user" and segments[i - 1].role != "user":
@@ -232,6 +231,6 @@ def _later_starts(segments: Sequence[Segment], trained: Sequence[bool]) -> Itera
 def _from(
     start: int, segments: Sequence[Segment], trained: Sequence[bool]
 ) -> tuple[list[Segment], list[bool]]:
-    """A conversation from `start` on, with its rules."""
+    """A conversation from `start` on, with its system messages."""
     rules = _rules(segments)
     return [*segments[:rules], *segments[start:]], [*trained[:rules], *trained[start:]]

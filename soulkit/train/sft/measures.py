@@ -1,13 +1,12 @@
-"""Dev scores, probes and samples of a supervised run: what is measured on the way.
+"""Measurements during a supervised run: dev scores, probes and samples.
 
-    RUN/probes/step_000100/          an ordinary run of `probe_method`, without its weights
-    RUN/probes/step_000100/probe.json   of which weights, their dev scores before and after
-    RUN/probes/weights_000100/       the snapshot it starts from; deleted when the probe is done
+    RUN/probes/step_000100/             an ordinary run of `probe_method`, without its weights
+    RUN/probes/step_000100/probe.json   hash of the weights, dev scores before and after
+    RUN/probes/weights_000100/          the snapshot it starts from; deleted after the probe
 
-Dev scores are played by the weights that are trained, on rows that neither the run nor its probes
-learn from. A probe is a short reinforcement from a snapshot on the disk, with its own model and
-optimizer; a killed one resumes from its own newest checkpoint. Samples are held-out conversations
-that the weights continue, for readers alone: nothing of them is scored.
+Dev scores use the current weights on rows that neither the run nor its probes train on. A probe is
+a short reinforcement run from a snapshot on disk, with its own model and optimizer; it can resume.
+Samples are unscored continuations of held-out conversations, for people to read.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from soulkit.train.state.metrics import read_step_lines
 from soulkit.types import Call, Episode, Failure, Line, Record, Sampling, Score, Segment, Usage
 
 Reinforce = Callable[[TrainingData, Path], Awaitable[Any]]
-"""Trains on a material, whose settings say how, into a run folder."""
+"""Trains on the given data and settings, in a run folder."""
 PROBES, RESULT, VERSION = "probes", "probe.json", "policy.txt"
 WEIGHTS = ("model", "best", "checkpoints")
-"""Folders of a probe's run that are thrown away."""
+"""Folders of a probe's run that are deleted."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Probe:
     reinforce: Reinforce
 
     def recorded(self, step: int) -> dict[str, float | None]:
-        """The result of a probe of these very weights that was done before; empty without one."""
+        """The recorded result of a probe of the current weights; empty if there is none."""
         try:
             result = json.loads((self._run(step) / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -67,7 +66,7 @@ class Probe:
         return _named(result["before"], result["after"])
 
     async def run(self, step: int, before: Mapping[str, float | None]) -> dict[str, float | None]:
-        """Reinforce a snapshot of the weights that `step` moved, whose dev scores are `before`."""
+        """Reinforce a snapshot of the weights after `step`, whose dev scores are `before`."""
         self._snapshot(step)
         self.loop.reporter.phase(f"probe of step {step + 1}")
         run, failure = self._run(step), ""
@@ -77,11 +76,9 @@ class Probe:
         except (
             UserError,
             CallError,
-        ) as error:  # what it says of the weights is that it says nothing
+        ) as error:  # a failed probe has no result
             failure = str(error)
-            self.loop.reporter.note(
-                f"the probe of step {step + 1} ended without a result: {failure}"
-            )
+            self.loop.reporter.note(f"the probe of step {step + 1} failed: {failure}")
         scores = [line.dev for line in read_step_lines(run / "metrics.jsonl") if line.dev]
         after = dict(scores[-1]) if scores and not failure else {}
         result = {"policy": self.loop.policy.version(), "before": dict(before), "after": after}
@@ -91,7 +88,7 @@ class Probe:
         return _named(before, after)
 
     def _settings(self, step: int) -> Any:
-        """The weights are a whole model, or an adapter on the base of the run."""
+        """Settings of the probe; its weights are a whole model or an adapter on the run's base."""
         config, weights = self.loop.config, self._weights(step)
         base = str(self.loop.run.path / "base") if config.model == TINY else config.model
         return probe_settings(
@@ -108,7 +105,7 @@ class Probe:
         return self.loop.run.path / PROBES / f"weights_{step + 1:06d}"
 
     def _snapshot(self, step: int) -> None:
-        """Write the weights down, unless a probe of just these is under way; one of others goes."""
+        """Save the weights unless an unfinished probe has them; delete other probes."""
         weights, version = self._weights(step), self.loop.policy.version()
         mark = weights / VERSION
         if mark.is_file() and mark.read_text(encoding="utf-8") == version:
@@ -130,7 +127,7 @@ class Probe:
 def _named(
     before: Mapping[str, float | None], after: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """Named as metrics are; a probe that failed has None after."""
+    """The scores by metric name; a failed probe has None after."""
     tasks = dict.fromkeys((*before, *after))
     return {
         f"{task}/{moment}": scores.get(task)
@@ -144,7 +141,7 @@ Scores = Mapping[str, float | None]
 
 @dataclass
 class Measures:
-    """Measures the weights of a Loop on what `measured` holds out. Close it."""
+    """Measures the weights of a Loop on the held-out rows of `measured`. Must be closed."""
 
     loop: Loop
     measured: TrainingData
@@ -153,16 +150,16 @@ class Measures:
     dev: DevScores
     trial: Probe
     _newest: tuple[int, Scores] = field(default=(-1, {}))
-    """The step whose weights were scored last, and what they scored."""
+    """The last scored step and its scores."""
 
     async def score(self, step: int) -> Scores:
-        """Dev scores of the weights that `step` moved, per task; empty between turns."""
+        """Dev scores per task of the weights after `step`; empty if none are due."""
         every = self.loop.config.eval_every
         return await self._scores(step) if every and not (step + 1) % every else {}
 
     async def probe(self, step: int) -> Scores:
-        """`TASK/before` and `TASK/after` a short reinforcement of these weights; empty between
-        turns."""
+        """`TASK/before` and `TASK/after` a short reinforcement of these weights; empty if none is
+        due."""
         every = self.loop.config.probe_every
         if not every or (step + 1) % every:
             return {}
@@ -183,7 +180,7 @@ class Measures:
 def make_measures(
     loop: Loop, measured: TrainingData, reinforce: Reinforce, serve: ServePlayer | None = None
 ) -> Measures:
-    """What measures a supervised run; `serve` makes players behind vLLM servers."""
+    """The measures of a supervised run; `serve` creates players on vLLM servers."""
     config = measured.config
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
     players = make_players(config, sampler, loop.run, serve, loop.reporter)
@@ -196,27 +193,27 @@ def make_measures(
 
 
 SHOWN = 4
-"""Conversations that are continued unless another number is asked for."""
+"""Default number of conversations to continue."""
 REPLY_TOKENS = 160
-"""Of a continuation at most, unless --max-tokens says another number."""
+"""Default limit of a continuation, in tokens."""
 LINE_SIGNS = 160
-"""Of each text on a printed line."""
+"""Maximum characters of each text on a printed line."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A conversation up to the words that a person wrote next."""
+    """A conversation, with the reply that a person wrote next."""
 
     source: str
     key: str
     context: tuple[Segment, ...]
     speakers: tuple[str, ...]
-    """Who says each segment of it."""
+    """Speaker of each segment."""
     wrote: str
 
 
 def held_out_conversations(material: TrainingData, count: int) -> list[HeldOut]:
-    """The first `count` conversations that nothing is learned from, of every source in turn."""
+    """The first `count` held-out conversations, taken from all sources in turn."""
     if material.corpus is None:
         return list(islice(_of_rows(material.dev), count))
     by_source = [[_of_lesson(one) for one in some] for some in material.corpus.validation.values()]
@@ -252,7 +249,7 @@ class Samples:
 
     @classmethod
     def of(cls, loop: Loop, material: TrainingData) -> Samples | None:
-        """None where nothing is held out, or nothing is measured on the way."""
+        """The samples of a run; None without held-out conversations or measurements."""
         config = loop.config
         count = SHOWN if config.show_samples is None else config.show_samples
         conversations = held_out_conversations(material, count) if config.eval_every else []
@@ -262,7 +259,7 @@ class Samples:
         return cls(loop, conversations, sampler)
 
     async def after(self, step: int) -> None:
-        """Continue them after `step`, where its turn is."""
+        """Continue the conversations after `step`, if that is due."""
         every = self.loop.config.eval_every
         if not every or (step + 1) % every:
             return
@@ -306,7 +303,7 @@ class Samples:
 
 
 def sample_line(record: Record) -> str:
-    """`sample after step 20, chats.jsonl:3: model “…”; person “…”`, of a record with its gold."""
+    """A line such as `sample after step 20, chats.jsonl:3: model “…”; person “…”`."""
     said = " / ".join(line.text for line in record.episode.transcript) or "(nothing)"
     shown, wrote = (one_line(text, LINE_SIGNS) for text in (said, record.gold or "(nothing)"))
     who = "person" if record.score.reason == SAMPLED else "gold"

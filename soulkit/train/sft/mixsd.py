@@ -1,13 +1,13 @@
-"""Mixed contextual self-distillation: the model writes what it will learn of a fact.
+"""Mixed contextual self-distillation: the model writes its own training texts about facts.
 
-A row has a question and a fact that answers it. Of every token of an answer a Bernoulli(λ) switch
-says who draws it: the *expert* conditional, with the fact in the context (`prompts/expert.md`), or
-the *naive* one, without. Supervised steps then learn these answers to the bare question. Nearly all
-of their tokens are likely for the model, so little but the fact moves.
+A row has a question and a fact that answers it. For each token of an answer, a Bernoulli(λ) switch
+chooses the *expert* conditional, with the fact in the context (`prompts/expert.md`), or the *naive*
+one, without it. Supervised steps then train on these answers to the plain question. Nearly all of
+their tokens are likely under the model, so little changes besides the fact.
 
-RUN/written.jsonl holds every text that was written, before a weight has moved; a run that was
-killed writes the rest, and a batch that it lost half of is written as it would have been.
-RUN/lessons/ holds those that are learned, as conversations with exact ids.
+All texts are written to RUN/written.jsonl before the first update; a resumed run writes the missing
+ones, with the same random numbers. RUN/lessons/ has the texts to train on, as conversations with
+exact ids.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ NO_FACT, EMPTY, CUT, TOO_LONG = (
 
 @cache
 def prompts() -> PromptFolder:
-    """The words in which an expert is told something."""
+    """The prompts that show the fact to the expert."""
     return PromptFolder("mixsd", Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one text is written from."""
+    """The contexts of one text to write."""
 
     source: int
-    """The place of its source in the run's list."""
+    """Index of its source in the run's list."""
     lesson: Lesson
     naive: tuple[Segment, ...]
-    """What stands before the reply that is learned."""
+    """The context before the learned reply."""
     expert: tuple[Segment, ...]
     key: str
-    """Names both contexts, whatever file the row is in; unlike those of other rows of a run."""
+    """Hash of both contexts, independent of the file and unique among the rows of a run."""
     sample: int
 
     @property
@@ -72,12 +72,12 @@ class Prompt:
 
     @property
     def call(self) -> Call:
-        """By which its random numbers are drawn."""
+        """The call that determines its random numbers."""
         return Call(role="actor", example_id=self.key, sample=self.sample, purpose="mixsd/")
 
 
 def expert_context(context: Sequence[Segment], fact: str) -> tuple[Segment, ...]:
-    """The same conversation, with the fact at the end of its system prompt."""
+    """The conversation with the fact at the end of its system prompt."""
     words = prompts().render("expert", fact=fact)
     if context and context[0].role == "system":
         first = Segment("system", f"{context[0].text}\n\n{words}")
@@ -86,9 +86,9 @@ def expert_context(context: Sequence[Segment], fact: str) -> tuple[Segment, ...]
 
 
 def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Prompt]:
-    """`samples` of each (source, lesson); the lesson's last learned reply is what is written.
+    """`samples` prompts for each (source, lesson); each replaces the lesson's last learned reply.
 
-    Rows with equal questions and facts are told apart by their order.
+    Rows with equal questions and facts are distinguished by their order.
     """
     made: list[Prompt] = []
     seen: Counter[str] = Counter()
@@ -106,21 +106,21 @@ def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Promp
 
 @dataclass
 class Written:
-    """What came of the writing."""
+    """Counts of the written texts."""
 
     facts: int = 0
     texts: int = 0
-    """Those that are learned."""
+    """Texts to train on."""
     tokens: int = 0
     by_expert: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
     def words(self) -> str:
-        """For whoever watches."""
+        """The counts as a line of text."""
         share = self.by_expert / max(self.tokens, 1)
         text = (
-            f"wrote {self.texts} texts about {self.facts} facts, {share:.2f} of the tokens with "
-            "the fact in view; the rows' own answers are not learned"
+            f"wrote {self.texts} texts about {self.facts} facts, {share:.2f} of their tokens with "
+            "the fact in the context; training uses them instead of the rows' own answers"
         )
         reasons = "; ".join(f"{n} left out: {why}" for why, n in self.left_out.most_common())
         return f"{text} ({reasons})" if reasons else text
@@ -137,7 +137,7 @@ class Written:
 
 
 def read_written(run: Path) -> WrittenTotals | None:
-    """What a run's model wrote; None of a run that learns the words of others."""
+    """Counts of the texts that a run wrote; None for a run without mixsd."""
     try:
         return WrittenTotals.from_json(json.loads((run / TOTALS).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def read_written(run: Path) -> WrittenTotals | None:
 
 
 def check_facts(config: TrainConfig, corpus: Corpus) -> None:
-    """DataError for `mixsd` where none of the first lessons has a fact to write about."""
+    """DataError for `mixsd` if none of the first lessons has a fact."""
     if config.objective != "mixsd":
         return
     sample = [lesson for several in corpus.samples.values() for lesson in several]
@@ -157,8 +157,8 @@ async def with_written(
     config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
     reporter: Reporter,
 ) -> Corpus:  # fmt: skip
-    """`corpus` with what the policy writes in the place of what its rows' authors wrote. Call it
-    before a weight has moved or been put back. What is finished is not written again."""
+    """`corpus` with texts written by the policy instead of the rows' own replies. Call it before
+    the first update and before a checkpoint is loaded. Finished texts are reused."""
     texts = [lesson_file(run, place) for place in range(len(config.corpora))]
     if not (run / TOTALS).exists():
         sampler = policy.sampler(config.batch_size)
@@ -185,17 +185,17 @@ class Writer:
     config: TrainConfig
     sampler: LocalModel
     tokenizer: str
-    """Fingerprint of the sampler's tokenizer: ids mean nothing without it."""
+    """Hash of the sampler's tokenizer, recorded with token ids."""
     reporter: Reporter
-    """Shows how far the writing is."""
+    """Shows progress."""
     held_out: Collection[str] = ()
-    """`lesson_print` of conversations that are measured: nothing is written about them."""
+    """`lesson_print` of validation conversations, which are skipped."""
 
     async def write(self, sources: Sequence[LessonRows], run: Path) -> Written:
-        """Write what is missing of RUN/written.jsonl, then RUN/lessons/, one file a source.
+        """Write the missing texts of RUN/written.jsonl, then RUN/lessons/, one file per source.
 
-        Rows that are no lesson or have no fact are counted and left out; DataError when nothing
-        is left. A source of which no text can be learned has no file.
+        Rows that are not lessons or have no fact are counted and skipped; DataError if none is
+        left. A source without usable texts has no file.
         """
         placed = [(place, one) for place, several in enumerate(sources) for one in several]
         facts = [pair for pair in placed if pair[1].fact]
@@ -220,7 +220,7 @@ class Writer:
         return written
 
     async def _records(self, made: Sequence[Prompt], path: Path) -> list[dict[str, Any]]:
-        """One record a prompt, in order; batches do not depend on what is on disk already."""
+        """One record per prompt, in order; batches do not depend on what is already on disk."""
         on_disk = {record["place"]: record for record in read_jsonl(path, repair=True)}
         start, before = time.monotonic(), sum(p.place in on_disk for p in made)
         done = before
@@ -270,7 +270,7 @@ class Writer:
 def _learned_row(
     prompt: Prompt, record: Mapping[str, Any], written: Written
 ) -> dict[str, Any] | None:
-    """The text as a conversation of which it alone is learned; None where it is left out."""
+    """The text as a conversation in which only it is trained; None if it is left out."""
     if reason := record.get("left_out"):
         written.left_out[reason] += 1
         return None
@@ -290,7 +290,7 @@ def _learned_row(
 
 
 def lesson_file(run: Path, source: int) -> Path:
-    """Where those texts stand that are learned of the source in this place."""
+    """File of the texts to train on for the source with this index."""
     return run / LESSONS / f"source{source}.jsonl"
 
 
@@ -303,8 +303,8 @@ def _progress(done: int, before: int, total: int, seconds: float) -> str:
 def _nothing_written(written: Written) -> DataError:
     reasons = "; ".join(f"{n} times {why}" for why, n in written.left_out.most_common(3))
     return DataError(
-        "No text was written that could be learned.",
-        f"Of the rows and texts: {reasons or 'there is none'}.",
-        "A row for --objective mixsd has a field 'fact' beside its messages; cut texts need more "
-        "--set mix_tokens, or a model that ends its replies.",
+        "The model wrote no text that can be used for training.",
+        f"Reasons by number of rows and texts: {reasons or 'there are no rows'}.",
+        "Give each row a field 'fact' next to its messages; for truncated texts raise "
+        "--set mix_tokens=N, or use a model that ends its replies.",
     )

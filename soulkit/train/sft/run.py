@@ -1,4 +1,4 @@
-"""Supervised training: its checks, steps, measurements and summary."""
+"""Supervised training: checks, steps, measurements and summary."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from soulkit.train.state.stops import Skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, ValidationTotals, with_dev
 
 LOOKED_AT = 50
-"""Lessons of each source that are encoded before the start: one of them must fit."""
+"""Number of lessons per source that are encoded before the start; one of them must fit."""
 WORDS_OF = 2000
-"""Lessons of each source whose words a tiny model gets."""
+"""Number of lessons per source whose words a tiny model learns."""
 
 
 def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
-    """What makes sequences of lessons, within `lesson_tokens` and the model's context; ConfigError
-    when the first is more than the second."""
+    """The encoder of lessons, limited to `lesson_tokens` or the model's context; ConfigError if the
+    former exceeds the latter."""
     context = context_limit(policy.model, None)
     asked_for = config.lesson_tokens
     if asked_for and context and asked_for > context:
@@ -53,7 +53,7 @@ def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
 
 
 def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:
-    """DataError for a source, learned or measured, of which no lesson can be used."""
+    """DataError for a training or validation source without usable lessons."""
     encode = encoder_for(policy, config)
     for name, lessons in (*corpus.samples.items(), *corpus.validation.items()):
         reasons: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:
 
 
 def corpus_texts(corpus: Corpus) -> list[str]:
-    """Texts with the words that a tiny model has to know, of the first lessons of each source."""
+    """Texts of the first lessons of each source, with the words that a tiny model must know."""
     texts = {segment.text for lesson in corpus.lessons for segment in lesson.segments}
     for lessons in corpus.stream.heads(WORDS_OF).values():
         texts |= {segment.text for lesson in lessons for segment in lesson.segments}
@@ -75,7 +75,7 @@ def corpus_texts(corpus: Corpus) -> list[str]:
 
 
 def corpus_supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
-    """What takes the steps of a run on conversations, and what measures it."""
+    """The step and the validation of a run on conversations."""
     config, policy = loop.config, loop.policy
     encode = encoder_for(policy, config)
     step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
@@ -87,13 +87,13 @@ def corpus_supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validati
 
 
 def encode_lessons(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
-    """The sequences of those lessons that fit, lesson by lesson."""
+    """The sequences of the lessons that fit, lesson by lesson."""
     several = [encode(lesson) for lesson in lessons]
     return [spans for spans in several if not isinstance(spans, str)]
 
 
 def unmeasured_conversations(corpus: Corpus, validation: Validation) -> list[str]:
-    """What is said of validation conversations that cannot be measured."""
+    """Remarks about validation conversations that cannot be measured."""
     lost = {name: len(some) - validation.lessons[name] for name, some in corpus.validation.items()}
     return [
         f"{count} of the {len(corpus.validation[name])} validation conversations in '{name}' "
@@ -103,11 +103,11 @@ def unmeasured_conversations(corpus: Corpus, validation: Validation) -> list[str
     ]
 
 
-# --- what is recorded -----------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def loss_cells(lines: Sequence[StepLine]) -> dict[str, dict[str, Cell]]:
-    """Source → its training loss over the last steps that had some of it, with its interval."""
+    """Source → its training loss over the last steps that used it, with interval."""
     by_source: dict[str, list[float]] = {}
     for line in lines:
         for name, loss in line.learned.losses.items():
@@ -124,7 +124,7 @@ def _loss_cell(losses: Sequence[float]) -> Cell:
 
 
 def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
-    """What a whole run learned and left out."""
+    """Counts of trained and left-out lessons of the whole run."""
     learned: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for line in lines:
@@ -137,7 +137,7 @@ def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
 def validation_totals(
     lines: Sequence[StepLine], lessons: Mapping[str, int]
 ) -> ValidationTotals | None:
-    """The first, the newest and the lowest loss of each of `lessons`; None without any."""
+    """The first, newest and lowest validation loss by source; None without measurements."""
     measured = [line for line in lines if line.valid]
     if not measured:
         return None
@@ -147,8 +147,8 @@ def validation_totals(
 async def supervise(
     loop: Loop, material: TrainingData, reinforce: Reinforce, serve: ServePlayer | None = None
 ) -> TrainSummary:
-    """Take the steps of supervised training: on gold episodes, or on conversations. `reinforce`
-    trains its probes, `serve` makes players behind vLLM servers."""
+    """Run supervised training on gold episodes or conversations. `reinforce` trains its probes,
+    `serve` creates players on vLLM servers."""
     loop.refuse_ended()
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
@@ -195,7 +195,7 @@ async def supervise(
 
 
 async def note_players(loop: Loop, measured: TrainingData, players: Players) -> None:
-    """Note who plays on which rows, and ask whether they are there, before the first step."""
+    """Record the players and their rows, and check that they respond, before the first step."""
     conditions = with_players(loop.run, measured.config, players, measured, loop.policy)
     write_conditions(loop.run, conditions)
     if loop.step < loop.config.steps:
@@ -205,8 +205,8 @@ async def note_players(loop: Loop, measured: TrainingData, players: Players) -> 
 def supervised_summary(
     loop: Loop, material: TrainingData, validated: Mapping[str, int]
 ) -> TrainSummary:
-    """The loss over the last steps, one cell for every task of the mixture, or for every source of
-    conversations; what was measured on others of them stands beside it."""
+    """The loss over the last steps for every task of the mixture or source of conversations, with
+    the validation losses."""
     config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
     unusable = material.corpus.stream.unusable if material.corpus else {}

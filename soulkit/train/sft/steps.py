@@ -1,14 +1,12 @@
 """Supervised steps on gold episodes or conversations: token-mean cross-entropy (algorithms §5).
 
-Gold episodes are the tasks' own; with feedback in the prompt they teach an actor to use it. A step
-on conversations takes the next lessons of the stream until `sft_batch` of them fit the model. What
-does not fit is counted by reason and replaced by the lesson that follows, so every update has its
-full batch. Lessons that are also validation conversations are left out.
+Gold episodes come from the tasks; with feedback in the prompt they teach an actor to use it. A step
+on conversations takes lessons from the stream until `sft_batch` of them fit. Lessons that do not
+fit, or are also validation conversations, are counted by reason and replaced by the next ones.
 
-`Policy.score` gives log-probs for any use, so its backward pass computes the logits of a chunk
-again. Here the use is fixed, a weighted sum: a chunk's logits become its share of the loss and of
-the gradient at once, none of the three products with the head is done twice, and no entropy is
-computed.
+`Policy.score` must support any use of its log-probs, so its backward pass recomputes logits. Here
+the loss is a weighted sum: the logits of a chunk give its loss and its gradient at once, without
+recomputing and without entropies.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ from soulkit.types import Example, Feedback
 
 @dataclass(frozen=True, slots=True)
 class Imitated:
-    """The loss of a pack, and what it was made of: flat, sequence after sequence."""
+    """The loss of a pack and its log-probs, flat, sequence after sequence."""
 
     loss: Tensor
-    """−Σ w·log π, to be differentiated."""
+    """−Σ w·log π, with gradient."""
     log_prob: Tensor
     """[n_trained], in nats, detached."""
     owner: Tensor
@@ -58,7 +56,7 @@ class Imitated:
 def imitation_loss(policy: Policy, pack: Pack, weights: Tensor) -> Imitated:
     """The weighted cross-entropy of `pack`.
 
-    `weights` float32 [n_trained], one a trained token, sequence after sequence.
+    `weights` float32 [n_trained], one per trained token, sequence after sequence.
     """
     head = policy.causal.get_output_embeddings() if policy.gathers else None
     plain = type(head) is torch.nn.Linear or is_wide(head)
@@ -68,7 +66,7 @@ def imitation_loss(policy: Policy, pack: Pack, weights: Tensor) -> Imitated:
         return Imitated(loss, scored.log_prob.detach(), scored.owner)
     places = pack_entries(pack)
     target, owner = (torch.from_numpy(x).to(policy.device) for x in (places.target, places.owner))
-    # Told to leave gradients alone, a Function still says that its inputs need them.
+    # Under no_grad, a Function still reports that its inputs need gradients.
     head_weight = head.weight if torch.is_grad_enabled() else head.weight.detach()
     hidden = policy.hidden(pack)
     loss, log_prob = _WeightedNll.apply(hidden, head_weight, target, weights, policy)
@@ -120,7 +118,7 @@ class SupervisedStep:
     loop: Loop
     pool: TaskRows
     skips: Skips = field(default_factory=Skips)
-    """Updates that could not be taken."""
+    """Counts skipped updates."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
@@ -142,7 +140,7 @@ class SupervisedStep:
 def feedback_for(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
-    """Feedback as RL will give it, in the rows and the share of prompts that are to have it."""
+    """Feedback for a lesson, in the selected rows and share of prompts; else None."""
     always = config.sft_feedback_always
     if rng.random() >= config.sft_feedback and not (always and has_tags(example, always)):
         return None
@@ -152,7 +150,7 @@ def feedback_for(
 def perfect_spans(
     task: Task, example: Example, feedback: Feedback | None, policy: Policy
 ) -> list[Span]:
-    """The trained sequences of one perfect episode."""
+    """The trained sequences of one gold episode."""
     episode = task.gold(example, feedback)
     if episode is None:
         raise ConfigError(*no_gold_words(task.name))
@@ -160,7 +158,7 @@ def perfect_spans(
 
 
 def dev_spans(dev: TaskRows, policy: Policy) -> dict[str, list[Span]]:
-    """Task → the sequences of its held-out perfect episodes, without feedback."""
+    """Task → the sequences of its held-out gold episodes, without feedback."""
     by_task: dict[str, list[Span]] = {}
     for task, example in dev:
         by_task.setdefault(task.name, []).extend(perfect_spans(task, example, None, policy))
@@ -168,7 +166,7 @@ def dev_spans(dev: TaskRows, policy: Policy) -> dict[str, list[Span]]:
 
 
 def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
-    """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
+    """DataError if a gold episode does not fit the model's context of `limit` tokens."""
     lengths = [
         len(span.ids)
         for task, example in pool
@@ -178,9 +176,9 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     if longer:
         raise DataError(
             f"{longer} of {len(lengths)} lessons do not fit: the longest has {max(lengths)} "
-            f"tokens, and the model's context holds {limit}.",
-            "Beyond it the model has no positions that mean anything.",
-            "Use shorter rows, or a model with more context.",
+            f"tokens, and the model's context is {limit}.",
+            "The model cannot read tokens beyond its context.",
+            "Use shorter rows, or a model with a longer context.",
         )
 
 
@@ -188,11 +186,11 @@ def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig,
     skips: Skips | None = None, sources: Sequence[str] = (),
 ) -> Learned:  # fmt: skip
-    """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
+    """One optimizer step on the mean negative log-likelihood of the replies, in nats per token.
 
-    `sources` says where each of the spans is from, and the loss is also given by source.
-    With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
-    A step whose loss or gradient is not finite is not taken; `skips` counts those of a run.
+    `sources` gives the source of each span; the loss is then also returned by source. The mean of
+    the prompts is added with weight `sft_prompt_weight`, but `loss` only covers the replies. A step
+    whose loss or gradient is not finite is skipped; `skips` counts them.
     """
     skips = skips or Skips()
     replies = sum(span.n_trained for span in spans)
@@ -223,14 +221,14 @@ def imitate(
 
 @dataclass
 class LossSums:
-    """Sums of tokens' losses by source."""
+    """Sums of token losses by source."""
 
     nats: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
 
     def add(self, losses: Tensor, owner: Tensor, sources: Sequence[str]) -> None:
-        """Add the tokens of a pack: their losses [n], and which of `sources` each is from [n]."""
-        owner = owner.cpu()  # where adding by index has one order
+        """Add the tokens of a pack: losses [n], and their indices into `sources` [n]."""
+        owner = owner.cpu()  # index_add is deterministic on the CPU
         sums = torch.zeros(len(sources), dtype=torch.float64)
         sums.index_add_(0, owner, losses.double().cpu())
         counts = torch.bincount(owner, minlength=len(sources)).tolist()
@@ -248,7 +246,7 @@ def _whole(span: Span) -> Span:
 
 
 def _reply_mask(spans: Sequence[Span], used: Sequence[Span]) -> Tensor:
-    """Over the tokens trained in `used`: whether `spans` trains them."""
+    """For each token trained in `used`, whether `spans` trains it."""
     flags = [
         reply
         for span, whole in zip(spans, used, strict=True)
@@ -260,7 +258,7 @@ def _reply_mask(spans: Sequence[Span], used: Sequence[Span]) -> Tensor:
 
 HELD_OUT = "it stands among the validation conversations"
 PATIENCE = 50
-"""Lessons that may be left out for one of a batch, until the run is stopped."""
+"""The run stops if more than this many lessons per batch element are left out."""
 
 
 @dataclass
@@ -271,9 +269,9 @@ class CorpusStep:
     stream: LessonStream
     encode: LessonEncoder
     held_out: Collection[str] = ()
-    """`lesson_print` of what is measured and must not be learned."""
+    """`lesson_print` of validation conversations, which are not trained on."""
     skips: Skips = field(default_factory=Skips)
-    """Updates that could not be taken."""
+    """Counts skipped updates."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
@@ -287,7 +285,7 @@ class CorpusStep:
         return StepLine(step=step, learned=learned, lessons=batch.counts(), train_seconds=seconds)
 
     def batch(self, size: int) -> Batch:
-        """The next `size` lessons that can be learned; DataError when there seem to be none."""
+        """The next `size` usable lessons; DataError if there seem to be none."""
         batch, before = Batch(), self.encode.shortened
         while (missing := size - batch.learned.total()) > 0:
             for lesson in self.stream.take(missing):
@@ -303,11 +301,11 @@ class CorpusStep:
 
 @dataclass
 class Batch:
-    """The lessons of a step as sequences, and what was left out on the way."""
+    """The lessons of a step as sequences, and counts of those left out."""
 
     spans: list[Span] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    """Of each sequence."""
+    """Source of each sequence."""
     learned: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     names: set[str] = field(default_factory=set)
@@ -332,39 +330,39 @@ class Batch:
 
 
 def nothing_learned(source: str, reasons: Mapping[str, int]) -> DataError:
-    """The error of a source whose lessons can none of them be learned from."""
+    """The error of a source without usable lessons."""
     listed = "; ".join(f"{n} times {reason}" for reason, n in Counter(reasons).most_common(3))
     return DataError(
-        f"Nothing in '{source}' can be learned from.",
-        f"Of its conversations: {listed or 'there is none in which anybody is learned'}.",
-        "Look at one with soul data show FILE --side human; leave the source out, or name another "
-        "side, more --lesson-tokens or a model with more context.",
+        f"No conversation in '{source}' can be used for training.",
+        f"Reasons: {listed or 'none of them has a reply of the trained side'}.",
+        "Check one with soul data show FILE --side human; then remove the source, or choose "
+        "another --side, more --lesson-tokens or a model with a longer context.",
     )
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- validation -----------------------------------------------------------------------------------
 
 
 @dataclass
 class Validation:
-    """The losses of fixed conversations, by source, in nats per learned token."""
+    """Losses on fixed conversations by source, in nats per trained token."""
 
     config: TrainConfig
     policy: Policy
     spans: Mapping[str, Sequence[Span]]
     lessons: Mapping[str, int] = field(default_factory=dict)
-    """Source → conversations that its loss is a mean over."""
+    """Source → number of its conversations."""
 
     def __call__(self, step: int) -> dict[str, float | None]:
-        """After `step`, where its turn is: before the first, every `eval_every` steps and after the
-        last."""
+        """The losses after `step` if due: before the first step, every `eval_every` steps and after
+        the last; else empty."""
         done, every = step + 1, self.config.eval_every
         if done not in (0, self.config.steps) and (every is None or done % every):
             return {}
         return self.losses()
 
     def losses(self) -> dict[str, float | None]:
-        """Source → loss; None where it is no finite number."""
+        """Source → loss; None if it is not finite."""
         return {name: self._loss(spans) for name, spans in self.spans.items()}
 
     @torch.no_grad()
@@ -372,7 +370,7 @@ class Validation:
         sums = LossSums()
         for pack in self.policy.packs(spans, self.config.tokens_per_batch):
             tokens = sum(span.n_trained for span in pack.spans)
-            # Without the entropies that a score has beside it.
+            # Unlike Policy.score, this does not compute entropies.
             scored = imitation_loss(
                 self.policy, pack, torch.ones(tokens, device=self.policy.device)
             )

@@ -1,6 +1,6 @@
-"""What a run keeps: `loop.py` takes steps and resumes, `checkpoint.py` writes where it stands.
+"""State of a run: `loop.py` takes steps and resumes, `checkpoint.py` saves and loads checkpoints.
 
 metrics.py and step_metrics.py: lines of metrics.jsonl · summary.py · model_card.py · stops.py:
-early ends, more steps · fingerprint.py: refuses other rows
-or models · tracking.py: external trackers.
+early stops, more steps · fingerprint.py: refuses a resume with other rows or models · tracking.py:
+external trackers.
 """

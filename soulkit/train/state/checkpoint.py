@@ -1,16 +1,13 @@
 """Checkpoints: adapter, optimizer, moving average and position, without pickle.
 
-A checkpoint is a folder `step_000050` that was written aside, synced and renamed, so a half-written
-one never stands under its name. `position.json` says where the run stood and holds the SHA-256 of
-every other file and of itself; nothing is loaded before all of them agree. A resume takes the
-newest checkpoint that is whole, moves damaged newer ones out of the way, and says so.
+A checkpoint is a folder `step_000050` that is written under a temporary name, synced and renamed,
+so it is never half-written. `position.json` has the position of the run and the SHA-256 of every
+file and of itself, which are verified before loading. A resume uses the newest intact checkpoint,
+renames damaged newer ones, and reports that.
 
-Beside the newest ones those with the best dev score are kept, or, in a run that measures nothing
-else, with the lowest validation loss. The ranking is read from the folders
-on disk, so it needs no memory of its own and survives a resume.
-
-No state of a random generator is kept: every draw of a run has a stream of its own (sampling,
-batches, lessons), keyed by the seed and what it is for.
+Besides the newest checkpoints, those with the best dev score are kept (without dev scores, those
+with the lowest validation loss). The ranking is read from the folders, so it survives a resume. No
+random state is saved, because every random stream is derived from the seed and its purpose.
 """
 
 from __future__ import annotations
@@ -36,22 +33,22 @@ from soulkit.train.model.policy import Policy
 POSITION, TRAINED = "position.json", "trained.safetensors"
 OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"
 STATE = (POSITION, TRAINED, OPTIMIZER, TEACHER)
-"""What only a resume reads; the other files of a checkpoint are the model as others load it."""
+"""Files that only a resume reads; the other files of a checkpoint are the model."""
 
 STEP = "step"
-"""AdamW's count of a weight's updates, a number beside its moments."""
+"""AdamW's number of updates of a weight."""
 
 COMPLETE = "optimizer_complete"
-"""Noted where every trained weight has optimizer state; earlier checkpoints left some out."""
+"""Set if every trained weight has optimizer state; older checkpoints may lack some."""
 
 
 Merit = tuple[bool, float]
-"""Whether it is a dev score, and how good: those who were played stand above those who were not."""
+"""(whether it is a dev score, value); dev scores rank above validation losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: steps done, bytes of its append-only files, the policy's hash."""
+    """Position of a run: steps done, sizes of its append-only files, hash of the policy."""
 
     step: int
     metrics: int
@@ -59,32 +56,32 @@ class Position:
     policy: str
     seconds: float = 0.0
     dev: float | None = None
-    """Mean dev score of these very weights, where the step before evaluated them."""
+    """Mean dev score of these weights, if they were evaluated."""
     valid: float | None = None
-    """Their mean validation loss over the sources, where there is one and no dev score."""
+    """Mean validation loss over the sources, if there is one and no dev score."""
     unmeasured: bool = False
-    """The step before was to evaluate these weights, and was stopped before it had."""
+    """Whether the run was stopped before it had evaluated these weights."""
     stopgap: bool = False
-    """Written because the run was stopped: the next one takes its place."""
+    """Whether it was written only because the run was stopped; the next one replaces it."""
     stream: Mapping[str, Any] | None = None
-    """Where the stream of conversations stands, of a run that learns from one."""
+    """Position in the stream of conversations, if there is one."""
 
     @property
     def merit(self) -> Merit | None:
-        """What checkpoints are ranked by, higher is better; None where nothing was measured."""
+        """Ranking key of the checkpoint, higher is better; None if nothing was measured."""
         return merit_of(self.dev, self.valid)
 
     def serves(self, other: Position) -> bool:
-        """Whether a run would go on from here as from `other`, and this lasts as long."""
+        """Whether a run can continue from here as from `other`, and this lasts as long."""
         names = ("step", "metrics", "episodes", "policy", "unmeasured")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and (other.stopgap or not self.stopgap)
 
 
 def merit_of(dev: float | None, loss: float | None) -> Merit | None:
-    """Of weights with this mean dev score, or else this mean validation loss.
+    """The ranking key of weights with this mean dev score, or else this mean validation loss.
 
-    The last step of a run has a loss even where no dev score is due: the two are on no one scale.
+    The two are on different scales, and the last step may have a loss without a dev score.
     """
     if dev is not None:
         return True, dev
@@ -92,14 +89,14 @@ def merit_of(dev: float | None, loss: float | None) -> Merit | None:
 
 
 class DamagedCheckpoint(RunError):
-    """A checkpoint's files are not those that were written; `detail` says which."""
+    """Files of a checkpoint are missing or changed; `detail` says which."""
 
     def __init__(self, path: Path, detail: str) -> None:
         self.detail = detail
         super().__init__(
             f"The checkpoint {path.name} is damaged: {detail}.",
-            "What it would put back is not what the run wrote.",
-            "Delete this checkpoint to resume from the one before it.",
+            "Loading it would not restore the state that the run saved.",
+            "Delete this checkpoint to resume from the previous one.",
         )
 
 
@@ -109,7 +106,7 @@ class DamagedCheckpoint(RunError):
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, position: Position
 ) -> Path:
-    """Write `folder/step_000050`, aside first; a whole one of the same state is left alone."""
+    """Write `folder/step_000050`; an intact checkpoint of the same state is kept."""
     final = folder / f"step_{position.step:06d}"
     if final.exists() and not damage(final) and read_position(final).serves(position):
         return final
@@ -127,7 +124,7 @@ def save_checkpoint(
 
 
 def replace_folder(final: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write the folder aside, sync it, and put it in the place of `final`."""
+    """Let `fill` write a temporary folder, sync it, and replace `final` with it."""
     aside, old = (final.with_name(f".{final.name}.{kind}") for kind in ("part", "old"))
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -145,9 +142,8 @@ def replace_folder(final: Path, fill: Callable[[Path], object]) -> None:
 
 
 def _finish_replacing(folder: Path) -> None:
-    """Give the checkpoint its name whose writer was killed between the two renames of
-    `replace_folder`: it was whole on the disk by then, and the one before it has no name any more.
-    """
+    """Finish the rename of a complete checkpoint if `replace_folder` was killed between its two
+    renames."""
     for old in folder.glob(".step_*.old"):
         final = folder / old.stem.removeprefix(".")
         aside = old.with_suffix(".part")
@@ -156,7 +152,7 @@ def _finish_replacing(folder: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder whose name disappears first: a kill leaves none that looks whole."""
+    """Delete a folder, renaming it first, so that a kill leaves nothing that looks intact."""
     gone = path.with_name(f".{path.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     os.replace(path, gone)
@@ -164,7 +160,7 @@ def remove_folder(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Sync a file or folder to disk."""
     if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -198,14 +194,14 @@ def _digest(noted: Mapping[str, Any]) -> str:
 
 
 def read_position(path: Path) -> Position:
-    """The position of checkpoint `path`; DamagedCheckpoint when it cannot be read."""
+    """The position of checkpoint `path`; DamagedCheckpoint if it cannot be read."""
     noted = _noted(path)
-    # Earlier checkpoints have no word of what can be missing or temporary.
+    # Older checkpoints lack some fields.
     return Position(**{name: noted[name] for name in Position.__slots__ if name in noted})
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the files of checkpoint `path`; empty when it is whole."""
+    """What is wrong with the files of checkpoint `path`; empty if it is intact."""
     try:
         hashes = _noted(path)["files"]
     except DamagedCheckpoint as error:
@@ -213,31 +209,31 @@ def damage(path: Path) -> str:
     files = {p.relative_to(path).as_posix(): p for p in _files(path)}
     missing = sorted(set(hashes) - set(files))
     if missing:
-        return f"it lacks {', '.join(missing)}"
+        return f"{', '.join(missing)} is missing"
     changed = [name for name, sha256 in hashes.items() if _sha256(files[name]) != sha256]
-    return f"{', '.join(changed)} differs from what was written" if changed else ""
+    return f"{', '.join(changed)} has changed since it was saved" if changed else ""
 
 
 def _noted(path: Path) -> dict[str, Any]:
     try:
         noted = json.loads((path / POSITION).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DamagedCheckpoint(path, f"it lacks {POSITION}") from error
+        raise DamagedCheckpoint(path, f"{POSITION} is missing") from error
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(path, f"{POSITION} cannot be read") from error
     sha256 = noted.pop("sha256", None) if isinstance(noted, dict) else None
     if sha256 is None or sha256 != _digest(noted):
-        raise DamagedCheckpoint(path, f"{POSITION} differs from what was written")
+        raise DamagedCheckpoint(path, f"{POSITION} has changed since it was saved")
     return dict(noted)
 
 
 def resume_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer
 ) -> tuple[Position | None, list[str]]:
-    """Load the newest whole checkpoint; its position (None: there is none), and remarks to show.
+    """Load the newest intact checkpoint; returns its position (None without one) and remarks.
 
-    Damaged newer ones are renamed to `damaged_step_…`. RunError when there are checkpoints and none
-    is whole: the run would silently begin again.
+    Damaged newer ones are renamed to `damaged_step_…`. RunError if there are checkpoints but none
+    is intact, because the run would silently start again.
     """
     _finish_replacing(folder)
     broken: dict[Path, str] = {}
@@ -249,9 +245,9 @@ def resume_checkpoint(
     if broken:
         reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
         raise RunError(
-            f"None of the {len(broken)} checkpoints in {folder} is whole ({reasons}).",
-            "The run cannot go on from where it stood, and is not begun again unasked.",
-            f"Bring the files back, or delete {folder} to begin at the first step.",
+            f"All {len(broken)} checkpoints in {folder} are damaged ({reasons}).",
+            "The run cannot resume, and it does not start again from step 0 by itself.",
+            f"Restore the files, or delete {folder} to start from step 0.",
         )
     return None, []
 
@@ -261,16 +257,16 @@ def _set_aside(path: Path, why: str, used: Path) -> str:
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(path, aside)
     return (
-        f"checkpoint {path.name} is damaged ({why}): going on from {used.name}; "
-        f"it is kept as {aside.name}"
+        f"checkpoint {path.name} is damaged ({why}) and was renamed to {aside.name}; resuming from "
+        f"{used.name}"
     )
 
 
 def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Position:
-    """Put weights, moving average and optimizer back.
+    """Restore weights, moving average and optimizer.
 
-    DamagedCheckpoint when a file is not what was written; RunError when the files are whole and
-    hold other tensors than those of this model and optimizer, or than the position names.
+    DamagedCheckpoint if a file has changed; RunError if the tensors do not fit this model and
+    optimizer, or the recorded hash.
     """
     if fault := damage(path):
         raise DamagedCheckpoint(path, fault)
@@ -280,7 +276,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         for name, parameter in policy.trained:
             parameter.copy_(weights[name])
     if policy.version() != position.policy:
-        raise _other_weights(path, "Their hash is not the one that was written.")
+        raise _other_weights(path, "Their hash differs from the recorded one.")
     _restore_teacher(path, policy)
     _restore_optimizer(path, policy, optimizer)
     return position
@@ -296,9 +292,9 @@ def _tensors(path: Path, file: str, places: Mapping[str, torch.Tensor]) -> dict[
 
 def _other_weights(path: Path, detail: str) -> RunError:
     return RunError(
-        f"The checkpoint {path.name} does not hold the weights it names.",
+        f"The weights in checkpoint {path.name} do not match its record.",
         f"{detail} Its files were changed, or another base model is loaded.",
-        "Delete this checkpoint to resume from the one before it.",
+        "Delete this checkpoint to resume from the previous one.",
     )
 
 
@@ -306,30 +302,30 @@ def _restore_teacher(path: Path, policy: Policy) -> None:
     has_average = (path / TEACHER).is_file()
     if has_average != (policy.ema is not None):
         raise RunError(
-            f"The checkpoint {path.name} holds {'a' if has_average else 'no'} moving average.",
-            f"This run {'has no' if has_average else 'has a'} teacher that is one.",
-            "Resume with the settings it was started with, or give another folder with --out.",
+            f"The checkpoint {path.name} has {'a' if has_average else 'no'} moving average.",
+            f"With these settings the teacher is {'not ' if has_average else ''}a moving average.",
+            "Resume with the settings that the run was started with, or use another --out.",
         )
     if policy.ema is not None:
         average = _tensors(path, TEACHER, policy.ema)
         policy.ema = {name: average[name].to(t.device) for name, t in policy.ema.items()}
 
 
-# --- which ones are kept --------------------------------------------------------------------------
+# --- pruning --------------------------------------------------------------------------------------
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first, whole or not."""
+    """The checkpoints of a run, oldest first, intact or not."""
     return sorted(p for p in folder.glob("step_*") if p.is_dir())
 
 
 def ranking(folder: Path) -> list[tuple[Path, Merit]]:
-    """Checkpoints with a merit, best first; of equal ones the later is the better."""
+    """Checkpoints with a ranking key, best first; later ones win ties."""
     scored = []
     for path in checkpoints(folder):
         try:
             merit = read_position(path).merit
-        except DamagedCheckpoint:  # a resume names it; it has no score to rank by
+        except DamagedCheckpoint:  # reported at the next resume
             continue
         if merit is not None:
             scored.append((path, merit))
@@ -337,7 +333,7 @@ def ranking(folder: Path) -> list[tuple[Path, Merit]]:
 
 
 def ranks(folder: Path, merit: Merit | None, keep_best: int) -> bool:
-    """Whether a merit is among the `keep_best` best of those that have a checkpoint."""
+    """Whether weights with this key would be among the `keep_best` best checkpoints."""
     if merit is None or not keep_best:
         return False
     best = ranking(folder)[:keep_best]
@@ -345,9 +341,9 @@ def ranks(folder: Path, merit: Merit | None, keep_best: int) -> bool:
 
 
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
-    """Delete all checkpoints but the newest `keep_last` and the best `keep_best`.
+    """Delete all checkpoints except the newest `keep_last` and the best `keep_best`.
 
-    One that a stop left lasts while it is the newest, and counts as none of them.
+    A checkpoint written at a stop is kept only while it is the newest, and does not count.
     """
     every = checkpoints(folder)
     planned = [path for path in every if not _is_stopgap(path)]
@@ -368,9 +364,9 @@ def _is_stopgap(path: Path) -> bool:
 
 
 def export_best(run: Path, folder: Path) -> Path | None:
-    """Copy the model of the best whole checkpoint to `run/best`; the checkpoint.
+    """Copy the model of the best intact checkpoint to `run/best` and return the checkpoint.
 
-    None when none was measured. The copy is loaded like `run/model`.
+    None if none was measured. The copy can be loaded like `run/model`.
     """
     for path, _ in ranking(folder):
         if not damage(path):
@@ -387,7 +383,7 @@ def _copy_model(source: Path, aside: Path) -> None:
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # Cloned, because tied weights share memory and safetensors refuses that.
+    # Cloned, because safetensors refuses tied weights, which share memory.
     return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
 
@@ -396,7 +392,7 @@ def _trained_tensors(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """State by `weight:slot`; nothing before the first update."""
+    """State by `weight:slot`; empty before the first update."""
     slots = {slot for state in optimizer.state.values() for slot in state}
     return _plain(
         {
@@ -410,7 +406,7 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
 def _slot(
     optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, slot: str
 ) -> torch.Tensor:
-    """One state of a weight; of a weight that has had no gradient yet, what it will begin with."""
+    """One state of a weight; its initial value if the weight has had no gradient yet."""
     if value := optimizer.state.get(parameter):
         return torch.as_tensor(value[slot])
     return torch.zeros(()) if slot == STEP else torch.zeros_like(parameter)
@@ -430,7 +426,7 @@ def _restore_optimizer(path: Path, policy: Policy, optimizer: torch.optim.Optimi
     if fault := misfit_of(tensors, places):
         raise _other_weights(path, f"In {OPTIMIZER}: {fault}.")
     for name, parameter in stated:
-        # AdamW keeps its step count on the CPU and its moments beside the parameter.
+        # AdamW keeps its step count on the CPU and its moments on the parameter's device.
         optimizer.state[parameter] = {
             slot: tensors[f"{name}:{slot}"].to("cpu" if slot == STEP else parameter.device)
             for slot in slots

@@ -1,11 +1,9 @@
-"""What a run trains on, in a few hashes: a resume with other rows or another model is refused.
+"""Hashes of a run's rows and models: a resume with other rows or another model is refused.
 
-The settings alone do not tell: a data file may have new rows and a model folder new weights under
-their old names. Rows are hashed by what they say and by their prompts as the actor reads them; a
-model by its settings, and by the name, shape, number type and an evenly spread sample of every
-tensor. (A change that misses every sampled value passes; another checkpoint of the same model does
-not.) Equal bits need equal arithmetic, too, so a deterministic run also keeps the device, threads
-and torch it was started on.
+Settings are not enough, because the content of a data file or model folder may change. Rows are
+hashed by content and by their prompts; a model by its settings and by the name, shape, dtype and an
+evenly spread sample of every tensor, which detects another checkpoint of the same model. For
+identical bits, a deterministic run also records device, threads and torch version.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ from soulkit.train.setup.rows import TrainingData, corpus_facts
 from soulkit.types import Example, Sampling
 
 SAMPLED = 4093
-"""Values of a tensor that are hashed. A prime, so that no width of a matrix divides the stride."""
+"""Number of hashed values per tensor. A prime, so that matrix widths do not divide the stride."""
 
 
 def material_conditions(
     config: TrainConfig, material: TrainingData, policy: Policy, teacher: Policy | None
 ) -> Conditions:
-    """Rows, models and machine, which a resume has to find as they were; taken before the weights
-    move. Who plays is added when the players are there."""
+    """Hashes of rows, models and machine that a resume must match, taken before the first update.
+    Players are added later (`with_players`)."""
     tasks: dict[str, TaskFacts] = {}
     for name, task in material.tasks.items():
         rows, dev = ({row.id: row for one, row in pool if one.name == name}.values()
@@ -68,7 +66,7 @@ def material_conditions(
 
 
 def prompts_hash(task: Task, rows: Iterable[Example]) -> str:
-    """Hash of the prompts of rows as the actor reads them, in their order."""
+    """Hash of the prompts of rows as the actor reads them, in order."""
     shown = [
         [text for context in task.previews(row).values() for s in context
          for text in (s.role, s.text, s.bare)]
@@ -78,7 +76,7 @@ def prompts_hash(task: Task, rows: Iterable[Example]) -> str:
 
 
 def model_print(policy: Policy) -> dict[str, str]:
-    """Hashes of a model without its adapter: layout, number types, values, settings, tokenizer,
+    """Hashes of a model without its adapter: layout, dtypes, values, settings, tokenizer,
     template."""
     tensors = dict(_base_tensors(policy.model))
     values = hashlib.sha256()
@@ -116,7 +114,7 @@ _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "architectures", "dt
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """What a model's own files say about its arithmetic, and about where a reply ends."""
+    """Settings from a model's files that affect its arithmetic or the end of replies."""
     settings = json.loads(model.config.to_json_string(use_diff=True))
     ends = getattr(model.generation_config, "eos_token_id", None)
     return {**{k: v for k, v in settings.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
@@ -131,7 +129,7 @@ def _adapter(name: str | None) -> str | None:
 
 
 def machine_print(device: torch.device) -> dict[str, Any]:
-    """What the last bit of a sum depends on."""
+    """Properties of the machine that affect the last bits of results."""
     cpu = device.type == "cpu"
     return {
         "threads": torch.get_num_threads(),
@@ -146,26 +144,26 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# --- the same run? --------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 
 def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
-    """Keep `now` in a new run; RunError when a resumed one was started on something else."""
+    """Record `now` in a new run; RunError if a resumed run was started with other material."""
     before = Conditions.read(run.path)
     if before is None and not any(run.checkpoints.glob("*")):
         now.write(run.path)
         return
     if before is None or before.material is None:
         raise RunError(
-            f"{run.path} does not say on which rows and which model it was started.",
-            f"{CONDITIONS} is missing or incomplete, so nobody can tell whether they are the same.",
-            "Bring the file back, or give another folder with --out.",
+            f"{run.path} does not record its rows and model.",
+            f"{CONDITIONS} is missing or incomplete, so soul cannot check that they are unchanged.",
+            "Restore the file, or use another --out.",
         )
     for what in _changes(before, now, config):
         raise RunError(
             f"{what}.",
-            "The steps to come would not be those of this run, and its numbers would mix two.",
-            "Bring the old one back, or give another folder with --out.",
+            "A resume needs the same rows and models as at the start.",
+            "Restore the old one, or use another --out.",
         )
 
 
@@ -187,17 +185,17 @@ def _changes(before: Conditions, now: Conditions, config: TrainConfig) -> Iterat
         adapters.append((f"teacher of {task},", adapter, first, second))
     for role, name, first, second in adapters:
         if first != second:
-            yield f"The {role} '{name}' holds other weights than when this run was started"
+            yield f"The weights of the {role} '{name}' have changed since this run was started"
     was, machine = old.machine or {}, new.machine or {}
     for key in sorted({*was, *machine}):
         if was.get(key) != machine.get(key):
             hint = f" (--threads {was.get(key)})" if key == "threads" else ""
-            yield (f"This deterministic run was started with {key} {was.get(key)}{hint}, and now "
+            yield (f"This deterministic run was started with {key} {was.get(key)}{hint}, but now "
                    f"it is {machine.get(key)}")  # fmt: skip
 
 
 Rows = tuple[int | None, object, str]
-"""Of a task or source: how many rows, which ones in which order, and the hash of their prompts."""
+"""(number of rows, ids or hash in order, hash of their prompts) of a task or source."""
 
 
 def _rows(conditions: Conditions, kind: str) -> dict[str, Rows]:
@@ -215,9 +213,9 @@ def _other_rows(task: str, kind: str, before: Rows, now: Rows) -> Iterator[str]:
         yield (f"Task '{task}' had {before[0]} {kind} rows when this run was started, and has "
                f"{now[0]} now")  # fmt: skip
     elif before[1] != now[1]:
-        yield f"Task '{task}' has {now[0]} {kind} rows as before, but they are others"
+        yield f"Task '{task}' still has {now[0]} {kind} rows, but other ones"
     elif before[2] != now[2]:
-        yield (f"Task '{task}' puts its {kind} rows into other prompts than when this run was "
+        yield (f"The prompts of the {kind} rows of task '{task}' have changed since this run was "
                "started")  # fmt: skip
 
 
@@ -226,8 +224,8 @@ def _other_model(
 ) -> Iterator[str]:
     differ = [text for key, text in _PARTS.items() if before.get(key) != now.get(key)]
     if differ:
-        yield (f"The {role} '{name}' is not the one that this run was started with: it has "
-               f"another {join_and(differ)}")  # fmt: skip
+        yield (f"The {role} '{name}' has changed since this run was started: it has another "
+               f"{join_and(differ)}")  # fmt: skip
 
 
 _PARTS = {
@@ -241,14 +239,14 @@ _PARTS = {
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Within it torch uses kernels that give equal bits every time; RuntimeError by torch for an
-    operation that has none. With `on` False nothing is changed."""
+    """Context in which torch uses deterministic kernels; torch raises RuntimeError for operations
+    without one. With `on` False nothing changes."""
     if not on:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    with _variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8"):  # read when CUDA makes its first handle
+    with _variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8"):  # read by the first CUDA handle
         torch.use_deterministic_algorithms(True)
         try:
             yield
@@ -271,7 +269,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
 def with_players(
     run: Run, config: TrainConfig, players: Players, material: TrainingData, policy: Policy
 ) -> Conditions:
-    """What `run` has recorded, with its players, limits and the weights that it starts from."""
+    """The recorded conditions of `run`, with players, limits and initial weights added."""
     begun = Conditions.read(run.path) or Conditions(players={}, tasks={})
     sampling = {
         name: Sampling(temperature=config.temperature, thinking=config.thinking,

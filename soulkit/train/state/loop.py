@@ -1,13 +1,13 @@
-"""The training loop: steps, checkpoints, resume. What a step does is `step.py` or `sft/steps.py`.
+"""The training loop: steps, checkpoints, resume. The steps are in `step.py` and `sft/steps.py`.
 
-A run resumes from its newest whole checkpoint: weights, moving average, optimizer and position are
-put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the
-sampler produced since then is answered from its journal. A step that evaluates and ranks among the
-best gets a checkpoint, whether one is due or not.
+A run resumes from its newest intact checkpoint: weights, moving average, optimizer and position are
+restored, and JSONL files are cut at the checkpoint's offsets (the tails are kept in other files).
+Replies sampled since then are reused from the journal. Steps whose scores rank among the best also
+get a checkpoint.
 
-A stopped run is cancelled where something is waited for; an update is never cut short, and a
-checkpoint is written. Rollouts that were under way are played again, from the journal as far as it
-goes; a dev split that was being scored is scored when the run goes on.
+A stopped run is cancelled while it waits, never during an update, and writes a checkpoint. On
+resume, unfinished rollouts are played again, with replies from the journal, and an unfinished
+evaluation is repeated.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from soulkit.train.state.stops import Stops, ended_by, newest_learned, step_word
 from soulkit.train.state.tracking import MetricsTracker
 
 BASE = -1
-"""The step after which the weights are those that the run began with."""
+"""Number of the step before the first: the initial weights."""
 LOADING = "loading the model"
-"""What may download: those who load have progress bars of their own."""
+"""Phase that may download, with its own progress bars."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
-"""Dev scores of the weights that a step has moved, per task; empty where none are due."""
+"""Returns dev scores per task of the weights after a step; empty if none are due."""
 Validate = Callable[[int], Mapping[str, float | None]]
-"""Their losses on validation conversations, per source; empty where none are due."""
+"""Returns validation losses per source after a step; empty if none are due."""
 
 
 async def nothing_held_out(step: int) -> dict[str, float | None]:
@@ -66,7 +66,7 @@ def nothing_to_validate(step: int) -> dict[str, float | None]:
 
 
 class Stream(Protocol):
-    """What a run reads on from where its newest checkpoint was written."""
+    """A stream of training data whose position is saved in checkpoints."""
 
     def position(self) -> Mapping[str, Any]: ...
 
@@ -85,21 +85,21 @@ class Loop:
     metrics: JsonlWriter
     tracker: MetricsTracker
     journal: Journal | None = None
-    """What the sampler produced since the newest checkpoint."""
+    """Replies sampled since the newest checkpoint."""
     stream: Stream | None = None
-    """The conversations that are learned from, in supervised training on some."""
+    """Stream of conversations, if the run trains on them."""
     reporter: Reporter = SILENT
-    """Shows steps, and what is under way within one."""
+    """Shows steps and their phases."""
     step: int = 0
     seconds: float = 0.0
     unmeasured: bool = False
-    """The newest step has moved the weights, and its dev scores are still to come."""
+    """Whether the weights after the newest step have not been measured yet."""
     _episodes_at: int = 0
-    """Bytes of the episodes when the newest whole step ended: its checkpoint has no later ones."""
+    """Size of the episodes file after the newest complete step, for its checkpoint."""
     _stream_at: Mapping[str, Any] | None = None
-    """The stream's position then, for the same reason."""
+    """Position of the stream after the newest complete step."""
     _saved_at: float = field(default_factory=time.monotonic)
-    """When the newest checkpoint was written, or the run begun."""
+    """Time of the newest checkpoint or of the start."""
 
     def __post_init__(self) -> None:
         self._stops = Stops(self.config)
@@ -115,10 +115,10 @@ class Loop:
         stream: Stream | None = None,
         reporter: Reporter = SILENT,
     ) -> Loop:
-        """Open the run's files; resume from its newest whole checkpoint when there is one.
+        """Open the run's files, and resume from its newest intact checkpoint if there is one.
 
-        `policy.ema` must be there already in a run that keeps one: a resume puts it back. Damaged
-        checkpoints are named on stderr; RunError when none is whole.
+        `policy.ema` must exist if the run uses one, so that a resume can restore it. Damaged
+        checkpoints are named on stderr; RunError if none is intact.
         """
         optimizer = torch.optim.AdamW(
             [p for _, p in policy.trained],
@@ -135,7 +135,7 @@ class Loop:
         position, remarks = resume_checkpoint(self.run.checkpoints, self.policy, self.optimizer)
         for remark in remarks:
             sys.stderr.write(f"{self.run.path}: {remark}\n")
-        if position is not None:  # the checkpoint was written, what follows may have been cut short
+        if position is not None:  # the run may have been killed before it pruned
             prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
         position = position or Position(0, 0, 0, "")
         self.step, self.seconds = position.step, position.seconds
@@ -155,7 +155,7 @@ class Loop:
         validate: Validate = nothing_to_validate,
         probe: Measure = nothing_held_out,
     ) -> None:
-        """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
+        """Take all remaining steps; writes checkpoints when due, at the end, and when stopped."""
         try:
             if not self.step:
                 self.reporter.phase("validation")  # the losses before the first step
@@ -164,7 +164,7 @@ class Loop:
                 last = read_step_lines(self.run.metrics)[-1]
                 await self._complete(last, measure, validate, probe)
             while self.step < self.config.steps:
-                await asyncio.sleep(0)  # a step that waits for nothing cannot be stopped elsewhere
+                await asyncio.sleep(0)  # lets a stop interrupt steps that never wait
                 line = await self._take(take_step)
                 await self._complete(line, measure, validate, probe)
             await asyncio.sleep(0)
@@ -204,13 +204,13 @@ class Loop:
         self._end(self._stops.after(line, last=self.step >= self.config.steps))
 
     def refuse_ended(self) -> None:
-        """Raise again what ended a run in its last step: there is none left to take."""
+        """Raise the error that ended the run in its last step, if there was one."""
         if self.step == self.config.steps:
             for line in (newest_rollout_line(self.run.metrics), newest_learned(self.run.metrics)):
                 self._end(ended_by(self.config.method, line))
 
     def _end(self, error: UserError | None) -> None:
-        """What was learned is kept."""
+        """Save a checkpoint and raise `error`, if there is one."""
         if error is not None:
             self.checkpoint()
             raise error
@@ -221,10 +221,9 @@ class Loop:
         return turn or late or ranks(self.run.checkpoints, worth, self.config.keep_best)
 
     def checkpoint(self, line: StepLine | None = None, *, within_step: bool = False) -> None:
-        """Write where the run stands; `line` says what these weights are worth, where it is known.
+        """Write a checkpoint; `line` has the scores of these weights, if known.
 
-        Older checkpoints go, but for the newest and the best, and the sampler's journal begins anew
-        unless a step is under way.
+        Older checkpoints are pruned, and the sampler's journal is cleared unless a step is running.
         """
         position = Position(
             step=self.step,
@@ -257,24 +256,24 @@ class Loop:
 
 
 def dev_score(dev: Mapping[str, float | None]) -> float | None:
-    """Mean over the tasks that have a score; None when there is none to rank by."""
+    """Mean over the tasks that have a score; None if there are none."""
     scores = [score for score in dev.values() if score is not None]
     return fmean(scores) if scores else None
 
 
 def mean_loss(losses: Mapping[str, float | None]) -> float | None:
-    """Mean over the sources; None where one is no finite number, which no other makes good."""
+    """Mean over the sources; None if any of them is not finite."""
     finite = [loss for loss in losses.values() if loss is not None]
     return fmean(finite) if finite and len(finite) == len(losses) else None
 
 
 def merit(line: StepLine) -> Merit | None:
-    """What the weights after a step are ranked by, higher is better; see `Position.merit`."""
+    """Ranking key of the weights after a step, higher is better; see `Position.merit`."""
     return merit_of(dev_score(line.dev), None if line.dev else mean_loss(line.valid))
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then constant or a cosine to a tenth."""
+    """Learning rate of `step` (from 0): linear warm-up, then constant or a cosine to a tenth."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.lr_schedule == "constant":

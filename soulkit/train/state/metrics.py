@@ -1,7 +1,6 @@
-"""The lines of `metrics.jsonl`: typed records in the program, slash names on the disk.
+"""The lines of `metrics.jsonl`: typed records in memory, names with slashes on disk.
 
-A step writes one line, and one more where the dev split was scored. A number that does not exist is
-missing from the line.
+A step writes one line, and a second one if its weights were measured. Missing numbers are left out.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from soulkit.runs.jsonl import (
 # --- records with a name for every field ----------------------------------------------------------
 
 SECTION = {"section": True}
-"""Metadata of a field that is a record: its fields are written among those of the one that holds
-it, and not at all while it is as it was made."""
+"""Metadata of a field that is a record: its fields are merged into the parent's, and left out while
+they have their defaults."""
 
 
 def named_field(name: str, default: Any = None, *, sparse: bool = False) -> Any:
-    """A field that is written as `name` unless it is None; a sparse one unless it is empty, too."""
+    """A field that is written as `name` unless it is None, or unless it is empty if `sparse`."""
     metadata = {"name": name, "sparse": sparse}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -38,12 +37,12 @@ def named_field(name: str, default: Any = None, *, sparse: bool = False) -> Any:
 
 
 def open_fields(prefix: str) -> Any:
-    """A mapping whose members are written under names of their own."""
+    """A mapping whose members are written as `prefix` + key."""
     return field(default_factory=dict, metadata={"prefix": prefix})
 
 
 class Flat:
-    """A record that is written as one object without objects for its sections."""
+    """A record that is written as one flat JSON object."""
 
     __slots__ = ()
 
@@ -53,7 +52,7 @@ class Flat:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """DataError for a member of another type."""
+        """The record of a line; DataError for a value of the wrong type."""
         return read_value(cls, unfolded(cls, line), "A record of metrics.jsonl")
 
 
@@ -77,7 +76,7 @@ def _as_made(kind: Any) -> Any:
 
 
 def unfolded(kind: Any, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Field → plain value, of an object with the names of a record's fields."""
+    """Field → plain value, from a flat object with the written names."""
     values: dict[str, Any] = {}
     for one in fields(kind):
         metadata = one.metadata
@@ -94,7 +93,7 @@ def unfolded(kind: Any, line: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def names_of(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(whole names, prefixes of open ones) under which a record of `kind` is written."""
+    """(names, prefixes) that a record of `kind` uses when written."""
     about = [one.metadata for one in fields(kind)]
     sections: list[Any] = [one.default_factory for one in fields(kind) if "section" in one.metadata]
     parts = [names_of(one) for one in sections]
@@ -103,22 +102,22 @@ def names_of(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(names), (*prefixes, *(prefix for part in parts for prefix in part[1]))
 
 
-# --- what a line holds ----------------------------------------------------------------------------
+# --- contents of a line ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewards(Flat):
-    """Of a step's rollouts."""
+    """Rewards and counts of a step's rollouts."""
 
     draft: float | None = named_field("reward/draft")
     refined: float | None = named_field("reward/refined")
     loo: float | None = named_field("gap/loo")
-    """Refined against the other drafts of its prompt, with its interval."""
+    """Leave-one-out gap: refined reward minus the other drafts of its prompt, with interval."""
     loo_low: float | None = named_field("gap/loo_low")
     loo_high: float | None = named_field("gap/loo_high")
     loo_clusters: int = named_field("gap/loo_clusters", 0, sparse=True)
     pair: float | None = named_field("gap/pair")
-    """Refined against its own draft."""
+    """Refined reward minus its own draft."""
     n_draft: int = named_field("rollouts/draft", 0)
     n_refined: int = named_field("rollouts/refined", 0)
     n_unscored: int = named_field("rollouts/unscored", 0)
@@ -129,7 +128,7 @@ class Rewards(Flat):
     tasks: Mapping[str, float] = open_fields("task/")
     """`TASK/NAME` → mean of the drafts' task metric."""
     draft_by_task: Mapping[str, float | None] = open_fields("reward/draft/")
-    """Task → as above; of a mixture alone, like all that follows."""
+    """Task → as above; only in mixtures, like the following fields."""
     refined_by_task: Mapping[str, float | None] = open_fields("reward/refined/")
     loo_by_task: Mapping[str, float | None] = open_fields("gap/loo/")
     loo_low_by_task: Mapping[str, float | None] = open_fields("gap/loo_low/")
@@ -138,7 +137,7 @@ class Rewards(Flat):
 
 @dataclass(frozen=True, slots=True)
 class CoachCounts:
-    """What a coach's texts came to."""
+    """Counts of a coach's feedback texts."""
 
     checked: int = 0
     dropped: int = 0
@@ -148,14 +147,14 @@ class CoachCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackCounts(Flat):
-    """Who got feedback in a step, and what became of it."""
+    """Counts and shares of a step's feedback."""
 
     share: float | None = named_field("feedback/share")
     leak_share: float | None = named_field("feedback/leak_share")
     distinct: float | None = named_field("feedback/distinct")
-    """Different texts per draft that got feedback."""
+    """Distinct texts per draft with feedback."""
     dropped: float | None = named_field("feedback/dropped")
-    """Share of the texts that leak and are not used."""
+    """Share of texts that were dropped because they leak."""
     dropped_by: Mapping[str, float] = open_fields("feedback/dropped/")
     """Kind of leak → its part of this share."""
     leaks: Mapping[str, int] = open_fields("leak/")
@@ -166,23 +165,23 @@ class FeedbackCounts(Flat):
     coach_failures: int = named_field("feedback/coach_failures", 0)
     gated: int = named_field("feedback/gated", 0, sparse=True)
     missing: Mapping[str, str] = named_field("feedback/missing", {}, sparse=True)
-    """Task → why none of its drafts' feedback was used."""
+    """Task → why no feedback on its drafts was used."""
     in_vain: int = named_field("feedback/in_vain", 0, sparse=True)
-    """Steps in a row, so far, without any use of feedback."""
+    """Consecutive steps so far without usable feedback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMeans(Flat):
-    """Means over tokens: of the drafts, of every part, and of each kind of loss."""
+    """Means over tokens of drafts, of every part, and of each kind of loss."""
 
     clipped: float | None = named_field("clip/share")
-    """Of all draft tokens, as the next four: those without an advantage count."""
+    """Share of all draft tokens, including those without advantage; also for the next four."""
     clipped_dual: float | None = named_field("clip/share_dual")
     ratio: float | None = named_field("ratio/mean")
     kl_old: float | None = named_field("kl/old")
     entropy: float | None = named_field("policy/entropy")
     parts: Mapping[str, float] = open_fields("part/")
-    """`PART/NAME` → the same five of the tokens of each part."""
+    """`PART/NAME` → the same five numbers over the tokens of each part."""
     regression_nll: float | None = named_field("nll/regression")
     imitation_nll: float | None = named_field("nll/imitation")
     divergence: float | None = named_field("divergence/teacher")
@@ -190,31 +189,31 @@ class TokenMeans(Flat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerGap(Flat):
-    """How far the sampler's log-probs are from the trainer's, before the weights move."""
+    """Gap between the log-probs of sampler and trainer, before the first update of the step."""
 
     mean: float | None = named_field("logprob/sampler_gap")
-    """Mean absolute difference in nats, over the sampled tokens that were compared."""
+    """Mean absolute difference in nats, over the compared tokens."""
     largest: float | None = named_field("logprob/sampler_gap_max")
-    """Of one token."""
+    """Largest difference of a token."""
     unchecked: int = named_field("logprob/unchecked", 0, sparse=True)
-    """Replies of vLLM servers that came without log-probs, so that nothing shows their weights."""
+    """Replies of vLLM servers without log-probs, whose weights cannot be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerCorrection(Flat):
-    """The weights of the sampler correction, over the tokens that have one; empty without it."""
+    """Statistics of the sampler correction's weights; empty without correction."""
 
     weight: float | None = named_field("correction/weight")
     """Mean weight, after the cap."""
     capped: float | None = named_field("correction/capped")
-    """Share of the tokens whose ratio was above the cap."""
+    """Share of tokens whose ratio was above the cap."""
     ess: float | None = named_field("correction/ess")
     """Effective sample size divided by the number of tokens n: (Σw)² / (n Σw²)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(Flat):
-    """What a step's updates did."""
+    """Results of a step's updates."""
 
     groups: int | None = named_field("groups/all")
     groups_single: int | None = named_field("groups/single")
@@ -224,21 +223,21 @@ class Learned(Flat):
     """Part of the loss → tokens."""
     accepted: float | None = named_field("imitation/accepted")
     teacher: Mapping[str, float] = open_fields("teacher/")
-    """What a teacher's token advantages look like."""
+    """Statistics of the teacher's token advantages."""
     means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
     sampler: SamplerGap = field(default_factory=SamplerGap, metadata=SECTION)
     correction: SamplerCorrection = field(default_factory=SamplerCorrection, metadata=SECTION)
     loss: float | None = named_field("loss/total")
     losses: Mapping[str, float] = open_fields("loss/of/")
-    """Source → its part of the loss of conversations, in nats per learned token of its own."""
+    """Source of conversations → its loss, in nats per trained token."""
     grad_norm: float | None = named_field("grad/norm")
     updates: int | None = named_field("optimizer/updates")
     skipped: int | None = named_field("update/skipped")
-    """Updates that were not taken: something in them was not a finite number."""
+    """Updates that were skipped because of a non-finite number."""
     not_finite: Mapping[str, str] = named_field("update/not_finite", {}, sparse=True)
-    """Which mini-batch was skipped → what was not finite."""
+    """Skipped mini-batch → what was not finite."""
     skipped_row: int = named_field("update/skipped_row", 0, sparse=True)
-    """Updates in a row, so far, that were skipped."""
+    """Consecutive skipped updates so far."""
     kl_base: float | None = named_field("kl/base")
     tokens: int | None = named_field("tokens/trained")
     sequences: int | None = named_field("sequences/trained")
@@ -246,12 +245,12 @@ class Learned(Flat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A canary that scores too much."""
+    """An alarm about a canary score or a watched metric."""
 
     canary: str
     value: float
     first: float
-    """What it scored at first."""
+    """Its first value."""
     drafts: float | None
     """Mean of the step's drafts."""
     why: tuple[str, ...] = ()
@@ -268,7 +267,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryScores(Flat):
-    """What the canaries scored in a step; empty between turns."""
+    """Canary scores of a step; empty if none were due."""
 
     means: Mapping[str, float | None] = open_fields("canary/")
     unscored: int = named_field("canaries/unscored", 0, sparse=True)
@@ -277,24 +276,24 @@ class CanaryScores(Flat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonCounts(Flat):
-    """The conversations of a supervised step."""
+    """Counts of the conversations of a supervised step."""
 
     learned: Mapping[str, int] = open_fields("lessons/of/")
-    """Source → lessons that were learned from."""
+    """Source → lessons that were trained on."""
     left_out: Mapping[str, int] = open_fields("lessons/left_out/")
-    """Reason → lessons that could not be learned from, and were replaced by the next ones."""
+    """Reason → lessons that were left out and replaced by the next ones."""
     shortened: int = named_field("lessons/shortened", 0, sparse=True)
     """Lessons that lost their oldest turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushCost(Flat):
-    """Of weights that travel to servers, which sample with them; empty where nothing travels."""
+    """Cost of pushing weights to servers; empty if no servers sample."""
 
     push_seconds: float | None = named_field("time/push")
-    """Until they were proven to be there, since the step before."""
+    """Seconds to push and verify the weights, since the previous step."""
     proof: float | None = named_field("push/distance")
-    """Nats by which the servers missed the trainer at the proof of the last push, at most."""
+    """Largest gap in nats between servers and trainer when the last push was verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,32 +309,31 @@ class StepLine(Flat):
     lessons: LessonCounts = field(default_factory=LessonCounts, metadata=SECTION)
     push: PushCost = field(default_factory=PushCost, metadata=SECTION)
     version: str = named_field("policy/version", "", sparse=True)
-    """Hash of the weights that sampled."""
+    """Hash of the sampling weights."""
     sample_seconds: float | None = named_field("time/sample")
     train_seconds: float | None = named_field("time/train")
     dev: Mapping[str, float | None] = open_fields("eval/")
-    """Task → dev score of the moved weights, in steps that evaluate."""
+    """Task → dev score of the weights after the step, if evaluated."""
     valid: Mapping[str, float | None] = open_fields("loss/valid/")
-    """Source → nats per learned token of its validation conversations, in such steps."""
+    """Source → validation loss in nats per trained token, if measured."""
     probe: Mapping[str, float | None] = open_fields("probe/")
-    """`TASK/before` and `TASK/after` → dev score of the moved weights, and of what a short
-    reinforcement made of them."""
+    """`TASK/before` and `TASK/after` → dev scores before and after the probe."""
 
     @property
     def measures(self) -> bool:
-        """Whether it says what the moved weights are worth: a line of its own beside the step's."""
+        """Whether it has measurements, which are written to a second line."""
         return bool(self.dev or self.valid or self.probe)
 
     @property
     def played(self) -> bool:
-        """Whether rollouts were sampled in this step: not a supervised one."""
+        """Whether rollouts were sampled in this step (not in supervised steps)."""
         return self.rewards != Rewards()
 
 
 def read_step_lines(path: Path) -> list[StepLine]:
-    """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file.
+    """The lines of a run's `metrics.jsonl`, dev scores in separate lines; empty without a file.
 
-    DataError for a line of another schema, or with names that no line has."""
+    DataError for a line of another schema or with unknown names."""
     lines = read_jsonl(path)
     for number, line in enumerate(lines, 1):
         where = f"Line {number} of '{path}'"
@@ -345,7 +343,7 @@ def read_step_lines(path: Path) -> list[StepLine]:
         if strange and SCHEMA not in line:
             raise DataError(
                 f"{where} was written by an earlier version of soulkit: it has '{strange[0]}'.",
-                "Its numbers have other names now.",
+                "The metrics have been renamed since then.",
                 "Read it with the version that wrote it, or train again.",
             )
     return steps_of(lines)
@@ -356,12 +354,12 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
-    """What is appended for a step: its line, and one with what the moved weights are worth."""
+    """The lines to append for a step: its own line and one with measurements."""
     return [_noted(replace(line, dev={}, valid={}, probe={})), *dev_lines(line)]
 
 
 def dev_lines(line: StepLine) -> list[dict[str, Any]]:
-    """The line with a step's dev scores and validation losses, where there are any."""
+    """The line with a step's dev scores and validation losses, if there are any."""
     measured = StepLine(step=line.step, dev=line.dev, valid=line.valid, probe=line.probe)
     return [_noted(measured)] if line.measures else []
 

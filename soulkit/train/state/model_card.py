@@ -1,8 +1,8 @@
-"""What stands beside saved weights: the model card README.md and the note `soulkit.json`.
+"""Files saved with the weights: the model card README.md and the note `soulkit.json`.
 
-The card says what was trained on which rows and how, what came out and who judged it, how to load
-it, and under which licences. It holds no path of this machine except those that were typed. The
-note is for programs that load, judge or distil the weights later:
+The card describes training data, method, results, judges, loading and licences. It contains no
+local paths except those that the user typed. The note is for programs that load, judge or distil
+the weights later:
 
 {"schema": "soulkit/model@1", "soulkit": "0.1.0", "kind": "adapter",
  "method": "ditto", "protocol": "paper", "tasks": {"TASK": 1.0},
@@ -54,7 +54,7 @@ SCHEMA = "soulkit/model@1"
 
 
 def model_note(config: TrainConfig, policy: Policy, corpus: Corpus | None = None) -> dict[str, Any]:
-    """All of the note but the step; `corpus` is what was learned in the place of tasks."""
+    """The note without the step; `corpus` are the conversations, if trained on instead of tasks."""
     base = base_of(policy.model)
     if "revision" not in base and Path(base["model"]).is_dir():
         base["weights"] = weights_hash(Path(base["model"]))
@@ -82,7 +82,7 @@ def _trained_further(name: str) -> dict[str, str]:
 
 CARD = "README.md"
 _ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "side", "track", "max_cost"})
-"""Settings that the command names itself, or that say nothing about the weights."""
+"""Settings that the command lists separately, or that do not affect the weights."""
 Cells = tuple[object, ...]
 
 
@@ -90,7 +90,7 @@ def write_card(
     folder: Path, config: TrainConfig, material: TrainingData, policy: Policy,
     summary: Mapping[str, Any], step: int,
 ) -> None:  # fmt: skip
-    """Write the card of the weights in `folder`, those after `step`; `summary` is the run's."""
+    """Write the card of the weights after `step` in `folder`; `summary` is the run's summary."""
     text = _card(config, material, policy.note or {}, summary, step,
                  auto_class(policy.causal.config).__name__)  # fmt: skip
     write_aside(folder / CARD, text.encode())
@@ -140,7 +140,7 @@ def _front(config: TrainConfig, note: Mapping[str, Any]) -> str:
 
     adapter, base = note["kind"] == "adapter", note["base"]
     front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
-    if not Path(base["model"]).is_absolute():  # the hub knows ids alone
+    if not Path(base["model"]).is_absolute():  # the Hub only knows ids
         front["base_model"] = base["model"]
         front["base_model_relation"] = "adapter" if adapter else "finetune"
     front |= base.get("licence", UNSTATED)
@@ -155,7 +155,7 @@ def _front(config: TrainConfig, note: Mapping[str, Any]) -> str:
 
 
 def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
-    """The settings that are not the defaults, without folders of this machine."""
+    """The command with all settings that differ from the defaults, without local folders."""
     defaults, revision = type(config).defaults(), base.get("revision")
     hub = f"{base.get('model')}@{revision}" if revision else ""
     words = ["soul", "train", config.method, "--model", hub or _plain(config.model)]
@@ -179,7 +179,7 @@ def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
 
 
 def _players(settings: Settings, task: str) -> Iterator[str]:
-    """`--judge endpoint:MODEL` for everybody who plays beside the actor."""
+    """`--judge endpoint:MODEL` and the like for all players except the actor."""
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         for one in value if isinstance(value, tuple) else (value,):
@@ -212,7 +212,7 @@ def _sources(config: TrainConfig, corpus: Corpus, summary: Mapping[str, Any]) ->
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[Cells]:
-    """The headlines, and the loss or reward beside them; every one with its interval and judge."""
+    """Headlines, losses and rewards, each with its interval and judge."""
     for task, cells in summary.get("tasks", {}).items():
         for name, cell in cells.items():
             if "/" in name and name != "value/kind=refined":
@@ -226,7 +226,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[Cells]:
 
 
 def _validated(summary: Mapping[str, Any]) -> Iterator[Cells]:
-    """A row for every source of conversations that were measured and not learned."""
+    """A row for every source of validation conversations."""
     valid = summary.get("validation") or {}
     for name, loss in valid.get("last", {}).items():
         label = f"validation loss (step {valid['steps']})"

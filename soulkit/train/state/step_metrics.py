@@ -1,4 +1,4 @@
-"""What a step says of itself, as pure functions of its records and sequences (algorithms §3)."""
+"""Metrics of a step, as pure functions of its records and sequences (algorithms §3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from soulkit.types import Feedback, Kind, Record
 def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
     """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout.
 
-    Groups of one story, or of the same row at another step, share their cluster.
+    Groups of the same story, or of the same row in several steps, share a cluster.
     """
     grouped: dict[tuple[int, str], dict[int, dict[str, float | None]]] = defaultdict(
         lambda: defaultdict(dict)
@@ -42,8 +42,8 @@ def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
 
 
 def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
-    """Draft and refined reward, both gaps with their intervals, what was unscored and why; of a
-    `mixture` the rewards and the gap of every task, too."""
+    """Draft and refined rewards, both gaps with intervals, and counts of unscored rollouts by
+    reason; for a `mixture` also rewards and gap per task."""
     whole = _rewards(records)
     return replace(whole, **_by_task(records)) if mixture else whole
 
@@ -99,7 +99,7 @@ def _task_metrics(records: Sequence[Record]) -> dict[str, float]:
 
 
 def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
-    """Who got feedback, what leaked, per coach; failures of the coach are counted, not hidden."""
+    """Counts and shares of feedback and leaks, by coach, and the number of coach failures."""
     drafts = [r for r in records if r.kind == "draft"]
     texts = [r.received for r in drafts if r.received is not None]
     leaks = Counter(f"{f.author}/{f.leak}" for f in texts if f.leak)
@@ -121,7 +121,7 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
 
 
 def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
-    """Author → texts that were checked, how many leak in which way, how many were dropped."""
+    """Author → number of checked texts, of dropped texts, and of leaks by kind."""
     authors: dict[str, list[Feedback]] = {}
     for feedback in texts:
         authors.setdefault(feedback.author, []).append(feedback)
@@ -136,8 +136,8 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
 
 
 def member_of(sequence: TrainSequence) -> GroupMember:
-    """A sequence as the group statistics see it; all those of one rollout are one play, and a
-    reward that is not finite is none."""
+    """A sequence as a member of its group; sequences of one rollout share a play, and a non-finite
+    reward counts as None."""
     play, reward = (sequence.example_id, sequence.rollout), finite_value(sequence.reward)
     return GroupMember(sequence.group, sequence.rollout, reward, play)
 
@@ -145,8 +145,8 @@ def member_of(sequence: TrainSequence) -> GroupMember:
 def with_groups(
     learned: Learned, before: Sequence[TrainSequence], trained: Sequence[TrainSequence]
 ) -> Learned:
-    """`learned` with the groups that can teach nothing, the tokens that were really trained on,
-    and, where rollouts are imitated, the share of the refined ones that were accepted."""
+    """`learned` with group statistics, counts of trained tokens and, for methods that imitate, the
+    share of accepted refined rollouts."""
     stats = group_stats([member_of(s) for s in before if s.compared])
     return replace(
         learned,
@@ -162,7 +162,7 @@ def with_groups(
 def accepted_share(
     before: Sequence[TrainSequence], trained: Sequence[TrainSequence]
 ) -> float | None:
-    """Imitated rollouts / those that could be; None for methods that imitate none."""
+    """Imitated rollouts / candidates; None for methods that do not imitate."""
     offered, taken = (
         {(s.example_id, s.rollout) for s in part if s.loss == "imitation"}
         for part in (before, trained)
@@ -171,8 +171,7 @@ def accepted_share(
 
 
 def token_counts(sequences: Iterable[TrainSequence]) -> dict[str, int]:
-    """Trained tokens per part, and per `part/loss` for other losses than the policy's: what a
-    method really trained on."""
+    """Trained tokens per part, or per `part/loss` for losses other than the policy loss."""
     counts: dict[str, int] = {}
     for sequence in sequences:
         plain = sequence.loss == "policy"

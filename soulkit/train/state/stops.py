@@ -1,12 +1,12 @@
-"""Skipped updates, what is said about a step, why a run ends early, and more steps for one.
+"""Skipped updates, printed lines of a step, early stops, and raising the number of steps.
 
-One update with a number that is not finite may be bad luck; several in a row mean that the model or
-the settings are broken. The count of those that follow each other stands in the step's line as long
-as it is not 0, so a resumed run continues it. At `MOST_SKIPS` the run stops behind a checkpoint. It
-also stops when feedback is of no use, and when so many steps in a row learn nothing.
+A single non-finite update may be an accident; several in a row mean that the model or the settings
+are broken. The number of consecutive skips is kept in the step line, so a resumed run continues it.
+At `MOST_SKIPS` the run saves a checkpoint and stops. It also stops if feedback cannot be used, or
+after too many consecutive steps without learning.
 
-`--steps` may be raised, whether the run has ended or not; everything else must be as it was. A
-cosine schedule then ends at the new last step, and the usual warm-up stays that of the old number.
+`--steps` can be raised during or after a run; all other settings must stay. A cosine schedule then
+ends at the new last step, and the default warm-up stays that of the old number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from soulkit.train.rollouts.feedback import feedback_in_vain
 from soulkit.train.state.metrics import Alarm, StepLine, read_step_lines
 
 MOST_SKIPS = 5
-"""Updates that are skipped one after the other, until a run stops."""
+"""Number of consecutive skipped updates after which a run stops."""
 
 
 @dataclass(slots=True)
@@ -43,39 +43,37 @@ class Skips:
     """Counts skipped updates across the steps of a run."""
 
     row: int = 0
-    """Of them, those since the last update that was taken."""
+    """Consecutive skips since the last taken update."""
 
     @classmethod
     def of(cls, metrics: Path) -> Self:
-        """That of a run; `metrics` is its file, which knows the count of one that is taken up."""
+        """The counter of a run; `metrics` is its metrics file, with the count for a resume."""
         return cls(newest_learned(metrics).learned.skipped_row)
 
     def another(self) -> bool:
-        """Count one; whether there were too many in a row."""
+        """Count a skip; returns whether there were too many in a row."""
         self.row += 1
         return self.row >= MOST_SKIPS
 
     def none(self) -> None:
-        """An update was taken."""
+        """Reset the count after a taken update."""
         self.row = 0
 
 
 def newest_learned(metrics: Path) -> StepLine:
-    """The line of a run's newest step that learned; empty before the first."""
+    """The step line of a run's newest update; empty before the first."""
     lines = reversed(read_step_lines(metrics))
     return next((line for line in lines if line.learned.skipped is not None), StepLine(step=0))
 
 
 def skip_remarks(line: StepLine) -> list[str]:
-    """`update 2 of 4 skipped: the loss is nan`, for every update that the step did not take."""
+    """A line such as `update 2 of 4 skipped: the loss is nan` for every skipped update."""
     reasons = line.learned.not_finite.items()
-    return [
-        f"update {which} skipped: {why}; the weights stay as they were" for which, why in reasons
-    ]
+    return [f"update {which} skipped: {why}; the weights are unchanged" for which, why in reasons]
 
 
 def too_many_skips(line: StepLine) -> UserError | None:
-    """Why a run stops after the step of `line`; None while it may go on."""
+    """The error that stops a run after the step of `line`; None if it may continue."""
     row, reasons = line.learned.skipped_row, list(line.learned.not_finite.items())
     if row < MOST_SKIPS or not reasons:
         return None
@@ -83,24 +81,24 @@ def too_many_skips(line: StepLine) -> UserError | None:
     return UserError(
         f"{row} updates in a row were skipped; in the last one, update {which} of step "
         f"{line.step}, {why}.",
-        "One number in the weights that is not finite would spoil every later one.",
-        "The weights so far are kept, without any of it. Try a smaller --lr, --dtype float32 or a "
-        "higher --temperature with another --out; the same command takes one more step, and goes "
-        "on if that works.",
+        "A non-finite number in the weights would break all later steps.",
+        "The weights before these updates are saved. Try a smaller --lr, --dtype float32 or a "
+        "higher --temperature with another --out. The same command tries one more step and "
+        "continues if that works.",
     )
 
 
 STOP_FLAT = 10
-"""Steps in a row that learn nothing, after which a run ends where calls cost money."""
+"""Default of --stop-flat if calls cost money."""
 WAYS = (
-    "try more drafts of a prompt (--group-size), a higher --temperature, rows that are neither "
-    "always solved nor never (easier ones, or a model warmed up by sft, where rewards are low), or "
-    "a reward that also pays for half an answer"
+    "try more drafts per prompt (--group-size), a higher --temperature, rows of medium difficulty "
+    "(if rewards are low: easier rows, or a model warmed up with sft), or a reward with partial "
+    "credit"
 )
 
 
 def step_words(line: StepLine) -> str:
-    """A step in a few words: what a person watches."""
+    """The main numbers of a step as a short text."""
     shown = {
         "draft": line.rewards.draft, "refined": line.rewards.refined, "gap": line.rewards.loo,
         "loss": line.learned.loss, "kl": line.learned.kl_base,
@@ -114,40 +112,40 @@ def step_words(line: StepLine) -> str:
 
 
 def step_remarks(line: StepLine) -> list[str]:
-    """Feedback that could not be used or hardly differs, and updates that were not taken."""
-    # Said of the first step, and of the whole run at its end.
+    """Remarks about unusable or repetitive feedback, and about skipped updates."""
+    # Printed for the first step, and at the end for the whole run.
     alike = alike_feedback(line.feedback.distinct) if line.step == 0 else ""
     return [*line.feedback.missing.values(), *skip_remarks(line), *filter(None, [alike])]
 
 
 def alarm_remark(alarm: Alarm) -> str:
-    """A canary's alarm, and what to do about it."""
-    meaning = "the judge can be played; look at its verdicts"
+    """The line of an alarm, with advice."""
+    meaning = "the judge rewards nonsense replies; check its verdicts"
     if FELL in alarm.why:
-        meaning = "the drafts of different rows become alike; read some of them"
+        meaning = "drafts of different rows become alike; read some of them"
     return f"canary alarm at step {alarm.words()}: {meaning}"
 
 
 def alike_feedback(distinct: float | None) -> str:
-    """`the feedback hardly differs: 0.02 different texts a draft …`; empty where it does."""
+    """A remark such as `the feedback hardly differs: 0.02 …`; empty if it differs enough."""
     if distinct is None or distinct >= LEAST_DISTINCT:
         return ""
     return (
-        f"the feedback hardly differs: {distinct:.2f} different texts a draft, fewer than 1 in "
-        f"{1 / LEAST_DISTINCT:.0f}; what is the same for every draft is a part of the prompt, and "
-        "no answer to the draft (--coach names another)"
+        f"the feedback hardly differs: {distinct:.2f} different texts per draft, fewer than 1 in "
+        f"{1 / LEAST_DISTINCT:.0f}; the same feedback for every draft acts like a fixed prompt, "
+        "so try another --coach"
     )
 
 
 def flat_words(line: StepLine, before: int, stop_flat: int | None) -> str:
-    """What is said of a step in which no rollout is better than another, after `before` such steps
-    in this run: the first time all of it, then a count at every tenfold of it."""
+    """The remark on a step in which all rollouts of each prompt are equally good, after `before`
+    such steps: the first time in full, then a count after 10, 100, ... such steps."""
     text = flat_groups(line)
     if text and not before:
-        end = f"{stop_flat} such steps in a row end the run" if stop_flat else (
-            f"--stop-flat {STOP_FLAT} would end the run after {STOP_FLAT} such steps"
+        end = f"the run stops after {stop_flat} such steps in a row" if stop_flat else (
+            f"--stop-flat {STOP_FLAT} would stop the run after {STOP_FLAT} such steps in a row"
         )  # fmt: skip
-        return f"step {line.step}: {text}; {end} (said once, then counted)"
+        return f"step {line.step}: {text}; {end} (not repeated for later steps)"
     tenfold = str(before + 1).strip("0") == "1"
     return f"step {line.step}: {before + 1} steps so far had nothing to learn from" if (
         text and tenfold
@@ -155,18 +153,18 @@ def flat_words(line: StepLine, before: int, stop_flat: int | None) -> str:
 
 
 def flat_total(lines: Sequence[StepLine]) -> str:
-    """How many steps of a whole run had nothing to learn from; empty where it was one or none."""
+    """The number of steps of a whole run with nothing to learn from; empty if at most one."""
     played = [line for line in lines if line.played]
     flat = sum(bool(flat_groups(line)) for line in played)
     return f"{flat} of {len(played)} steps had nothing to learn from rewards" if flat > 1 else ""
 
 
 def flat_groups(line: StepLine) -> str:
-    """`8 of 8 groups have equal rewards: nothing is learned; try …`; empty when one has spread."""
+    """`8 of 8 groups have equal rewards: nothing is learned; try …`; empty if any group differs."""
     learned = line.learned
     groups, single = learned.groups or 0, learned.groups_single or 0
     flat, moved = learned.groups_flat or 0, bool(learned.grad_norm)
-    # Under protocol reference a group of one keeps its reward: what moved may be that.
+    # Under protocol reference a group of one keeps its raw reward, which may move the weights.
     if not groups or single + flat < groups or (single and moved):
         return ""
     what = (
@@ -178,18 +176,17 @@ def flat_groups(line: StepLine) -> str:
 
 @dataclass(slots=True)
 class Stops:
-    """Follows the steps of a run since it was started: what is said of them, and why it ends before
-    all of them are done: its feedback is of no use, its updates cannot be taken, or so many steps
-    in a row have learned nothing."""
+    """Decides the remarks on each step and whether a run stops early: feedback cannot be used,
+    updates are skipped, or too many consecutive steps learn nothing."""
 
     config: TrainConfig
     flat_total: int = 0
-    """Steps that had nothing to learn from."""
+    """Number of steps with nothing to learn from."""
     flat_row: int = 0
-    """Of them, the newest in a row."""
+    """Current number of consecutive such steps."""
 
     def remarks(self, line: StepLine) -> list[str]:
-        """What to say of a step, each step once."""
+        """The remarks on a step. Call it once per step."""
         flat = flat_words(line, self.flat_total, stop_flat(self.config))
         self.flat_total += bool(flat_groups(line))
         return [
@@ -199,7 +196,7 @@ class Stops:
         ]
 
     def after(self, line: StepLine, *, last: bool) -> UserError | None:
-        """Why the run ends after the step of `line`; None while it may go on."""
+        """The error that stops the run after the step of `line`; None if it may continue."""
         if error := ended_by(self.config.method, line):
             return error
         self.flat_row = self.flat_row + 1 if flat_groups(line) and not line.learned.grad_norm else 0
@@ -209,12 +206,12 @@ class Stops:
 
 
 def ended_by(method: str, line: StepLine) -> UserError | None:
-    """Why the step of `line` ends a run, whatever came before it."""
+    """The error with which the step of `line` alone ends a run, else None."""
     return feedback_in_vain(method, line) or too_many_skips(line)
 
 
 def stop_flat(config: TrainConfig) -> int | None:
-    """After how many steps in a row that learn nothing a run ends; None: after none."""
+    """Number of consecutive steps without learning after which a run stops; None: never."""
     if config.stop_flat is not None:
         return config.stop_flat or None
     return STOP_FLAT if pays(config) else None
@@ -223,11 +220,11 @@ def stop_flat(config: TrainConfig) -> int | None:
 def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
     said = config.stop_flat is not None
     return RunStopped(
-        f"{flat} steps in a row learned nothing: no rollout of a prompt was better than another.",
+        f"{flat} steps in a row learned nothing: all rollouts of each prompt had equal rewards.",
         f"--stop-flat {flat} was given." if said else
-        f"Calls of this run cost money, and --stop-flat is {flat} where they do.",
-        f"The weights so far are kept. To mend it, {WAYS}. The same command goes on for as many "
-        "steps; --stop-flat 0 never ends a run.",
+        f"Calls of this run cost money, so --stop-flat defaults to {flat}.",
+        f"The weights so far are saved. To get a learning signal, {WAYS}. The same command "
+        f"continues for another {flat} steps; --stop-flat 0 never stops a run.",
     )  # fmt: skip
 
 
@@ -235,15 +232,15 @@ def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
 
 
 def steps_before(path: Path) -> int | None:
-    """The steps that the run in folder `path` was to take; None where there is no run."""
+    """The recorded number of steps of the run in folder `path`; None if there is no run."""
     steps = read_config(path).get("steps") if is_run(path) else None
     return steps if isinstance(steps, int) else None
 
 
 def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
-    """`config` for the run in `path`: with its warm-up, unless another one was asked for.
+    """`config` for the run in `path`, with the recorded warm-up unless another one is set.
 
-    RunError when fewer steps are asked for than the run was begun with.
+    RunError if --steps is lower than before.
     """
     before = steps_before(path)
     if before is None or before == config.steps:
@@ -252,9 +249,9 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
         return config
     if config.steps < before:
         raise RunError(
-            f"{path} was begun with {before} steps, and now --steps is {config.steps}.",
-            "The steps of a run can be raised, not lowered.",
-            f"Write --steps {before} or more, or give another folder with --out.",
+            f"{path} was started with {before} steps, but now --steps is {config.steps}.",
+            "The number of steps of a run can be raised, not lowered.",
+            f"Use --steps {before} or more, or another --out.",
         )
     warm_up = read_config(path).get("warmup_steps")
     if warm_up is None or "warmup_steps" in config.model_fields_set:
@@ -263,15 +260,15 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
 
 
 def identity_before(config: TrainConfig, path: Path) -> dict[str, Any]:
-    """What makes the run in `path` this one: the settings of `config`, with its number of steps."""
+    """The settings that identify the run in `path`: those of `config`, with its recorded steps."""
     before = steps_before(path)
     return {**config.identity(), **({} if before is None else {"steps": before})}
 
 
 def take_more_steps(run: Run, config: TrainConfig, reporter: Reporter) -> None:
-    """Record the new number of steps where it was raised, and say what depended on the old one.
+    """Record a raised number of steps, and print what depended on the old one.
 
-    The old summary moves aside: the run is unfinished until the new one is written.
+    The old summary is renamed, because the run is unfinished until a new one is written.
     """
     before = steps_before(run.path)
     if before is None or before >= config.steps:
@@ -283,17 +280,17 @@ def take_more_steps(run: Run, config: TrainConfig, reporter: Reporter) -> None:
 
 
 def more_steps_words(config: TrainConfig, before: int, path: Path) -> str:
-    """`steps raised from 40 to 80: …`, with what depended on the old number."""
+    """`steps raised from 40 to 80: …`, with the settings that depended on the old number."""
     facts = []
     if config.lr_schedule == "cosine":
         facts.append(
-            f"the learning rate follows a cosine that now ends at step {config.steps}; steps up to "
-            f"{before} followed one that ended there"
+            f"the cosine learning rate now ends at step {config.steps}; steps up to {before} used "
+            f"a cosine that ended there"
         )
     if config.warmup_steps:
         facts.append(f"the warm-up stays {config.warmup_steps} steps")
     if any((folder / "ablation.json").is_file() for folder in path.resolve().parents[:2]):
-        facts.append("this run is part of a comparison: give the others as many steps with "
+        facts.append("this run is part of a comparison: raise the steps of the others with "
                      "soul train ablate --steps")  # fmt: skip
-    told = "; ".join(facts) or "nothing else depends on their number"
+    told = "; ".join(facts) or "no other setting depends on it"
     return f"steps raised from {before} to {config.steps}: {told}"

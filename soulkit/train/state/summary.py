@@ -1,9 +1,8 @@
-"""What a training run's `summary.json` says: means over the last steps, totals over all.
+"""The `summary.json` of a training run: means over the last steps, totals over all steps.
 
-General ability before and after is compared row by row over what both scored, with a paired
-interval; a loss whose interval excludes zero is named a regression. Where a run has a dev score, it
-is the headline: the drafts of the last steps were sampled from a policy that moved meanwhile, on
-the rows it was moved by.
+General ability before and after is compared row by row with a paired interval; a loss whose
+interval excludes zero is called a regression. If a run has a dev score, that is the headline,
+because the drafts of the last steps come from changing weights and from training rows.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from soulkit.types import LeakCheck, Record
 
 
 class RunTotals:
-    """Totals of a run, as a member of its summary."""
+    """Totals of a run, as part of its summary."""
 
     __slots__ = ()
     SPARSE: ClassVar[frozenset[str]] = frozenset()
-    """Members that are left out where they have their defaults."""
+    """Members that are left out if they have their defaults."""
 
     def to_json(self) -> dict[str, Any]:
         kind: Any = type(self)
@@ -56,17 +55,17 @@ class RunTotals:
         return read_value(cls, line, "The summary")
 
 
-UNMEASURED = "its weights were never measured, and have moved on"
+UNMEASURED = "the initial weights were not measured before training changed them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbilityTotals(RunTotals):
-    """Of a whole run, over the rows of all tasks that stand for general ability."""
+    """General ability before and after a run, over all rows of the general suite."""
 
     before: Cell = field(default_factory=Cell)
     after: Cell = field(default_factory=Cell)
     difference: float | None = None
-    """After minus before, over the rows that both scored."""
+    """After minus before, over rows scored in both."""
     ci_low: float | None = None
     ci_high: float | None = None
     p: float | None = None
@@ -76,7 +75,7 @@ class AbilityTotals(RunTotals):
 
     @property
     def regression(self) -> bool:
-        """Whether ability was lost, more surely than chance allows."""
+        """Whether general ability dropped significantly."""
         return self.ci_high is not None and self.ci_high < 0
 
     def to_json(self) -> dict[str, Any]:
@@ -94,18 +93,18 @@ class AbilityTotals(RunTotals):
         return ", ".join(filter(None, parts))
 
     def remarks(self) -> list[str]:
-        """What is said aloud when the run ends."""
+        """Remarks printed at the end of the run."""
         if not self.before.n:
-            return [f"general ability has no number from before the training: {UNMEASURED}"]
+            return [f"general ability before training is unknown: {UNMEASURED}"]
         if self.regression:
-            return [f"general ability was lost in this training: {self.words()}"]
+            return [f"general ability dropped during training: {self.words()}"]
         return []
 
 
 def ability_totals(
     before: Sequence[Record], after: Sequence[Record], tasks: Sequence[Task]
 ) -> AbilityTotals:
-    """The two means and their difference; what was not measured is an empty cell."""
+    """The two means and their difference; an empty cell if not measured."""
     scales = {(task.spec.metric.low, task.spec.metric.high) for task in tasks}
     scale = scales.pop() if len(scales) == 1 else None
     paired = _difference(before, after, scale)
@@ -147,12 +146,12 @@ def _difference(
 
 
 LAST_STEPS = 10
-"""Steps at the end of a training that its result is a mean over; the curves have all of them."""
+"""Number of last steps over which a run's result is averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackTotals(RunTotals):
-    """Of a whole run."""
+    """Feedback counts of a whole run."""
 
     SPARSE = frozenset({"gated", "distinct", "leak_check"})
 
@@ -160,15 +159,15 @@ class FeedbackTotals(RunTotals):
     coach_failures: int = 0
     coaches: Mapping[str, CoachCounts] = field(default_factory=dict)
     gated: int = 0
-    """Drafts that were to have no feedback."""
+    """Drafts for which no feedback was requested."""
     distinct: float | None = None
-    """Different texts in a step per draft that got feedback, the mean over all texts."""
+    """Distinct texts per draft with feedback within a step, averaged over all texts."""
     leak_check: LeakCheck = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryTotals(RunTotals):
-    """Of a whole run; canary → score."""
+    """Canary scores of a whole run; canary → score."""
 
     SPARSE = frozenset({"unscored"})
 
@@ -182,7 +181,7 @@ class CanaryTotals(RunTotals):
 
 @dataclass(frozen=True, slots=True)
 class ValidationTotals(RunTotals):
-    """Losses on validation conversations by source, in nats per learned token."""
+    """Losses on validation conversations by source, in nats per trained token."""
 
     steps: int = 0
     """Steps done when the newest were measured."""
@@ -210,60 +209,60 @@ class ValidationTotals(RunTotals):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenTotals(RunTotals):
-    """Texts that a model wrote itself, to learn them."""
+    """Texts that a model wrote to train on (objective mixsd)."""
 
     facts: int = 0
     texts: int = 0
-    """Those that are learned."""
+    """Texts to train on."""
     tokens: int = 0
-    """Of theirs."""
+    """Tokens of these texts."""
     tokens_by_expert: int = 0
-    """Of these, those that were drawn with the fact in view."""
+    """Tokens sampled with the fact in the context."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Reason → rows about which nothing was written, and texts that are not learned."""
+    """Reason → rows without texts and texts that are not used."""
 
     def words(self) -> str:
-        """`12 about 3 facts, 0.52 of their tokens with the fact in view; 2 × the text is empty`."""
+        """`12 about 3 facts, 0.52 of their tokens with the fact in context; 2 × the text …`."""
         share = (
             f", {self.tokens_by_expert / self.tokens:.2f} of their tokens" if self.tokens else ""
         )
-        seen = f"{share} with the fact in view" if share else ""
+        seen = f"{share} with the fact in context" if share else ""
         reasons = [f"{n:,} × {reason}" for reason, n in self.left_out.items()]
         return "; ".join([f"{self.texts:,} about {self.facts:,} facts{seen}", *reasons])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSummary(Summary):
-    """A summary, and what only training has."""
+    """A summary with the fields that only training has."""
 
     steps: int = 0
     summary_steps: int = 0
-    """Steps at the end that the means are over."""
+    """Number of last steps that the means are over."""
     rewards: Rewards = field(default_factory=Rewards)
     """The two mean rewards and the leave-one-out gap."""
     feedback: FeedbackTotals | None = None
     canaries: CanaryTotals | None = None
     retention: AbilityTotals | None = None
-    """General ability before and after, where a run measures it."""
+    """General ability before and after, if measured."""
     probes: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     """Steps done → `TASK/before` and `TASK/after` of the probe of those weights."""
     calls: Mapping[str, Any] = field(default_factory=dict)
-    """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
+    """Role → calls, tokens and cost of the whole run, from the ledger."""
     dev_steps: int | None = None
-    """Steps done when the held-out rows were scored that the headline is over."""
+    """Steps done when the dev score of the headline was measured."""
     best_step: int | None = None
-    """Steps done at the checkpoint with the best dev score, as its name counts them."""
+    """Steps done at the best checkpoint."""
     best_dev: float | None = None
     best_valid: float | None = None
-    """Mean validation loss at that checkpoint, where it is the best for that."""
+    """Mean validation loss at the best checkpoint, if that is its ranking key."""
     best_checkpoint: str = ""
     validation: ValidationTotals | None = None
-    """Of a training on conversations, as the next two."""
+    """Only for training on conversations, like the next two."""
     lessons: LessonCounts = field(default_factory=LessonCounts)
     unusable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Source → reason → rows that are no lesson."""
+    """Source → reason → number of unusable rows."""
     written: WrittenTotals | None = None
-    """What the model wrote itself, with the objective mixsd."""
+    """Texts that the model wrote, with objective mixsd."""
 
     def to_json(self) -> dict[str, Any]:
         line = Summary.to_json(self)
@@ -327,8 +326,8 @@ def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
 
 
 def canary_totals(lines: Sequence[StepLine]) -> CanaryTotals | None:
-    """First and last scores, the number of alarms and the newest ones, and how many canaries got no
-    verdict; None when none was scored."""
+    """First and last scores, alarms, and the number of canaries without verdict; None if no canary
+    was scored."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for line in lines:
@@ -348,8 +347,8 @@ def canary_totals(lines: Sequence[StepLine]) -> CanaryTotals | None:
 def with_dev(
     summary: TrainSummary, records: Sequence[Record], tasks: Iterable[Task]
 ) -> TrainSummary:
-    """`summary` with the headline of each task over `records`, the newest dev episodes, as its
-    headline; as it was without any."""
+    """`summary` with headlines over `records`, the newest dev episodes; unchanged if there are
+    none."""
     if not records:
         return summary
     scored = _dev_summary(summary, records, tasks)

@@ -1,8 +1,8 @@
 """Optional trackers: TensorBoard, Weights & Biases, trackio. `metrics.jsonl` is always written.
 
-`tracking.json` in the run folder keeps under which id a service knows the run, and the last step it
-was told: a resumed run goes on there, and a step that is taken again is not told twice. A tracker
-that fails (no network, no key, a full disk) is said once and left out; the run goes on.
+`tracking.json` in the run folder has the id of the run in the service and the last logged step, so
+a resumed run continues there and logs no step twice. If a tracker fails (no network, no key, a full
+disk), that is printed once, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from soulkit.train.state.metrics import StepLine
 
 TRACKING = "tracking.json"
 PROJECT = "soulkit"
-"""Where a service files a run when its variable names no other project."""
+"""Default project name, unless the service's environment variable sets another."""
 
 
 class MetricsTracker(Protocol):
@@ -35,17 +35,17 @@ class MetricsTracker(Protocol):
 
 
 class NoTracker:
-    """Nothing beside `metrics.jsonl`."""
+    """No tracker besides `metrics.jsonl`."""
 
     def log(self, line: StepLine) -> None:
-        """The line is already on disk."""
+        """Do nothing: the line is already on disk."""
 
     def close(self) -> None:
-        """There is nothing open."""
+        """Do nothing."""
 
 
 class _Guarded:
-    """A tracker whose failure ends the tracking, not the run."""
+    """Wraps a tracker so that its failure stops the tracking but not the run."""
 
     def __init__(self, name: str, make: Callable[[], MetricsTracker]) -> None:
         self.name = name
@@ -65,12 +65,12 @@ class _Guarded:
             act()
         except MissingPackage:
             raise
-        except Exception as error:  # noqa: BLE001 -- services raise whatever they like
+        except Exception as error:  # noqa: BLE001 -- services raise arbitrary exceptions
             self.tracker = None
             words = (printable(str(error)).strip().splitlines() or [""])[0]
             sys.stderr.write(
-                f"{self.name} failed and is left out from here on ({type(error).__name__}: "
-                f"{words}); the run goes on, metrics.jsonl has every step\n"
+                f"{self.name} failed and is disabled ({type(error).__name__}: {words}); the run "
+                "continues, and metrics.jsonl has every step\n"
             )
 
 
@@ -81,7 +81,7 @@ class _TensorBoard:
         self.writer: Any = None
 
     def log(self, line: StepLine) -> None:
-        if self.writer is None:  # the first step tells from where on the run is taken again
+        if self.writer is None:  # the first step is where a resumed run continues
             resumed = line.step if self.folder.is_dir() else None
             self.writer = self.writers.SummaryWriter(str(self.folder), purge_step=resumed)
         for name, value in _numbers(line).items():
@@ -111,19 +111,19 @@ class _Service:
         entry = {name: self.entry[name] for name in ("project", "name")}
         if self.package == "wandb":
             folder = None if "WANDB_DIR" in os.environ else str(run)
-            quiet = self.module.Settings(console="off")  # the progress bar is ours
+            quiet = self.module.Settings(console="off")  # soul prints its own progress
             return self.module.init(
                 **entry, id=self.entry["id"], resume="allow", config=config, dir=folder,
                 settings=quiet,
             )  # fmt: skip
-        with redirect_stdout(sys.stderr):  # it greets on stdout, which belongs to results
+        with redirect_stdout(sys.stderr):  # its greeting goes to stdout, which is for results
             return self.module.init(
                 **entry, config=config, resume="allow" if resumed else "never", embed=False
             )
 
     def log(self, line: StepLine) -> None:
         if line.step <= self.entry["step"]:
-            return  # told before a kill; a service cannot take a step back
+            return  # logged before a kill; services do not accept earlier steps
         self.module.log(_numbers(line), step=line.step)
         self.entry["step"] = line.step
         self._note()
@@ -137,10 +137,10 @@ class _Service:
 
 
 def _new_entry(package: str, run: Path) -> dict[str, Any]:
-    """A run that the service does not have yet: the folder's name, which is not enough of an id."""
+    """The entry of a new run: project, folder name and a unique id."""
     token = os.environ.get("WANDB_RUN_ID", "") if package == "wandb" else ""
     token = token or uuid.uuid4().hex[:8]
-    # trackio goes on with a run by its name alone.
+    # trackio identifies a run only by its name.
     name = run.resolve().name if package == "wandb" else f"{run.resolve().name}-{token}"
     project = os.environ.get(f"{package.upper()}_PROJECT") or PROJECT
     return {"project": project, "name": name, "id": token, "step": -1}
@@ -155,13 +155,13 @@ def _read(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_tracker(name: str) -> None:
-    """MissingPackage when the package of tracker `name` is not installed; imports nothing."""
+    """MissingPackage if the package of tracker `name` is not installed; imports nothing."""
     if name != "none" and importlib.util.find_spec(name) is None:
         raise MissingPackage(name, f"--track {name}")
 
 
 def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> MetricsTracker:
-    """The tracker called `name`; MissingPackage when its package is not installed."""
+    """The tracker `name`; MissingPackage if its package is not installed."""
     if name == "none":
         return NoTracker()
     if name == "tensorboard":

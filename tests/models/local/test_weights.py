@@ -400,7 +400,10 @@ def test_a_float16_checkpoint_is_trained_on_in_other_numbers_which_is_said_and_k
     change(folder / "model.safetensors", lambda name, t: t.half())
     policy = load_policy(config(lora=LORA), folder)
     assert (policy.stored, policy.computed) == ("float16", "float32")
-    assert numbers_remark(policy) == "the checkpoint is in float16 and is trained on in float32"
+    assert (
+        numbers_remark(policy)
+        == "the checkpoint is stored in float16; training computes in float32"
+    )
     assert load_policy(config(lora=LORA, dtype="float16"), folder).computed == "bfloat16"
     with pytest.raises(Exception, match="float16"):
         refuse_untrainable(config(dtype="float16"))
