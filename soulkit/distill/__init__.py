@@ -1,7 +1,7 @@
-"""Several experts, each trained on its task, become one model.
+"""Distils several experts, each trained on one task, into one model.
 
-    find_experts ──▶ sample ──▶ select ──▶ train one generalist ──▶ measure it beside them
+    find_experts ──▶ sample ──▶ select ──▶ train one generalist ──▶ compare it with base and experts
 
-Nothing here plays, scores or trains in a way of its own: a sample is an evaluation run of an
-expert on its training rows, and the generalist is an ordinary training run.
+Sampling is an evaluation run of each expert on its training rows, and the generalist is an ordinary
+training run.
 """

@@ -1,11 +1,11 @@
-"""What a distillation can be told, and the folder that belongs to it.
+"""Settings of a distillation, and its folder.
 
-    OUT/config.yaml         the settings            OUT/selected.jsonl    what the generalist learns
-    OUT/samples/TASK/       a run of each expert    OUT/selection.json    what became of the samples
-    OUT/rows.json           rows that the command did not name, by id
+    OUT/config.yaml         the settings            OUT/selected.jsonl    the generalist's rows
+    OUT/samples/TASK/       a run of each expert    OUT/selection.json    counts of the selection
+    OUT/rows.json           ids of rows that the command did not name
 
-A folder belongs to one configuration, like that of every run. When a setting has changed, the
-refusal says which stages would have to be done again.
+A folder belongs to one configuration, like every run folder. If a setting has changed, the error
+names the stages that would have to be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from soulkit.train.config import LoraSettings
 
 COMMAND = "distill"
 ANY = "*"
-"""Where a setting by task names what is meant for every (other) task."""
+"""Key of the value for all (other) tasks, in settings by task."""
 SAMPLES, SELECTED, SELECTION = "samples", "selected.jsonl", "selection.json"
 
 Stage = Literal["sample", "select", "train", "report"]
@@ -38,13 +38,13 @@ _FIRST_READ: dict[str, Stage] = {
     **dict.fromkeys(("by", "opd_form", "divergence", "epochs", "batch", "lr", "lora"), "train"),
     **dict.fromkeys(("held_out_limit", "retention"), "report"),
 }  # fmt: skip
-"""The first stage that reads a setting; of all others it is the first stage of all."""
+"""The first stage that reads a setting; `sample` for settings not listed."""
 
 
 _BEGUN: dict[Stage, str] = {
     "sample": SAMPLES, "select": SELECTION, "train": "generalist", "report": "measured",
 }  # fmt: skip
-"""What is in the folder once a stage has begun to write."""
+"""Files that exist once a stage has started."""
 _task = section("Task and model")
 _rollouts = section("Rollouts")
 _sampling = section("Sampling")
@@ -53,7 +53,7 @@ _optimizer = section("Optimizer and memory")
 
 
 class DistillConfig(PlayConfig):
-    """One distillation: the experts, what they are asked, and what is learned of it."""
+    """Settings of one distillation."""
 
     WHOLE: ClassVar[frozenset[str]] = PlayConfig.WHOLE | {"experts"}
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
@@ -147,27 +147,27 @@ class DistillConfig(PlayConfig):
     @model_validator(mode="after")
     def _about_experts(self) -> Self:
         if self.adapter is not None:
-            raise ValueError("experts are named by --experts, not as the adapter of the base")
+            raise ValueError("soul distill has no --adapter: name experts with --experts")
         if self.suite is not None or self.playable:
-            raise ValueError("the tasks are those of the experts; there is no suite to name")
+            raise ValueError("soul distill has no --suite: the experts determine the tasks")
         return self
 
     def held_out_source(self, task: str) -> str | None:
-        """Where --held-out says that a task's rows are: for it alone, else for every task."""
+        """The --held-out value of a task: its own, or else the one for all tasks."""
         return self.held_out.get(task) or self.held_out.get(ANY)
 
 
 def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
-    """The stages that a change of these settings reaches: the first that reads one, and all that
-    come after it."""
+    """The stages affected by a change of these settings: the first that reads one, and all later
+    ones."""
     first = min((STAGES.index(_FIRST_READ.get(key, "sample")) for key in keys), default=len(STAGES))
     return STAGES[first:]
 
 
 def open_distillation(out: Path, config: DistillConfig, reporter: Reporter = SILENT) -> Run:
-    """The folder of a distillation, new or resumed; RunError when it is another one's.
+    """The folder of a distillation, new or resumed; RunError if it belongs to another one.
 
-    A setting may change as long as no stage has begun that it reaches.
+    A setting may change as long as no affected stage has started.
     """
     settings, sealed = config.identity(), not config.foreign
     try:
@@ -178,17 +178,18 @@ def open_distillation(out: Path, config: DistillConfig, reporter: Reporter = SIL
         if not stages:
             raise
         if not any((out / _BEGUN[stage]).exists() for stage in stages):
-            reporter.note(f"changed before it was read: {', '.join(sorted(changed))}")
+            names = ", ".join(sorted(changed))
+            reporter.note(f"changed settings that no finished stage has used: {names}")
             return Run.open(out, COMMAND, settings, sealed=sealed, replacing=True)
         raise RunError(
             error.what,
-            f"What was done before holds no longer for: {', '.join(stages)}. {error.why}",
+            f"The stages {', '.join(stages)} would have to be repeated. {error.why}",
             error.way_out,
         ) from error
 
 
 def _changed(out: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The settings that differ from those of the distillation in `out`; none of another folder."""
+    """The settings that differ from those of the distillation in `out`; empty for other folders."""
     if not is_run(out) or read_environment(out).get("command") != COMMAND:
         return set()
     before, now = read_config(out), plain_config(settings)

@@ -1,12 +1,12 @@
-"""Rows and players that the command does not name, taken from each expert's own training run.
+"""Default rows and players, taken from each expert's training run.
 
-    no --data        the rows that the expert was trained on: config.yaml of its run says where they
-                     come from, conditions.json which they are
+    no --data        the rows that the expert was trained on: config.yaml of its run has their
+                     source, conditions.json their ids
     no --held-out    the dev rows of that run, else whole clusters of the training rows
-    no player        the one that the expert was trained with
+    no player        the player that the expert was trained with
 
-Held-out rows are never learned by the generalist. What was chosen is printed, noted in
-OUT/rows.json and repeated in the report.
+The generalist is never trained on held-out rows. The choice is printed, recorded in OUT/rows.json
+and repeated in the report.
 """
 
 from __future__ import annotations
@@ -42,27 +42,26 @@ from soulkit.types import Example
 
 ROWS = "rows.json"
 HELD_OUT_SHARE = 0.2
-"""Share of the clusters that is set aside, where no rows are named to measure on."""
+"""Share of clusters to hold out if no held-out rows are named."""
 LEAST_HELD_OUT = 2
-"""Clusters that are set aside at least, but never more than half of them: one cluster has no
-interval."""
+"""Minimum number of held-out clusters (but at most half of all): one cluster gives no interval."""
 SHOWN = 3
-"""Clusters that a line names; rows.json names all."""
+"""Number of clusters named in a line; rows.json names all."""
 
 
 def with_rows_and_players(
     config: DistillConfig, experts: Sequence[Expert], *, trust: bool = False
 ) -> tuple[Expert, ...]:
-    """The experts with rows and players for what `config` leaves open.
+    """The experts, with default rows and players where `config` names none.
 
-    DataError or RunError, by name, where the recorded rows of an expert are missing or have
-    changed; TrustError where its run is not known to be the user's own, unless `trust`.
+    DataError or RunError, naming the expert, if its recorded rows are missing or have changed;
+    TrustError for a run of unknown origin, unless `trust`.
     """
     return tuple(_with_material(config, expert, trust) for expert in experts)
 
 
 def note_rows(out: Path, experts: Sequence[Expert]) -> None:
-    """Write OUT/rows.json; RunError where the distillation was started with other rows."""
+    """Write OUT/rows.json; RunError if the distillation was started with other rows."""
     now = {
         one.task: {
             "source": one.rows.source, "run": one.rows.run, "training": list(one.rows.train),
@@ -79,9 +78,9 @@ def note_rows(out: Path, experts: Sequence[Expert]) -> None:
     for task in sorted({*before, *now}):
         if _ids(before.get(task)) != _ids(now.get(task)):
             raise RunError(
-                f"The rows of '{task}' are not those that '{out}' was started with.",
-                "Samples and measurements of two sets of rows cannot be mixed.",
-                f"Bring the old rows back (their ids are in {path}), or give another --out.",
+                f"The rows of '{task}' have changed since '{out}' was started.",
+                "Samples and measurements of different rows cannot be mixed.",
+                f"Restore the old rows (their ids are in {path}), or use another --out.",
             )
 
 
@@ -118,7 +117,7 @@ def _named_rows(config: DistillConfig, expert: Expert, recorded: Path | None) ->
     except NoRows as error:
         if recorded is not None:
             raise
-        why = f"{expert.name} lies in no training run that records its rows. {error.why}"
+        why = f"{expert.name} is not in a training run that records its rows. {error.why}"
         raise NoRows(error.what, why, error.way_out) from error
 
 
@@ -149,7 +148,7 @@ def _split(config: DistillConfig, source: str | None, examples: Sequence[Example
 
 
 def _clusters_aside(examples: Sequence[Example]) -> frozenset[str]:
-    """Whole clusters, by hash of each one's key; none of a single one."""
+    """Clusters to hold out, chosen by hash; none if there is only one."""
     clusters = sorted({_cluster(e) for e in examples}, key=lambda key: share_of("held out", key))
     wanted = max(LEAST_HELD_OUT, math.ceil(HELD_OUT_SHARE * len(clusters)))
     return frozenset(clusters[: min(wanted, len(clusters) // 2)])
@@ -165,7 +164,7 @@ def _cluster(example: Example) -> str:
 def _own_rows(
     config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any]
 ) -> ExpertRows:
-    """The rows of the expert's run, checked against the hashes that it keeps of them."""
+    """The rows of the expert's run, checked against the recorded hashes."""
     from soulkit.train.state.fingerprint import prompts_hash
 
     task, recorded = expert.task, _recorded(run, expert.task)
@@ -187,15 +186,14 @@ def _own_rows(
 
 
 def _recorded(run: Path, task: str) -> TaskFacts:
-    """What the run says of a task's rows; RunError where that is nothing."""
+    """The recorded rows of a task; RunError if there are none."""
     conditions = Conditions.read(run)
     facts = conditions.of_task(task) if conditions else TaskFacts()
     if not facts.rows:
         raise RunError(
-            f"'{run / CONDITIONS}' names no rows of {task}.",
-            "It says which rows the expert was trained on.",
-            f"Bring the file back, or name the rows yourself: --data {task}=WHERE "
-            "(and --held-out).",
+            f"'{run / CONDITIONS}' lists no rows of {task}.",
+            "This file should list the rows that the expert was trained on.",
+            f"Restore the file, or name the rows with --data {task}=WHERE (and --held-out).",
         )
     return facts
 
@@ -224,7 +222,7 @@ def _found(
 
 
 def _places(source: str | None, run: Path) -> Iterator[str | None]:
-    """Where a run's rows may lie: below this folder, then below those above the run."""
+    """Candidate paths of a run's rows: from the working folder, then from the run's parents."""
     yield source
     if source is not None and not Path(source).is_absolute():
         yield from (str(above / source) for above in run.resolve().parents
@@ -237,7 +235,7 @@ def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> 
         f"The training rows of the expert of {expert.task}, {expert.name}, cannot be read: "
         f"{error.what}",
         f"Its run '{run}' was trained on {where}. {error.why}",
-        f"Bring them back, or name rows yourself: --data {expert.task}=WHERE",
+        f"Restore them, or name other rows with --data {expert.task}=WHERE",
     )
 
 
@@ -248,11 +246,11 @@ def _changed(
     where = "The pulled training files" if source is None else f"'{source}'"
     options = json.dumps(settings.get("option") or {})
     return DataError(
-        f"{where} gives {counts[0]} of the {counts[1]} rows that the expert of {expert.task}, "
+        f"{where} gives only {counts[0]} of the {counts[1]} rows that the expert of {expert.task}, "
         f"{expert.name}, was trained on.",
         f"The file has changed, or this distillation has other settings than '{run}': protocol "
         f"{settings.get('protocol')}, options {options}.",
-        f"Bring the old rows back, give the same --protocol and --option, or name rows yourself: "
+        f"Restore the old rows, use the same --protocol and --option, or name other rows with "
         f"--data {expert.task}=WHERE",
     )
 
@@ -261,11 +259,11 @@ def _changed(
 
 
 def _players(config: DistillConfig, task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Role → the recorded player, for the roles that the command leaves open."""
+    """Role → the recorded player, for roles that the command does not name."""
     alone = (settings.get("task_players") or {}).get(task) or {}
     found = {role: alone.get(role) or settings.get(role) for role in DECLARED_ROLES}
     open_roles = [role for role in DECLARED_ROLES if not config.named(role, task)]
-    if config.named("judge", task):  # who also audits
+    if config.named("judge", task):  # the judge is also the auditor
         open_roles = [role for role in open_roles if role != "auditor"]
     return {role: found[role] for role in open_roles if found[role]}
 
@@ -278,18 +276,18 @@ def _with_players(expert: Expert, players: Mapping[str, Any], part: Work) -> Exp
         filled = TaskPlayers.model_validate(seats)
     except ValidationError as error:
         raise RunError(
-            f"'{(_run_of(expert) or Path()) / CONFIG}' names players that cannot be read.",
+            f"The players in '{(_run_of(expert) or Path()) / CONFIG}' cannot be read.",
             " ".join(str(error).split())[:200],
-            f"Bring the file back, or name the players yourself, as --judge {expert.task}=WHO.",
+            f"Restore the file, or name the players, for example --judge {expert.task}=MODEL.",
         ) from error
     return replace(expert, players=filled)
 
 
-# -- in words --------------------------------------------------------------------------------------
+# -- printed lines ---------------------------------------------------------------------------------
 
 
 def rows_and_players_words(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
-    """What is learned from, measured on and played with, where the command did not name it."""
+    """Lines on default rows and players, where the command named none."""
     lines = [line for one in experts if one.rows for line in _words(config, one, one.rows)]
     return lines + [_players_words(one.task, one.players) for one in experts if one.players]
 
@@ -301,7 +299,7 @@ def _players_words(task: str, players: TaskPlayers) -> str:
         for role, several in panels.items()
         for one in (several if isinstance(several, tuple) else (several,))
     ]
-    return f"players of {task}, as its expert was trained: {', '.join(named)}"
+    return f"players of {task}, as in the training of its expert: {', '.join(named)}"
 
 
 def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[str]:
@@ -317,9 +315,9 @@ def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[
     yield from rows.remarks
     if config.held_out_source(task):
         return
-    hint = f"to measure on others: --held-out {task}=WHERE"
+    hint = f"choose others with --held-out {task}=WHERE"
     if not rows.held_out:
-        yield f"no rows of {task} are held out: all of them are one cluster; {hint}"
+        yield f"no rows of {task} are held out, because all are in one cluster; {hint}"
         return
     names = ", ".join(rows.clusters[:SHOWN]) + (", …" if len(rows.clusters) > SHOWN else "")
     held = f"{counted(len(rows.held_out), 'row')} in {counted(len(rows.clusters), 'cluster')}"
@@ -329,10 +327,10 @@ def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[
 def _seen(expert: Expert, rows: ExpertRows) -> str:
     if rows.dev:
         best = expert.folder is not None and expert.folder.name == WEIGHTS[0]
-        chosen = ", but its best weights were chosen by them" if best else ""
+        chosen = ", although its best checkpoint was chosen by them" if best else ""
         return f"the dev rows of its expert, which was not trained on them{chosen}"
     may = "was" if rows.run else "may have been"
     return (
-        f"the generalist does not learn them, but the expert {may} trained on them, so that its "
-        "gain may be overstated and retention understated"
+        f"the generalist is not trained on them, but the expert {may}, so its gain may be "
+        "overstated and retention understated"
     )

@@ -1,13 +1,13 @@
-"""Experts: found by the files beside their weights, checked, and put on one base.
+"""Experts: found by the files saved with their weights, checked, and placed on one base.
 
-    DIR/…/soulkit.json            an adapter or a model that soulkit saved: its task stands there
+    DIR/…/soulkit.json            an adapter or model saved by soulkit; the file names its task
     DIR/…/config.yaml …           a training run: its best/, else its model/
-    TASK=FOLDER                   one of either, or any adapter of PEFT's, for that task
-    TASK=endpoint:MODEL@URL       one that is served; of its base nothing is known
+    TASK=FOLDER                   either of these, or any PEFT adapter, for that task
+    TASK=endpoint:MODEL@URL       a served expert, whose base is unknown
 
-Folders are searched at any depth, symbolic links included; their names do not count. What lies
-inside a run or a model is part of it. Experts become one model only if they began as one: their
-bases are compared by weights or commit, their tokenizers by what they do to a text.
+Folders are searched at any depth, including symbolic links; folder names do not matter. Runs and
+models are not searched inside. All experts must share one base: bases are compared by weights or
+commit, tokenizers by their effect on text.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from soulkit.tasks.kit.registry import Registry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base as somebody named it."""
+    """A base model as named in a setting or file."""
 
     where: str
-    """An absolute folder, or the hub's id."""
+    """An absolute folder, or a Hub id."""
     revision: str = ""
-    """A commit of the hub; empty where it is not known, and of folders."""
+    """Commit on the Hub; empty if unknown, and for folders."""
     weights: str = ""
-    """`weights_hash` when it was named; empty where nobody took one."""
+    """`weights_hash` at the time it was named; empty if unknown."""
 
     @property
     def name(self) -> str:
-        """As a model is named on the command line."""
+        """The name as used on the command line."""
         return f"{self.where}@{self.revision}" if self.revision else self.where
 
     @property
@@ -57,24 +57,24 @@ class Base:
 
     @property
     def here(self) -> Path | None:
-        """Its folder on this machine, or in the cache of the hub's client; None without one."""
+        """Its folder on this machine or in the Hub cache; None without one."""
         if self.is_folder:
             return Path(self.where) if Path(self.where).is_dir() else None
         return _cached(self.where, self.revision or None)
 
     def now(self) -> str:
-        """The print of the weights that lie there now; empty where none do."""
+        """Hash of the weights that are there now; empty if there are none."""
         return "" if self.here is None else weights_hash(self.here)
 
     @property
     def proof(self) -> str:
-        """What tells it from another: the print of its weights, else its name."""
+        """Identity of the base: the hash of its weights, else its name."""
         return self.weights or self.now() or self.name
 
 
 def named_base(name: str) -> Base:
-    """The base that a setting names, with the weights that lie there; ModelLoadError for a folder
-    that does not."""
+    """The base that a setting names, with the hash of its weights; ModelLoadError for a missing
+    folder."""
     place = model_place(name)
     if not place.on_hub:
         folder = Path(place.where).resolve()
@@ -83,7 +83,7 @@ def named_base(name: str) -> Base:
 
 
 def base_of_note(note: Mapping[str, Any]) -> Base:
-    """The base as `soulkit.json` has it: {"model": …, "revision" or "weights": …}."""
+    """The base from `soulkit.json`: {"model": …, "revision" or "weights": …}."""
     base = note.get("base")
     base = base if isinstance(base, Mapping) else {}
     return Base(
@@ -93,7 +93,7 @@ def base_of_note(note: Mapping[str, Any]) -> Base:
 
 
 def base_of_adapter(settings: Mapping[str, Any]) -> Base:
-    """The base as `adapter_config.json` has it."""
+    """The base from `adapter_config.json`."""
     name = str(settings.get("base_model_name_or_path") or "")
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -102,7 +102,7 @@ def base_of_adapter(settings: Mapping[str, Any]) -> Base:
 
 
 def same_base(one: Base, other: Base) -> bool | None:
-    """Whether two bases have the same weights; None where nobody can tell."""
+    """Whether two bases have the same weights; None if unknown."""
     if one.revision and (one.where, one.revision) == (other.where, other.revision):
         return True
     weights = one.weights or one.now(), other.weights or other.now()
@@ -118,29 +118,29 @@ def _cached(where: str, revision: str | None) -> Path | None:
 
     try:
         config = try_to_load_from_cache(where, "config.json", revision=revision)
-    except ValueError:  # no name of the hub's
+    except ValueError:  # not a Hub id
         return None
     return Path(config).parent if isinstance(config, str) else None
 
 
 SERVED = "endpoint:"
-"""What stands before the name of a served expert, in the place of a folder."""
+"""Prefix of a served expert, instead of a folder."""
 WEIGHTS = ("best", "model")
-"""Where a training run keeps what it ends with, the best by its dev score first."""
+"""Folders with the final weights of a training run; the best by dev score comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A folder with weights, and for which task it was named, if for one."""
+    """A folder with weights, and the task that it was named for, if any."""
 
     folder: Path
     task: str = ""
     origin: str = ""
-    """The run that it is the outcome of."""
+    """The run that produced it."""
 
 
 def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
-    """Those that are named for a task, then those that are found and not named."""
+    """Experts named for a task, then those found in the searched folder."""
     named = {t: w for t, w in config.experts.items() if t != ANY and not w.startswith(SERVED)}
     settled = [_weights_of(_folder(where), task) for task, where in named.items()]
     yield from settled
@@ -149,8 +149,8 @@ def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
         if not root.is_dir():
             beside = [p.name for p in root.parent.glob("*/")]
             raise ConfigError(
-                f"There is no folder '{root}' with experts.",
-                "An expert is an adapter, a model or a training run, in a folder of its own.",
+                f"The folder '{root}' in --experts does not exist.",
+                "Experts are adapters, models or training runs, each in its own folder.",
                 did_you_mean(root.name, beside) if beside else "Check the path.",
             )
         taken = {one.folder.resolve() for one in settled}
@@ -159,8 +159,8 @@ def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
         if not there and not config.experts.keys() - {ANY}:
             raise ConfigError(
                 f"There is no expert in '{root}'.",
-                f"No folder below it is a training run, or holds {NOTE} or {ADAPTER_CONFIG}.",
-                "Train one with: soul train ditto --task TASK …; or name a folder: "
+                f"No folder in it is a training run or contains {NOTE} or {ADAPTER_CONFIG}.",
+                "Train one with soul train ditto --task TASK …, or name a folder with "
                 "--experts TASK=FOLDER",
             )
         yield from (c for c in map(_weights_of, there) if c.folder.resolve() not in taken)
@@ -172,7 +172,7 @@ def _folder(where: str) -> Path:
 
 
 def _found_in(folder: Path, seen: set[Path]) -> Iterator[Path]:
-    """Folders of runs and weights below `folder`, each place once, in order of their names."""
+    """Folders of runs and weights in `folder`, each once, in order of their names."""
     if folder.resolve() in seen:
         return
     seen.add(folder.resolve())
@@ -194,80 +194,79 @@ def _weights_of(folder: Path, task: str = "") -> Candidate:
         if (folder / name).is_dir():
             return Candidate(folder / name, task, str(folder))
     raise ConfigError(
-        f"The run '{folder}' has not ended: there is no model in it yet.",
-        "Without it its task would have no expert, and nobody would notice.",
-        "Let it end by giving its command again, move it elsewhere, or name a checkpoint: "
+        f"The run '{folder}' is unfinished and has no model yet.",
+        "An unfinished run has no weights to distil.",
+        "Run its command again to finish it, move it elsewhere, or name a checkpoint with "
         f"--experts TASK={folder}/checkpoints/STEP",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRows:
-    """The rows of one task, by id: what the generalist learns from, and what is held out."""
+    """Training and held-out rows of one task, by id."""
 
     source: str | None
-    """As --data names them; None: the pulled training files."""
+    """Source in the form of --data; None: the pulled training files."""
     train: tuple[str, ...]
     held_out: tuple[str, ...] = ()
-    """In ascending order; empty where --held-out names rows, or nothing could be set aside."""
+    """Sorted; empty if --held-out names rows, or no rows could be held out."""
     clusters: tuple[str, ...] = ()
-    """Of the held-out rows, in ascending order."""
+    """Sorted clusters of the held-out rows."""
     run: str = ""
-    """The training run of the expert that the rows were taken from; empty for --data and pulled
-    files."""
+    """The expert's training run that the rows come from; empty for --data and pulled files."""
     dev: bool = False
     """Whether the held-out rows are the dev rows of that run."""
     foreign: bool = False
-    """Whether the run is not known to be the user's own."""
+    """Whether the run is of unknown origin."""
     remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expert:
-    """One expert of one task, checked: its files fit each other and those of the other experts."""
+    """The checked expert on one task. Hashes and folders are empty or None for a served expert."""
 
     task: str
     folder: Path | None = None
-    """Where its weights lie; None of a served one."""
+    """Folder of its weights."""
     adapter: Path | None = None
-    """`folder` where it is an adapter; None of a model with weights of its own, or a served one."""
+    """`folder` if it is an adapter; None for a full model."""
     base: str = ""
-    """Folder or hub id (owner/name@revision) of what it was trained from; "" of a served one."""
+    """Folder or Hub id (owner/name@revision) of its base."""
     base_print: str = ""
-    """What tells the weights of the base; "" of a served one."""
+    """Hash or name that identifies the base."""
     tokenizer_print: str = ""
-    """What tells what its tokenizer does to a text; "" of a served one."""
+    """Hash of its tokenizer's behaviour."""
     template_print: str = ""
-    """What tells its chat template; "" of a served one."""
+    """Hash of its chat template."""
     weights: str = ""
-    """What tells its own weights; "" of a served one."""
+    """Hash of its own weights."""
     note: Mapping[str, Any] = field(default_factory=dict)
-    """What soulkit.json beside the weights says; empty of a foreign adapter."""
+    """Content of its soulkit.json; empty for adapters from other tools."""
     endpoint: RoleSettings | None = None
     rows: ExpertRows | None = None
-    """Rows that the command does not name; None: those of --data and --held-out."""
+    """Default rows; None: use --data and --held-out."""
     players: TaskPlayers | None = None
-    """Players of its training, for roles that the command leaves open."""
+    """Players of its training, for roles that the command does not name."""
     remarks: tuple[str, ...] = ()
-    """What is to be said of it before it is used."""
+    """Lines to print before it is used."""
 
     @property
     def model(self) -> str:
-        """What is loaded, or its name on its server."""
+        """The model to load, or its name on the server."""
         if self.endpoint is not None:
             return self.endpoint.model
         return self.base if self.adapter is not None else str(self.folder and self.folder.resolve())
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"'{self.folder}'" if self.endpoint is None else self.endpoint.written()
 
 
 def find_experts(config: DistillConfig) -> tuple[Expert, ...]:
-    """The experts that `config` names, in the order of their tasks' names.
+    """The experts that `config` names, sorted by task.
 
-    ConfigError or ModelLoadError, by name, for whatever keeps them from becoming one model.
+    ConfigError or ModelLoadError, naming the expert, if they cannot be distilled into one model.
     """
     registry = config.registry()
     experts, bases = _distinct(config)
@@ -281,7 +280,7 @@ def find_experts(config: DistillConfig) -> tuple[Expert, ...]:
 
 
 def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
-    """One expert a task and the base of each; what was named for a task goes first."""
+    """One expert per task, and its base; experts named for a task take precedence."""
     experts: dict[str, Expert] = {one.task: one for one in _served(config)}
     bases: dict[str, Base] = {}
     for candidate in expert_candidates(config):
@@ -290,11 +289,11 @@ def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
         if first is not None and expert.task not in config.experts:
             raise ConfigError(
                 f"There are two experts for '{expert.task}': {first.name} and {expert.name}.",
-                "A task is taught by one of them, and nobody says by which.",
-                f"Name it, and the other stays aside: --experts {expert.task}={expert.folder}",
+                "Each task needs exactly one expert.",
+                f"Choose one with --experts {expert.task}={expert.folder}; the other is ignored.",
             )
         if first is not None:
-            line = f"{expert.name} stays aside: another expert of {expert.task} was named"
+            line = f"{expert.name} is ignored: --experts names another expert for {expert.task}"
             experts[expert.task] = replace(first, remarks=(*first.remarks, line))
             continue
         experts[expert.task], bases[expert.task] = expert, base
@@ -302,14 +301,13 @@ def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
 
 
 def common_base(experts: Sequence[Expert], config: DistillConfig) -> str:
-    """The base that a generalist is trained from; ConfigError where all experts are served and
-    --model names none."""
+    """The base of the generalist; ConfigError if all experts are served and --model is missing."""
     name = next((one.base for one in experts if one.base), None) or config.model
     if name is None:
         raise ConfigError(
-            "Nothing says from which base the generalist is to be trained.",
-            "All experts are served, and a server does not tell what a model was made from.",
-            "Name it: --model FOLDER or owner/name",
+            "The base of the generalist is unknown.",
+            "All experts are served, and servers do not report the base of a model.",
+            "Name the base with --model FOLDER or --model OWNER/NAME",
         )
     return name
 
@@ -319,14 +317,14 @@ def _served(config: DistillConfig) -> Iterator[Expert]:
         if where.startswith(SERVED):
             if task == ANY:
                 raise ConfigError(
-                    f"'{where}' does not say whose expert it is.",
-                    "A served model has no files that could tell its task.",
+                    f"The task of the expert '{where}' is unknown.",
+                    "A served model has no files that name its task.",
                     f"Write --experts TASK={where}",
                 )
             yield Expert(task=task, endpoint=RoleSettings.model_validate(where))
 
 
-# -- what one is ---------------------------------------------------------------------------------
+# -- reading experts -----------------------------------------------------------------------------
 
 
 def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
@@ -336,18 +334,17 @@ def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
     note = read_object(folder / NOTE)
     if not note and not candidate.task:
         raise ConfigError(
-            f"'{candidate.folder}' does not say whose expert it is: there is no {NOTE} in it.",
-            "The task is read from the metadata of the weights; a folder's name may be anything.",
-            f"Name its task: --experts TASK={candidate.folder}",
+            f"The task of the expert '{candidate.folder}' is unknown: it has no {NOTE}.",
+            "The task is read from this file, not from the folder's name.",
+            f"Name its task with --experts TASK={candidate.folder}",
         )
     settings = read_object(folder / ADAPTER_CONFIG)
     base = base_of_note(note) if note else base_of_adapter(settings)
     if not settings and not note:
         raise ConfigError(
-            f"'{candidate.folder}' is no expert.",
-            f"It holds neither {ADAPTER_CONFIG} nor {NOTE}: a model of unknown base cannot be told "
-            "from a stranger's.",
-            "Name the folder of an adapter, of a model that soulkit saved, or of a training run.",
+            f"'{candidate.folder}' is not an expert.",
+            f"It contains neither {ADAPTER_CONFIG} nor {NOTE}, so its base is unknown.",
+            "Name the folder of an adapter, of a model saved by soulkit, or of a training run.",
         )
     if settings:
         _check_adapter(folder)
@@ -365,28 +362,30 @@ def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
 def _task_of(
     candidate: Candidate, note: Mapping[str, Any], config: DistillConfig
 ) -> tuple[str, tuple[str, ...]]:
-    """The task that somebody named or the note holds, and what is to be said about it."""
+    """The task of a candidate, named by the user or in the note, and remarks about it."""
     tasks = note.get("tasks")
     learned = sorted(tasks) if isinstance(tasks, Mapping) else []
     if not candidate.task and len(learned) != 1:
         named = f"{len(learned)} tasks: {', '.join(learned)}" if learned else "no task"
         first, where = learned[0] if learned else "TASK", candidate.folder
         raise ConfigError(
-            f"'{where}' is no expert of one task: its {NOTE} names {named}.",
-            "Which of them it is to teach nobody can tell.",
-            f"Say for which tasks it stands: --experts {first}={where}; or move it elsewhere.",
+            f"'{where}' is not an expert on one task: its {NOTE} names {named}.",
+            "soul cannot choose the task that it should teach.",
+            f"Name its task with --experts {first}={where}, or move it elsewhere.",
         )
     task, lines = candidate.task or learned[0], []
     if learned and learned != [task]:
-        lines.append(f"the expert of {task}, '{candidate.folder}', learned {', '.join(learned)}")
+        lines.append(
+            f"the expert of {task}, '{candidate.folder}', was trained on {', '.join(learned)}"
+        )
     if candidate.origin and candidate.folder.name == WEIGHTS[0]:
         lines.append(
-            f"the expert of {task} is the best of its run by dev score, '{candidate.folder}'"
+            f"the expert of {task} is the checkpoint with the best dev score, '{candidate.folder}'"
         )
     if note.get("protocol", config.protocol) != config.protocol:
         lines.append(
-            f"the expert of {task} learned under the protocol {note['protocol']}, and its samples "
-            f"are scored under {config.protocol}"
+            f"the expert of {task} was trained with protocol {note['protocol']}, but its samples "
+            f"are scored with protocol {config.protocol}"
         )
     return task, tuple(lines)
 
@@ -398,7 +397,7 @@ def _prints(where: str, revision: str = "") -> tuple[str, str]:
 
 @cache
 def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
-    """Of a large vocabulary a second's work; `changed` is when its file was written."""
+    """Cached, because a large vocabulary takes a second; `changed` is the file's time stamp."""
     from transformers import AutoTokenizer
 
     from soulkit.models.local.chat_template import tokenizer_hash
@@ -410,8 +409,8 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelLoadError(
             f"The tokenizer of '{where}' cannot be loaded.",
-            f"transformers says: {first_line(error)}",
-            "Save it there with save_pretrained, or leave its files out of the adapter's folder.",
+            f"transformers reports: {first_line(error)}",
+            "Save it there with save_pretrained, or delete its files from the adapter's folder.",
         ) from error
     template = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
     return tokenizer_hash(tokenizer), template
@@ -430,12 +429,12 @@ def _check_adapter(folder: Path) -> None:
     if fault:
         raise ModelLoadError(
             f"The expert '{folder}' cannot be used: {fault}.",
-            "What it would say is nonsense, and a generalist would learn it.",
-            "Take an earlier checkpoint of its training, or leave it out.",
+            "Its replies would be nonsense, and the generalist would learn them.",
+            "Use an earlier checkpoint of its training, or remove this expert.",
         )
 
 
-# -- whether they go together --------------------------------------------------------------------
+# -- compatibility -------------------------------------------------------------------------------
 
 
 def _check_task(expert: Expert, registry: Registry) -> None:
@@ -443,9 +442,9 @@ def _check_task(expert: Expert, registry: Registry) -> None:
         registry.spec(expert.task)
     except ConfigError as error:
         raise ConfigError(
-            f"The expert {expert.name} is one of '{expert.task}', which is no task here.",
+            f"The task '{expert.task}' of the expert {expert.name} is unknown.",
             error.why,
-            f"{error.way_out} Of a task of your own: --tasks FILE",
+            f"{error.way_out} For your own task, add --tasks FILE",
         ) from error
     registry.refuse_rows_only([expert.task])
     registry.refuse_evaluation_only([expert.task])
@@ -455,8 +454,8 @@ def _check_names(flag: str, settings: Mapping[str, str], experts: Sequence[Exper
     names = [one.task for one in experts]
     for name in settings.keys() - {ANY, *names}:
         raise ConfigError(
-            f"{flag} has rows for '{name}', which no expert is for.",
-            "They would be ignored.",
+            f"{flag} names rows for '{name}', but there is no expert for it.",
+            "These rows would be ignored.",
             did_you_mean(name, names),
         )
 
@@ -483,11 +482,11 @@ def _on_one_base(
                 f"The expert of {expert.task}, {expert.name}, was trained from another base than "
                 f"{owner} names: {base.name} ({base.proof}) instead of {common.name} "
                 f"({common.proof}).",
-                "What its adapter adds belongs to other weights, and one generalist has one base.",
-                "Train it again from the common base, or distil it apart from the others.",
+                "All experts of a generalist must share one base.",
+                "Train it again from the common base, or distil it separately.",
             )
         if same is None and base.name != common.name:
-            unsure = f"nobody can tell whether the expert of {expert.task} was trained from "
+            unsure = f"the expert of {expert.task} may not have been trained from "
             remarks = (*remarks, f"{unsure}{common.name}: it names {base.name or 'no base'}")
         expert = replace(expert, base=common.name, base_print=common.proof, remarks=remarks)
         settled.append(_with_tokenizer(expert, common))
@@ -495,29 +494,29 @@ def _on_one_base(
 
 
 def _check_there(base: Base, expert: Expert) -> None:
-    """ModelLoadError for a base that is gone, or holds other weights than it did."""
+    """ModelLoadError for a base that is missing or has other weights than before."""
     if not base.where:
         raise ModelLoadError(
-            f"The expert {expert.name} does not say from which base it was trained.",
-            "An adapter is a change to a base, and means nothing without it.",
-            "Name the base: --model FOLDER or owner/name",
+            f"The base of the expert {expert.name} is unknown.",
+            "An adapter needs its base model.",
+            "Name the base with --model FOLDER or --model OWNER/NAME",
         )
     if base.is_folder and base.here is None:
         raise ModelLoadError(
-            f"The base '{base.where}' of the expert {expert.name} is not there.",
-            "Experts and generalist are changes to one base.",
-            "Bring it back, or say where it is now: --model FOLDER",
+            f"The base '{base.where}' of the expert {expert.name} does not exist.",
+            "Experts and generalist need their base model.",
+            "Restore it, or name its new place with --model FOLDER",
         )
     if base.is_folder and base.weights and base.weights != base.now():
         raise ModelLoadError(
-            f"The base '{base.where}' holds other weights than when {expert.name} was trained.",
-            "An adapter on another base is another model.",
-            "Bring the old weights back, or say where they are now: --model FOLDER",
+            f"The weights of the base '{base.where}' have changed since {expert.name} was trained.",
+            "An adapter only works with the base that it was trained on.",
+            "Restore the old weights, or name their new place with --model FOLDER",
         )
 
 
 def _with_tokenizer(expert: Expert, base: Base) -> Expert:
-    """The expert with its tokenizer; ModelLoadError where that is another than its base has."""
+    """The expert with its tokenizer; ModelLoadError if it differs from that of its base."""
     if expert.adapter is None and expert.tokenizer_print:
         return expert
     rules, template = _prints(base.where, base.revision)
@@ -540,6 +539,6 @@ def _one_tokenizer(experts: Sequence[Expert]) -> None:
 def _other_tokenizer(expert: Expert, other: str, what: str) -> ModelLoadError:
     return ModelLoadError(
         f"The expert of {expert.task}, {expert.name}, has another {what} than {other}.",
-        "The ids that it says would mean something else to the generalist.",
-        "Train it again with the tokenizer of the base, or distil it apart from the others.",
+        "The token ids of its replies would mean something else to the generalist.",
+        "Train it again with the tokenizer of the base, or distil it separately.",
     )

@@ -1,11 +1,11 @@
 """One generalist from many experts: an ordinary training run in OUT/generalist.
 
-    --by sft    the selected samples are imitated, with the very ids that the experts emitted
-    --by opd    the experts read what the generalist says, each on its own task
+    --by sft    train on the selected samples, with the token ids that the experts sampled
+    --by opd    on-policy distillation: each expert scores the generalist's replies on its task
 
-Either way it starts at the base that the experts share, with a new adapter. On-policy it samples
-as many replies as rejection sampling would: every training prompt, `samples` times (and a few
-prompts twice where no size of a step divides their number).
+Both start from the experts' common base with a new adapter. On-policy distillation samples as many
+replies as rejection sampling: every training prompt `samples` times (a few prompts twice if their
+number is not a multiple of the step size).
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.setup.data import load_training_data
 
 BATCH = 32
-"""Samples an update at most, unless told otherwise."""
+"""Largest default number of samples per update."""
 LEAST_BATCH = 4
-"""Samples an update at least, unless told otherwise."""
+"""Smallest default number of samples per update."""
 BATCH_SHARE = 0.03
-"""Share of the samples in an update, within these bounds: three epochs make about 100 updates. With
-20 updates on 207 samples a small model kept none of the gains of two experts, with 78 updates on
-the same samples 64%."""
+"""Default share of the samples per update, within these bounds: three epochs make about 100
+updates. With 20 updates on 207 samples a small model kept none of the gains of two experts; with 78
+updates on the same samples it kept 64%."""
 PROMPTS = 16
-"""Prompts a step of on-policy distillation at most: many small steps follow more closely what the
-generalist says by then."""
+"""Largest number of prompts per step of on-policy distillation; small steps stay on-policy."""
 _MACHINE = ("seed", "device", "dtype", "threads")
-"""Settings that training on conversations takes over."""
+"""Settings passed on to training on conversations."""
 
 
 def generalist_folder(out: Path) -> Path:
@@ -58,17 +57,17 @@ def generalist_config(
     out: Path,
     selection: SampleSelection | None = None,
 ) -> TrainConfig:
-    """The training of the generalist; by imitation it needs to know what was selected."""
+    """The training settings of the generalist; --by sft needs the selection."""
     if config.by == "opd":
         return _on_policy(config, experts)
-    assert selection is not None, "imitation needs what was selected"
+    assert selection is not None, "training by sft needs a selection"
     return imitation_config(config, experts, out, selection.lines)
 
 
 def imitation_config(
     config: DistillConfig, experts: Sequence[Expert], out: Path, lines: int
 ) -> TrainConfig:
-    """Training on `lines` selected samples, `epochs` times over."""
+    """Settings for training on `lines` selected samples for `epochs` epochs."""
     batch = config.batch or usual_batch(lines)
     settings = {name: getattr(config, name) for name in _MACHINE}
     source = {"path": str(out / SELECTED), "side": "assistant", "name": "selected"}
@@ -80,13 +79,13 @@ def imitation_config(
 
 
 def usual_batch(lines: int) -> int:
-    """Samples an update, of so many selected ones. It does not depend on the epochs, so that more
-    epochs are more updates."""
+    """Default samples per update, for `lines` selected ones. It does not depend on the epochs, so
+    more epochs give more updates."""
     return max(LEAST_BATCH, min(BATCH, int(BATCH_SHARE * lines)))
 
 
 def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
-    """Steps for every training prompt once, `samples` drafts of each."""
+    """Settings that play every training prompt once, with `samples` drafts each."""
     teachers = {expert.task: str(expert.adapter) for expert in experts if expert.adapter}
     _refuse_other_teachers(experts)
     settings: dict[str, Any] = {
@@ -111,14 +110,14 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
 
 
 def prompts_a_step(rows: int) -> int:
-    """Prompts a step so that whole steps take every row once: the largest number, of those up to
-    PROMPTS, that takes the fewest rows twice."""
+    """Prompts per step: the largest number up to PROMPTS that repeats the fewest rows."""
     sizes = range(min(PROMPTS, rows), max(1, min(PROMPTS, rows) // 2) - 1, -1)
     return min(sizes, key=lambda size: -rows % size)
 
 
 def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    """The training rows by name where some are left out; DataError for an overlap otherwise."""
+    """Settings that select training rows by id if some are left out; DataError for an overlap that
+    is not allowed."""
     work = training_work(config, experts)
     overlaps = find_overlaps(config, work, work_aside(config, experts))
     own = {
@@ -127,7 +126,7 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
     }  # fmt: skip
     if not own and not any(overlaps.values()):
         return {}
-    # Rows are named without their task: one that another task has by the same name goes, too.
+    # Ids have no task: a row of another task with the same id is left out, too.
     left_out = {row for matches in overlaps.values() for row in matches}
     rows = [example.id for part in work for example in part.examples]
     chosen: dict[str, Any] = {"example": tuple(row for row in rows if row not in left_out)}
@@ -141,7 +140,7 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
 
 
 def _shared(config: DistillConfig) -> dict[str, Any]:
-    """What was set of the settings that every command has that plays: players, protocol, seed …"""
+    """The common settings (players, protocol, seed …) that the user has set."""
     other = {"model", "adapter", "suite", "playable"}
     names = (set(PlayConfig.model_fields) - other) & config.model_fields_set
     return {**{name: getattr(config, name) for name in names}, "max_tokens": config.max_tokens}
@@ -156,15 +155,15 @@ def _refuse_other_teachers(experts: Sequence[Expert]) -> None:
     others = [expert.task for expert in experts if expert.adapter is None]
     if others:
         raise ConfigError(
-            f"The experts of {', '.join(others)} are no adapters on the base.",
-            "On-policy distillation reads with them token by token, on the generalist's own base.",
-            "Use --by sft, which needs their replies alone, or name adapters.",
+            f"--by opd needs adapters, but the experts of {', '.join(others)} are not adapters.",
+            "On-policy distillation applies them as adapters on the generalist's base.",
+            "Use --by sft, which only needs their replies, or name adapters.",
         )
 
 
 def is_trained(config: TrainConfig, out: Path) -> bool:
-    """Whether the generalist of this very configuration is finished; RunError for another's, and
-    for one whose teachers were other weights."""
+    """Whether the generalist of this configuration is finished; RunError if the folder has another
+    configuration or other teachers."""
     folder = generalist_folder(out)
     if not is_run(folder):
         return False

@@ -1,11 +1,10 @@
-"""Base, experts and generalist measured on the same held-out rows, and their gains.
+"""Evaluations of base, experts and generalist on the same held-out rows, and their gains.
 
     OUT/measured/base/TASK  ·  OUT/measured/expert/TASK  ·  OUT/measured/generalist/TASK
 
-Greedy, one reply a row, and everything else alike, so that only the weights differ. The base and
-the experts do not depend on the generalist: they may be measured before it is trained. Gains over
-the base are taken over the rows that all sides scored, in the headline that the task declares: the
-mean of the scores, or a number over the whole batch with one cluster after the other left out.
+All runs are greedy with one reply per row, so that only the weights differ. Gains over the base use
+the rows that all sides scored and the headline of the task: the mean score, or a metric over all
+rows, whose uncertainty comes from leaving out one cluster at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 MEASURED, GENERALIST = "measured", "generalist"
 MODEL = "model"
 ABILITY, ABILITY_ROWS = "instructions", "synth:40"
-"""The task of general ability, and the rows of it that are played beside the experts' tasks."""
+"""The task that measures general ability, and its rows."""
 
 Side = Literal["base", "expert", "generalist"]
 SIDES: tuple[Side, ...] = ("base", "expert", "generalist")
@@ -67,7 +66,7 @@ SIDES: tuple[Side, ...] = ("base", "expert", "generalist")
 _GREEDY: dict[str, Any] = {
     "split": "test", "repeats": 1, "temperature": 0.0, "where": {}, "example": (),
 }  # fmt: skip
-"""What is other than when the experts were sampled: --where and --example chose training rows."""
+"""Settings that differ from sampling; --where and --example only select training rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +98,12 @@ def measured_folder(out: Path, side: Side, task: str) -> Path:
 
 
 def generalist_weights(out: Path) -> Path:
-    """Where the generalist's adapter lies, once it is trained."""
+    """Folder of the generalist's adapter, once it is trained."""
     return out / GENERALIST / MODEL
 
 
 def measured_tasks(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
-    """The experts' tasks with held-out rows, named by --held-out or set aside."""
+    """The experts' tasks with held-out rows."""
     return [
         expert.task for expert in experts
         if config.held_out_source(expert.task) or (expert.rows and expert.rows.held_out)
@@ -112,12 +111,15 @@ def measured_tasks(config: DistillConfig, experts: Sequence[Expert]) -> list[str
 
 
 def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
-    """Which tasks have no retention for want of held-out rows; empty where all have some."""
+    """A remark on tasks without held-out rows; empty if there are none."""
     there = measured_tasks(config, experts)
     lacking = [expert.task for expert in experts if expert.task not in there]
     if not lacking:
         return ""
-    return f"no held-out rows, so no retention: {', '.join(lacking)} (--held-out TASK=WHERE)"
+    return (
+        f"without held-out rows, no retention is measured: {', '.join(lacking)} "
+        "(add --held-out TASK=WHERE)"
+    )
 
 
 def measurements(
@@ -146,7 +148,7 @@ def _measurement(out: Path, side: Side, config: EvalConfig) -> Measurement:
 
 
 def _here(model: str, adapter: str | None) -> dict[str, Any]:
-    """A model of this machine in the place of an expert, which may be a served one."""
+    """Settings for a local model instead of an expert, which may be served."""
     served = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
     fields = EvalConfig.model_fields
     usual = {name: fields[name].get_default(call_default_factory=True) for name in served}
@@ -162,7 +164,7 @@ def _on_held_out(config: DistillConfig, expert: Expert) -> EvalConfig:
 
 
 def _on_ability(config: DistillConfig, expert: Expert) -> EvalConfig:
-    """Whoever it is on instructions that rules can check: neither players nor options."""
+    """The evaluation of general ability, without players and options."""
     return sample_config(config, expert).model_copy(update={
         **_GREEDY, "tasks": (ABILITY,), "data": {ABILITY: ABILITY_ROWS}, "option": {},
         "task_players": {}, "hack_penalty": None, "assistant": None, "limit": None,
@@ -177,23 +179,23 @@ def measure(
     limited: Callable[[Measurement], EvalConfig] = lambda part: part.config,
     servers: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> None:  # fmt: skip
-    """Play what `out/measured` lacks. `limited` bounds each run's cost by the command's.
+    """Play the missing measurements. `limited` limits each run's cost to the rest of the budget.
 
-    RunError while there is no generalist, ConfigError where rows, players or models are not in
-    order, before anything is played.
+    RunError without a generalist, ConfigError for problems with rows, players or models, before
+    anything is played.
     """
     parts = measurements(config, experts, out)
     if not generalist_weights(out).is_dir():
         raise RunError(
             f"There is no generalist in '{out}' yet.",
-            "Nothing can be measured beside base and experts.",
-            "Run the stage train first, or all of them: soul distill without a stage.",
+            "The report compares it with base and experts.",
+            "Run soul distill train first, or soul distill without a stage for all stages.",
         )
     left = [part for part in parts if not _reused(part)]
     for part in left:
         prepare(part.config)
     if len(left) < len(parts):
-        reporter.note(f"{len(parts) - len(left)} of {len(parts)} measurements are there already")
+        reporter.note(f"{len(parts) - len(left)} of {len(parts)} measurements are already finished")
     last = LastLoaded()
     for part in left:
         reporter.note(f"measuring {part.side} on {part.task}")
@@ -203,14 +205,14 @@ def measure(
 
 
 class LastLoaded:
-    """Loads a model once for the runs of it that follow each other; never two at a time."""
+    """Loads a model once for consecutive runs with it, and holds only one model at a time."""
 
     def __init__(self) -> None:
         self._name: tuple[str, str | None] | None = None
         self._model: LocalModel | None = None
 
     def load(self, config: EvalConfig) -> LocalModel:
-        """The model of `config`; of configurations that differ in tasks and names alone."""
+        """The model of `config`; the configurations may only differ in tasks and model names."""
         name = config.model, config.adapter
         if self._model is None or self._name != name:
             self._model = None
@@ -222,7 +224,7 @@ class LastLoaded:
 
 
 def _reused(part: Measurement) -> bool:
-    """Whether the run is there, all of it; RunError when it is another one's."""
+    """Whether the run is finished; RunError if it has other settings or weights."""
     if not is_run(part.folder):
         return False
     config = part.config
@@ -235,16 +237,16 @@ def _reused(part: Measurement) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSide:
-    """One side's run on one task, read."""
+    """The results of one side's run on one task."""
 
     records: Sequence[Record]
-    """Drafts alone."""
+    """Only drafts."""
     cells: Mapping[str, Cell]
     live: Task | None
 
 
 def read_side(folder: Path, task: str) -> MeasuredSide:
-    """The run in `folder`; its task with its code where that may run."""
+    """The run in `folder`; the task includes its code if that is trusted."""
     records = drafts(load_records(folder / "episodes.jsonl", light=True))
     return MeasuredSide(
         records=[record for record in records if record.task == task],
@@ -253,7 +255,7 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
 
 
 def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
-    """The sides with what not all of them scored counted as lost in each."""
+    """The sides, with episodes that some side did not score counted as lost in all."""
     episodes = lost_in_all([side.records for side in sides])
     return [replace(side, records=same) for side, same in zip(sides, episodes, strict=True)]
 
@@ -261,7 +263,7 @@ def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
 def side_difference(
     task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE
 ) -> Contrast:
-    """B minus A in a metric; DataError where they do not both have it."""
+    """B minus A in a metric; DataError if one of them lacks it."""
     return contrast(_pair(task, a, b), metric)
 
 
@@ -273,7 +275,7 @@ def _pair(task: str, a: MeasuredSide, b: MeasuredSide) -> TaskPair:
 def retained_gain(
     task: str, base: MeasuredSide, expert: MeasuredSide, generalist: MeasuredSide
 ) -> Retention:
-    """The share of the expert's gain that the generalist has in the task's headline."""
+    """The share of the expert's gain in the headline that the generalist keeps."""
     sides = (base, expert, generalist)
     metric = side_difference(task, base, generalist).metric
     scale = _pair(task, base, generalist).scale(metric)

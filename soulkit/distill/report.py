@@ -1,15 +1,15 @@
-"""What a distillation came to: gains, how much of them is kept, regressions and gates.
+"""Results of a distillation: gains, retention, regressions and gates.
 
-Only what the measurements recorded is read; nothing is scored here. The result stands in
-`OUT/summary.json`, under `distillation`, beside the cells that every summary has. Gates are tested
-by the ends of intervals, as those of `soul compare` are:
+They are computed from the recorded measurements; nothing is scored here. `OUT/summary.json` has the
+result under `distillation`, next to the usual cells. Gates test interval bounds, like those of
+`soul compare`:
 
-    TASK/retention>=0.6       the lower end of the share of the expert's gain that is kept
-    retention>=0.6            the same of every task
+    TASK/retention>=0.6       lower bound of the share of the expert's gain that is kept
+    retention>=0.6            the same for every task
     mean/retention>=0.8       the mean over the tasks
     TASK>=-0.02               generalist minus base, in the headline
-    TASK/METRIC<=0.05         … in a metric beside it
-    regressions<=0            results that are surely worse than the base's
+    TASK/METRIC<=0.05         … in another metric
+    regressions<=0            results that are significantly worse than the base's
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ KEPT, MEAN, REGRESSIONS = "retention", "mean", "regressions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateInputs:
-    """What gates may be about."""
+    """The results that gates can test."""
 
     kept: Mapping[str, Retention]
-    """Task → what is kept of its expert's gain."""
+    """Task → retained share of its expert's gain."""
     macro: Retention
     differences: Mapping[str, Mapping[str, PairedDifference]]
     """Task → metric (empty: the headline) → generalist minus base."""
     regressions: tuple[str, ...]
     spans: Mapping[str, Mapping[str, float]]
-    """Task → metric → width of its scale, where there is one."""
+    """Task → metric → width of its scale, if it has one."""
 
 
 def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonGate, ...]:
-    """The gates that were written; ConfigError for one about what is not measured."""
+    """The parsed gates; ConfigError for one on a result that is not measured."""
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
     for gate in gates:
@@ -94,15 +94,16 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonG
         if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
             about = f"{gate.target}/{gate.metric}" if gate.metric else gate.target
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{about}', which is not measured here.",
-                "A gate names a task with held-out rows, mean/retention, retention or regressions.",
+                f"The gate '{gate.text}' tests '{about}', which is not measured.",
+                "Gates can test a task with held-out rows, mean/retention, retention or "
+                "regressions.",
                 did_you_mean(gate.target, targets),
             )
     return gates
 
 
 def gate_results(gates: Sequence[ComparisonGate], of: GateInputs) -> tuple[GateResult, ...]:
-    """What becomes of each."""
+    """The result of each gate."""
     return tuple(_result(gate, of) for gate in gates)
 
 
@@ -117,7 +118,7 @@ def _result(gate: ComparisonGate, of: GateInputs) -> GateResult:
         return _kept(gate, kept)
     paired = of.differences.get(gate.target, {}).get(gate.metric)
     if paired is None:
-        return gate_result(gate, None, None, None, "no such difference was measured")
+        return gate_result(gate, None, None, None, "this difference was not measured")
     span = of.spans.get(gate.target, {}).get(gate.metric)
     return paired_gate(gate, paired, gate.metric or "headline", span)
 
@@ -128,7 +129,7 @@ def _kept(gate: ComparisonGate, kept: Retention) -> GateResult:
 
 
 def _every_task(gate: ComparisonGate, kept: Mapping[str, Retention]) -> GateResult:
-    """The worst of them: what fails before what is undecided before what passes."""
+    """The worst result over all tasks: fail, then undecided, then pass."""
     order = {"fail": 0, "undecided": 1, "pass": 2}
     results = [(task, _kept(gate, one)) for task, one in kept.items()]
     if not results:
@@ -139,24 +140,23 @@ def _every_task(gate: ComparisonGate, kept: Mapping[str, Retention]) -> GateResu
 
 
 MEMBER = "distillation"
-"""Under which `summary.json` says what only a distillation has."""
+"""Key of the distillation's results in `summary.json`."""
 RETENTION = "retention"
 _LEVEL = 0.05
 ENOUGH = 0.5
-"""Share of an expert's gain; where less is kept, the report says how the training went."""
+"""If less than this share of an expert's gain is kept, the report describes the training."""
 MOVED = 0.25
-"""Share of its first value by which the training loss falls when the generalist learns. On 207
-samples it fell by 10% in the training that kept nothing, and by 43% to 55% in those that kept most
-of the gains."""
+"""Relative fall of the training loss that shows that the generalist learns. On 207 samples it fell
+by 10% in the training that kept nothing, and by 43% to 55% in those that kept most of the gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideMetric:
-    """A metric that the headline must not be bought with, and how it moved from the base."""
+    """A metric to watch besides the headline, and its change from the base."""
 
     metric: str
     means: dict[str, float | None]
-    """Side → mean over what it scored."""
+    """Side → mean over its scored rows."""
     paired: PairedDifference
     """Generalist minus base."""
     less_is_better: bool = False
@@ -168,15 +168,15 @@ class SideMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """One task: what three sides scored on the same rows, and what follows."""
+    """Results of one task: scores of the three sides on the same rows, and their differences."""
 
     task: str
     metric: str
-    """The headline: what all of it is about, unless it says otherwise."""
+    """The headline metric of all numbers, unless stated otherwise."""
     cells: dict[str, Cell]
-    """Side → its headline with interval, over everything that it scored."""
+    """Side → its headline with interval, over all its scored rows."""
     expert_gain: PairedDifference | None = None
-    """Expert minus base; None where there is no expert, or no difference may be put."""
+    """Expert minus base; None without an expert, or if the sides are not comparable."""
     generalist_gain: PairedDifference | None = None
     lost: PairedDifference | None = None
     """Generalist minus expert."""
@@ -184,22 +184,22 @@ class TaskResult:
     beside: tuple[SideMetric, ...] = ()
     selection: TaskSelection | None = None
     mixed: tuple[str, ...] = ()
-    """Why no difference may be put between the sides; empty: it may."""
+    """Why the sides are not comparable; empty if they are."""
 
     @property
     def metric_name(self) -> str:
-        """The headline as the task calls it; its own name in runs of earlier versions."""
+        """Display name of the headline; the metric's key in runs of earlier versions."""
         return next((cell.name for cell in self.cells.values() if cell.name), self.metric)
 
     @property
     def worse(self) -> bool:
-        """Whether the generalist is below the base, and surely so."""
+        """Whether the generalist is significantly worse than the base."""
         return self.generalist_gain is not None and is_regression(self.generalist_gain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """Everything that a report shows."""
+    """All results of a distillation, as the report shows them."""
 
     base: str
     by: str
@@ -207,26 +207,26 @@ class Distillation:
     """Task → the expert's weights, or its name on its server."""
     tasks: tuple[TaskResult, ...]
     macro: Retention
-    """The plain mean over the tasks."""
+    """Unweighted mean over the tasks."""
     ability: TaskResult | None = None
     """General ability of base and generalist."""
     regressions: tuple[str, ...] = ()
-    """`TASK`, or `TASK METRIC`, where the generalist is worse than the base and surely so."""
+    """`TASK` or `TASK METRIC` for results significantly worse than the base's."""
     gates: tuple[GateResult, ...] = ()
     shares: dict[str, float] = field(default_factory=dict)
-    """Task → its share of the rows that the generalist learned from."""
+    """Task → its share of the generalist's training rows."""
     steps: int = 0
     remarks: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every gate is open."""
+        """Whether every gate passes."""
         return all(result.outcome == "pass" for result in self.gates)
 
 
 def is_regression(paired: PairedDifference, *, less_is_better: bool = False) -> bool:
-    """Whether a difference is on the wrong side of zero, and its interval with it; where nothing
-    varied, its p from sign flips decides."""
+    """Whether a difference is significantly negative: by its interval or, without one, by the p
+    value of the sign-flip test."""
     if paired.difference is None:
         return False
     low, high, amount = paired.ci_low, paired.ci_high, paired.difference
@@ -237,20 +237,20 @@ def is_regression(paired: PairedDifference, *, less_is_better: bool = False) -> 
     return high < 0
 
 
-# -- reading what was measured ---------------------------------------------------------------------
+# -- reading measurements --------------------------------------------------------------------------
 
 
 def distilled(
     config: DistillConfig, experts: Sequence[Expert], out: Path,
     gates: Sequence[ComparisonGate] = (),
 ) -> Distillation:  # fmt: skip
-    """What the runs in `out` come to; RunError where a measurement is missing."""
+    """The results of the runs in `out`; RunError if a measurement is missing."""
     for part in measurements(config, experts, out):
         if not (part.folder / "summary.json").is_file():
             raise RunError(
-                f"The {part.side} was not measured on '{part.task}' yet.",
-                "A table without it would say less than was asked for.",
-                "Run the stage report, which measures what is missing.",
+                f"The {part.side} has not been measured on '{part.task}' yet.",
+                "The report needs all measurements.",
+                "Run soul distill report, which plays the missing ones.",
             )
     written = written_selection(out)
     selection = written.tasks if written else {}
@@ -277,8 +277,8 @@ def distilled(
 
 
 def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
-    """Why little of the experts' gains may have been kept, and the settings that change it; empty
-    where at least ENOUGH of every gain is kept."""
+    """Possible reasons for a low retention, and settings that may help; empty if at least ENOUGH of
+    every gain is kept."""
     ratios = {one.task: one.kept.ratio for one in tasks}
     little = [task for task, ratio in ratios.items() if ratio is not None and ratio < ENOUGH]
     unsure = not tasks or None in ratios.values()
@@ -296,10 +296,10 @@ def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]
     first, last = loss_ends(known)
     moved = f"the training loss went from {first:.3f} to {last:.3f}"
     if last > (1 + MOVED) * first:
-        return f"{kept}{moved} in {steps}: it rose, so the learning rate is too high; lower --lr"
+        return f"{kept}{moved} in {steps}; a rising loss means that --lr is too high, so lower it"
     if last > (1 - MOVED) * first:
         return (
-            f"{kept}{moved} in {steps}: it hardly moved, so the generalist is close to its base; "
+            f"{kept}{moved} in {steps}; it hardly changed, so the generalist is close to its base: "
             "raise --epochs or --lr, or lower --batch"
         )
     if not little:
@@ -308,7 +308,7 @@ def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]
 
 
 def loss_ends(losses: Sequence[float]) -> tuple[float, float]:
-    """Means over the first and the last fifth of the steps, one step each at least."""
+    """Means over the first and the last fifth of the steps (at least one step each)."""
     part = max(1, len(losses) // 5)
     return sum(losses[:part]) / part, sum(losses[-part:]) / part
 
@@ -324,7 +324,7 @@ def _task_result(
     result = TaskResult(task=task, metric="", cells=cells, selection=selection,
                         mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
     if mixed:
-        return replace(result, kept=Retention(why="the sides were not measured alike"))
+        return replace(result, kept=Retention(why="the sides were measured differently"))
     same = common_episodes(played)
     base, generalist = same[0], same[-1]
     gain = side_difference(task, base, generalist)
@@ -340,14 +340,14 @@ def _task_result(
 
 
 def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[SideMetric]:
-    """What the task wants to be seen beside its headline, as far as the runs have it."""
+    """The task's metrics to watch besides the headline, if the runs have them."""
     live = sides["base"].live
     terms = live.spec.metric if live is not None else None
     found: list[SideMetric] = []
     for metric in terms.beside if terms is not None else ():
         try:
             moved = side_difference(task, sides["base"], sides["generalist"], metric)
-        except DataError:  # of rows that have no such part
+        except DataError:  # these rows do not have the metric
             continue
         means: dict[str, float | None] = {
             side: one.cells[metric].mean if metric in one.cells else None
@@ -378,7 +378,7 @@ def _gated(
         known = {name: paired for name, paired in gain.items() if paired is not None}
         differences[result.task] = {**moved, **known}
     kept = {result.task: result.kept for result in results if "expert" in result.cells}
-    # Of every task nothing is proven while one of them was not measured.
+    # The gate `retention` tests every task, so unmeasured tasks must be listed.
     measured = measured_tasks(config, experts)
     kept |= {one.task: Retention(why="no held-out rows") for one in experts
              if one.task not in measured}  # fmt: skip
@@ -390,7 +390,7 @@ def _gated(
 
 
 def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
-    """Highest minus lowest value of each metric; empty: of the headline."""
+    """Metric (empty: the headline) → highest minus lowest value."""
     whole = dict.fromkeys(("", VALUE, terms.name, terms.headline), (terms.low, terms.high))
     scales = {**whole, **terms.scales}
     if terms.headline in terms.scales:
@@ -403,18 +403,18 @@ def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
 
 @cache
 def adapter() -> TypeAdapter[Distillation]:
-    """Between a distillation and plain JSON values."""
+    """Converts between a Distillation and plain JSON values."""
     return TypeAdapter(Distillation)
 
 
 def distillation_values(result: Distillation) -> dict[str, Any]:
-    """Plain JSON values, with the name and version of their schema."""
+    """Plain JSON values, with their schema."""
     values: dict[str, Any] = adapter().dump_python(result, mode="json")
     return {SCHEMA: DISTILLATION_SCHEMA, **values}
 
 
 def write_distillation(run: Run, result: Distillation) -> None:
-    """Write `summary.json`: cells as in every summary, and the whole under `distillation`."""
+    """Write `summary.json`: the usual cells, and all results under `distillation`."""
     parts = [recorded_summary(file.parent) for file in sorted(run.path.rglob("summary.json"))
              if file.parent != run.path]  # fmt: skip
     cost, unpriced = spent(run.path)
@@ -440,7 +440,7 @@ def _cells(result: TaskResult) -> dict[str, Cell]:
 
 
 def read_distillation(out: Path) -> Distillation | None:
-    """What the stage report wrote in `out`; None before that, DataError where it is damaged."""
+    """The results that the report stage wrote in `out`; None before that, DataError if damaged."""
     part = summary_line(out).get(MEMBER)
     if part is None:
         return None
@@ -450,7 +450,7 @@ def read_distillation(out: Path) -> Distillation | None:
         return adapter().validate_json(json.dumps(part))
     except ValidationError as error:
         raise DataError(
-            f"What '{file}' says of its distillation cannot be read.",
-            f"{error.error_count()} of its members are not what soulkit writes.",
-            "Write it again from what was measured: soul distill report with the same settings.",
+            f"The distillation results in '{file}' cannot be read.",
+            f"{error.error_count()} fields have invalid values.",
+            "Write the file again with soul distill report and the same settings.",
         ) from error

@@ -1,10 +1,10 @@
-"""`distill`: the stages one after the other, each of which says what it finds done.
+"""`distill`: runs the stages one after the other; finished work is reused.
 
-    experts ──▶ sample ──▶ select ──▶ train ──▶ report        by imitation
-    experts ──▶ train ──▶ report                              on-policy: nobody is sampled before
+    experts ──▶ sample ──▶ select ──▶ train ──▶ report        --by sft
+    experts ──▶ train ──▶ report                              --by opd
 
-Whatever dies is taken up by the same command: a sample is an evaluation run, the generalist a
-training run, a measurement an evaluation run, and each of these resumes by itself.
+The same command resumes: samples and measurements are evaluation runs, the generalist is a training
+run, and all of them can resume.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.setup.data import load_training_data
 
 UNREAD_BY = {"sft": (), "opd": ("epochs", "keep_top", "min_reward", "quota")}
-"""Settings of one road that the other has no use for: of what the experts read, all is learned."""
+"""Settings without effect, by method."""
 
 
 def distill(
     config: DistillConfig, out: Path, stages: Sequence[Stage], *, trust: bool = False,
     reporter: Reporter = SILENT,
 ) -> Distillation | None:  # fmt: skip
-    """Do `stages` in `out`, resuming it; the result, once the stage report is among them.
+    """Run `stages` in `out`, resuming it; returns the result if `report` is among them.
 
-    UserError before anything is loaded or paid for where settings, rows, players, gates or earlier
-    stages are not in order. With `trust` settings of others' runs act, too.
+    UserError for problems with settings, rows, players, gates or earlier stages, before anything is
+    loaded or paid for. With `trust`, settings of runs of unknown origin are used, too.
     """
     experts = with_rows_and_players(config, find_experts(config), trust=trust)
     for line in rows_and_players_words(config, experts):
@@ -82,10 +82,10 @@ def distill(
     stages = stages_of(config, stages)
     if words := unread_words(config):
         reporter.note(words)
-    # A folder that is there refuses other settings at once; a new one is made last, when nothing
-    # stands in the way and somebody agreed to the cost.
+    # An existing folder refuses other settings now; a new one is created after the checks and the
+    # confirmation of the cost.
     run = open_distillation(out, config, reporter) if is_run(out) else None
-    # Somebody agrees to the cost once, for all the stages.
+    # The cost is confirmed once for all stages.
     plans = distillation_plan(config, experts, out, stages)
     confirm_cost(in_turn([one.plan for one in plans]), config, reporter)
     run = run or open_distillation(out, config)
@@ -109,29 +109,30 @@ def distill(
 
 
 def stages_of(config: DistillConfig, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Those that there are: on-policy the experts are not sampled, and nothing is selected."""
+    """The stages that apply: --by opd has no stages sample and select."""
     if config.by == "sft":
         return tuple(stages)
     left = tuple(stage for stage in stages if stage in ("train", "report"))
     if not left:
         raise ConfigError(
             f"There is no stage '{stages[0]}' with --by opd.",
-            "The experts read what the generalist says; nobody is sampled before.",
-            f"Write soul distill train, or leave the stage out: {', '.join(STAGES)}.",
+            "On-policy distillation does not sample the experts.",
+            f"Run soul distill train or soul distill report; {' and '.join(STAGES[:2])} are for "
+            "--by sft.",
         )
     return left
 
 
 def unread_words(config: DistillConfig) -> str:
-    """Which settings somebody gave that the chosen road does not read; empty for none."""
+    """A remark on given settings without effect; empty if there are none."""
     unread = [name for name in UNREAD_BY[config.by] if name in config.model_fields_set]
-    return f"--by {config.by} does not read: {', '.join(unread)}" if unread else ""
+    return f"ignored with --by {config.by}: {', '.join(unread)}" if unread else ""
 
 
 def checked_gates(
     config: DistillConfig, experts: Sequence[Expert]
 ) -> tuple[ComparisonGate, ...]:  # fmt: skip
-    """The gates of `config`; ConfigError for one about what is not measured."""
+    """The gates of `config`; ConfigError for one on a result that is not measured."""
     tasks = measured_tasks(config, experts)
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
 
@@ -146,14 +147,14 @@ def _train(config: DistillConfig, experts: Sequence[Expert], out: Path, reporter
         update={"yes": True, "max_cost": budget_left(config, out, folder)}
     )
     if is_trained(training, out):
-        reporter.note(f"generalist: trained already, in {folder}")
+        reporter.note(f"the generalist is already trained: {folder}")
         return
-    reporter.note(f"training the generalist: {training.steps} steps by {config.by}")
+    reporter.note(f"training the generalist: {training.steps} steps of {config.by}")
     refuse_untrainable(training)
     material = prepare_training(training, folder, reporter)
     with reporter.steps(training.steps, "train") as steps:
         train(training, folder, material, reporter=steps)
-    free_memory()  # the policy: what is measured next needs the room
+    free_memory()  # the policy, before other models are measured
 
 
 def _report(
@@ -163,8 +164,8 @@ def _report(
     if not measured_tasks(config, experts) and not config.retention:
         raise ConfigError(
             "There are no held-out rows to measure on.",
-            "Without them nobody can say what the generalist kept of its experts.",
-            "Name them with --held-out [TASK=]WHERE, as --data names rows to learn from.",
+            "Without them the report cannot compare the generalist with its experts.",
+            "Name held-out rows with --held-out [TASK=]WHERE, in the form of --data.",
         )
     if words := unmeasured_words(config, experts):
         reporter.note(words)
@@ -181,12 +182,12 @@ def _report(
     return result
 
 
-# --- what the stages will take --------------------------------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What one stage will ask for."""
+    """The plan of one stage."""
 
     stage: Stage
     plan: Plan
@@ -200,7 +201,7 @@ class StagePlan:
 def distillation_plan(
     config: DistillConfig, experts: Sequence[Expert], out: Path, stages: Sequence[Stage]
 ) -> list[StagePlan]:
-    """The plan of every stage that plays or trains, without runs that are finished already."""
+    """The plans of all stages that play or train, without finished runs."""
     plans: list[StagePlan] = []
     remarks = tuple(rows_and_players_words(config, experts))
     sampled = [sample_config(config, expert) for expert in experts] if config.by == "sft" else []
@@ -212,7 +213,7 @@ def distillation_plan(
     if "train" in stages and not (generalist_folder(out) / "summary.json").is_file():
         plans.append(_training(config, experts, out, sampled))
     if "report" in stages:
-        # The generalist's weights need not be there yet: they are as large as the experts'.
+        # The generalist may not exist yet; it is as large as the experts.
         parts = [one for one in measurements(config, experts, out) if not one.finished]
         plan = in_turn([_planned(part.config, label=part.side) for part in parts])
         plans.append(StagePlan(stage="report", plan=plan))
@@ -240,7 +241,7 @@ def _training(
     lines = selection.lines if selection is not None else most
     training = imitation_config(config, experts, out, max(lines, 1))
     seen = f"{training.steps} steps over {lines} selected samples"
-    remark = seen if selection is not None else f"{seen}, if every prompt gives all it may"
+    remark = seen if selection is not None else f"{seen}, if all prompts pass the selection"
     plan = Plan(
         tasks=(), machine=imitation_machine(training, training.steps * training.sft_batch * tokens)
     )
@@ -248,7 +249,7 @@ def _training(
 
 
 def _lesson_tokens(sampled: Sequence[EvalConfig]) -> tuple[float, int]:
-    """(tokens of a mean prompt with its reply, training prompts)."""
+    """(mean tokens of a prompt with its reply, number of training prompts)."""
     tasks = [task for one in sampled for task in _planned(one, controls=()).tasks]
     prompts = sum(task.examples for task in tasks)
     words = sum(task.prompt_words / max(task.episodes, 1) * task.examples for task in tasks)

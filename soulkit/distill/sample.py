@@ -1,12 +1,11 @@
-"""Every expert answers the training prompts of its task: an evaluation run on training rows.
+"""Sampling: an evaluation run of every expert on the training rows of its task.
 
-    OUT/samples/TASK/     config.yaml, episodes.jsonl, ledger.sqlite … as `soul eval` writes them
+    OUT/samples/TASK/     config.yaml, episodes.jsonl, ledger.sqlite … as written by `soul eval`
 
-Experts are loaded one after the other, so that memory stays that of one model; vLLM servers are
-shared by experts of one base and stop before the generalist is trained. Samples, teachers and
-measurements of other weights than those that are named now are refused: an expert that was trained
-on has the same name and is another model. A training row that says what an evaluation row says is
-an error; with --exclude-overlap it is left out of what the generalist learns.
+Experts are loaded one at a time to save memory; experts of one base share vLLM servers, which stop
+before the generalist is trained. Samples, teachers and measurements of other weights than the
+current ones are refused, because an expert that was trained further is another model. A training
+row that overlaps an evaluation row is an error; with --exclude-overlap it is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from soulkit.tasks.kit.registry import Registry
 
 
 def expert_weights(expert: Expert) -> PlayerFacts:
-    """What a run of the expert notes of its weights; nothing of a served one."""
+    """The weights of an expert, as a run records them; empty for a served expert."""
     if expert.endpoint is not None:
         return PlayerFacts()
     if expert.adapter is None:
@@ -52,7 +51,7 @@ def expert_weights(expert: Expert) -> PlayerFacts:
 
 
 def folder_weights(model: str, adapter: str | None) -> PlayerFacts:
-    """The same of a model and adapter, as far as they lie in folders here."""
+    """The weights of a model and adapter, as far as they are local folders."""
     from soulkit.models.local.loading import adapter_hash
 
     folder = Path(model).expanduser()
@@ -63,15 +62,15 @@ def folder_weights(model: str, adapter: str | None) -> PlayerFacts:
 
 
 def refuse_other_weights(folder: Path, now: PlayerFacts, name: str) -> None:
-    """RunError where the run in `folder` was played by other weights than those of `name` now."""
+    """RunError if the run in `folder` was played with other weights than `name` has now."""
     begun = Conditions.read(folder) if is_run(folder) else None
     if begun is not None:
         _refuse_other(folder, begun.actor, now, name)
 
 
 def refuse_other_teachers(folder: Path, adapters: Mapping[str, str]) -> None:
-    """RunError where the training in `folder` was taught by other weights than lie in `adapters`
-    now; task → adapter."""
+    """RunError if the teachers of the training in `folder` had other weights than `adapters` (task
+    → adapter) have now."""
     begun = Conditions.read(folder)
     for task, teacher in begun.teachers.items() if begun else ():
         now = folder_weights(teacher.model, adapters[task])
@@ -84,8 +83,8 @@ def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str
         if old and new and old != new:
             raise RunError(
                 f"'{folder}' was made with other weights than {name} has now.",
-                f"They were {old} and are {new}: everything that was made of it is outdated.",
-                "Distil anew with another --out, or bring the old weights back.",
+                f"They were {old} and are now {new}, so all results of this expert are outdated.",
+                "Start a new distillation with another --out, or restore the old weights.",
             )
 
 
@@ -93,8 +92,8 @@ def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str
 def shared_servers(
     config: DistillConfig, configs: Sequence[EvalConfig], out: Path, reporter: Reporter
 ) -> Iterator[VllmServers | None]:
-    """Within it servers for the evaluations `configs`, started when one of these needs them; None
-    where none is sampled by vLLM. Servers that run already are each evaluation's own business."""
+    """Context with vLLM servers for the evaluations `configs`, started when needed; None if none of
+    them uses vLLM. Attached servers are handled by each evaluation."""
     engine = resolve_engine(
         config.engine_choice, python=interpreter(config.vllm_python), device=config.device
     )
@@ -104,17 +103,17 @@ def shared_servers(
         return
     with VllmServers(out, terms_of(here[0]), reporter=reporter) as servers:
         for one in here:
-            with suppress(ModelLoadError):  # an adapter that is not there: its own run says so
+            with suppress(ModelLoadError):  # a missing adapter is reported by its own run
                 servers.expect(eval_needs(one, engine))
         yield servers
 
 
 LEAST_BUDGET = 1e-6
-"""US dollars that are left where nothing is: a budget of 0 is none."""
+"""Budget in US dollars if nothing is left; a budget of 0 would mean no limit."""
 _OF_THE_EXPERT = frozenset(
     {"model", "adapter", "suite", "playable", "data", "option", "endpoints", "task_players"}
 ) | frozenset(OWN_OPTIONS)  # fmt: skip
-"""Settings that an expert's run does not take over as they are."""
+"""Settings that are not passed unchanged to an expert's run."""
 
 
 def samples_folder(out: Path, task: str) -> Path:
@@ -125,7 +124,7 @@ def samples_folder(out: Path, task: str) -> Path:
 def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
     """The evaluation that samples an expert: its training rows, `samples` times each.
 
-    Rows that do not fit its context stay unscored. `expert.rows` goes before the rows of `config`.
+    Rows that do not fit its context stay unscored. `expert.rows` overrides the rows of `config`.
     """
     registry = config.registry()
     shared = {
@@ -149,7 +148,7 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
         "split": "train",
         "repeats": config.samples,
         "temperature": config.temperature,
-        "top_p": 1.0,  # what an expert was trained to say, and not what of it is likeliest
+        "top_p": 1.0,  # sample from the distribution that the expert was trained with
         "max_tokens": config.max_tokens,
         "allow_overflow": True,
     })  # fmt: skip
@@ -158,15 +157,14 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
 
 
 def named_rows(expert: Expert, ids: Sequence[str]) -> dict[str, Any]:
-    """Settings that read the rows of these ids, and no others, from the source of the expert's
-    rows."""
+    """Settings that read exactly the rows with these ids from the source of the expert's rows."""
     source = expert.rows.source if expert.rows is not None else None
     data = {expert.task: source} if source else {}
     return {"data": data, "split": "train", "example": tuple(ids), "where": {}, "limit": None}
 
 
 def open_roles_filled(config: DistillConfig, expert: Expert) -> dict[str, dict[str, Any]]:
-    """Task → its players: those of the command, else those that the expert was trained with."""
+    """Task → its players: those of the command, or else those of the expert's training."""
     named = config.task_players.get(expert.task)
     layers = [dict(one) for one in (expert.players, named) if one is not None]
     players = {role: who for layer in layers for role, who in layer.items() if who}
@@ -179,29 +177,29 @@ def _actor(expert: Expert) -> dict[str, Any]:
         adapter = None if expert.adapter is None else str(expert.adapter)
         return {"kind": "local", "model": expert.model, "adapter": adapter}
     names = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
-    here = {"verify_weights": False}  # nothing of a served expert is on this machine
+    here = {"verify_weights": False}  # a served expert has no files on this machine
     return {"kind": "api", "model": served.model, **here, **{n: getattr(served, n) for n in names}}
 
 
 def _machine(config: DistillConfig) -> dict[str, Any]:
-    """Where servers that run already sample, the machine's settings are the training's alone."""
+    """Machine settings; with attached servers they only apply to training."""
     if not config.engine_choice.attached or config.checkpoints():
         return {}
     return {"device": "auto", "dtype": "auto", "threads": None}
 
 
 def _task_settings(config: DistillConfig, task: str, registry: Registry) -> dict[str, Any]:
-    """The options that this task has; that each is some task's is checked elsewhere."""
+    """The options that apply to this task; unknown options are checked elsewhere."""
     options = registry.spec(task).options
     special = {name: getattr(config, name) for name in OWN_OPTIONS if name in options}
     return {"option": {k: v for k, v in config.option.items() if k in options}, **special}
 
 
-# -- before anything is played -------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------
 
 
 def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
-    """The training rows of every expert's task. ConfigError or DataError for what is wrong."""
+    """The training rows of every expert's task; ConfigError or DataError if they are invalid."""
     from soulkit.train.setup.data import refuse_marked_rows
 
     registry = config.registry()
@@ -213,7 +211,7 @@ def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work
 
 
 def work_aside(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
-    """The rows that are set aside of the experts' tasks, where --held-out names none."""
+    """The held-out rows of tasks for which --held-out names none."""
     settings = [
         sample_config(config, one).model_copy(update=named_rows(one, one.rows.held_out))
         for one in experts if one.rows is not None and one.rows.held_out
@@ -228,14 +226,14 @@ def sample(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *,
     servers: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> None:  # fmt: skip
-    """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
+    """Play the missing samples, one expert at a time; finished runs are skipped.
 
-    Once `select` has chosen, the samples stay as they are. UserError before anything is played
-    where rows, experts or players are not in order, or rows overlap evaluation rows.
+    After `select`, samples are not changed any more. UserError for problems with rows, experts or
+    players, or for rows that overlap evaluation rows, before anything is played.
     """
     refuse_other_samples(out, experts)
     if (out / SELECTION).is_file():
-        reporter.note(f"samples: selected from already, {out / SAMPLES} stays as it is")
+        reporter.note(f"samples: the selection is already made, {out / SAMPLES} is not changed")
         return
     for remark in (remark for one in experts for remark in one.remarks):
         reporter.note(remark)
@@ -243,7 +241,7 @@ def sample(
     overlaps = find_overlaps(config, work, work_aside(config, experts))
     for name, matches in overlaps.items():
         if matches:
-            reporter.note(f"rows of {name} that overlap evaluation rows and will not be learned: "
+            reporter.note(f"rows of {name} left out because they overlap evaluation rows: "
                           f"{len(matches)}")  # fmt: skip
     for expert, part in zip(experts, work, strict=True):
         folder = samples_folder(out, expert.task)
@@ -251,16 +249,16 @@ def sample(
             update={"max_cost": budget_left(config, out, folder)}
         )
         if is_sampled(folder, settings, expert, part):
-            reporter.note(f"samples of {expert.task}: all there, in {folder}")
+            reporter.note(f"samples of {expert.task}: complete, in {folder}")
             continue
-        reporter.note(f"samples of {expert.task}, by {expert.name}")
+        reporter.note(f"sampling {expert.task} with {expert.name}")
         run_eval(settings, folder, servers=servers, reporter=reporter)
         free_memory()
 
 
 def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -> bool:
-    """Whether nothing is left to play, and what was played is of this expert; RunError where it was
-    another one. Where a setting changed, whoever takes up the run says which."""
+    """Whether the run is complete and was played by this expert; RunError if it had other weights.
+    Changed settings are reported when the run resumes."""
     if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
         return False
     same = same_settings(read_config(folder), plain_config(settings.identity()))
@@ -275,13 +273,13 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
 
 
 def refuse_other_samples(out: Path, experts: Sequence[Expert]) -> None:
-    """RunError where samples in `out` are of weights that an expert has no longer."""
+    """RunError if samples in `out` come from old weights of an expert."""
     for expert in experts:
         refuse_other_weights(samples_folder(out, expert.task), expert_weights(expert), expert.name)
 
 
 def spent(out: Path) -> tuple[float | None, int]:
-    """(US dollars that the ledgers in a folder know of, calls without a price)."""
+    """(US dollars in the ledgers of a folder, number of calls without a price)."""
     cost, unpriced = None, 0
     for file in sorted(out.rglob("ledger.sqlite")):
         with Ledger(file) as ledger:
@@ -292,30 +290,30 @@ def spent(out: Path) -> tuple[float | None, int]:
 
 
 def budget_left(config: DistillConfig, out: Path, folder: Path) -> float | None:
-    """What the other runs left of --max-cost, which is one for all of them; the run in `folder`
-    counts its own ledger itself."""
+    """The part of --max-cost that other runs have not spent; the run in `folder` counts its own
+    ledger."""
     if config.max_cost is None:
         return None
     others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)
     return max(LEAST_BUDGET, config.max_cost - others)
 
 
-# --- rows that an evaluation has as well ----------------------------------------------------------
+# --- overlap with evaluation rows -----------------------------------------------------------------
 
 
 OVERLAPS_SHOWN = 3
-"""Rows that an error names of each task; the others are counted."""
+"""Number of rows per task that an error names; the others are counted."""
 
 Overlaps = Mapping[str, Mapping[str, RowMatch]]
-"""Task → id of a training row → the evaluation row that is most like it."""
+"""Task → id of a training row → the most similar evaluation row."""
 
 
 def find_overlaps(
     config: DistillConfig, work: Sequence[Work], aside: Sequence[Work] = ()
 ) -> Overlaps:
-    """Training rows that overlap evaluation rows; DataError unless they may be left out.
+    """Training rows that overlap evaluation rows; DataError without --exclude-overlap.
 
-    Rows that overlap those in `aside`, which --held-out did not name, are always left out.
+    Rows that overlap those in `aside` (held out by default) are always left out.
     """
     named = list(chain.from_iterable(
         _evaluation_rows(config, part.task.name) for part in work
@@ -346,7 +344,7 @@ def _overlaps(
 
 
 def _evaluation_rows(config: DistillConfig, name: str) -> list[Passage]:
-    """What the evaluation rows of a task say that are here, each with where it stands."""
+    """The texts of a task's available evaluation rows, with their sources."""
     registry = config.registry()
     task, passages = registry.task(name, config.protocol), []
     for source in dict.fromkeys([None, config.held_out_source(name)]):
@@ -366,9 +364,9 @@ def _refuse(config: DistillConfig, overlaps: Overlaps, work: Sequence[Work]) -> 
     if touched and not config.exclude_overlap:
         raise DataError(
             f"Training rows overlap evaluation rows: {_listed(touched, rows)}.",
-            "A generalist that has learned what it is measured on shows nothing.",
-            "Give other rows with --data or --held-out, or leave these out of what is learned: "
-            "--exclude-overlap",
+            "Measurements on rows that the generalist was trained on mean nothing.",
+            "Name other rows with --data or --held-out, or leave out the overlapping training rows "
+            "with --exclude-overlap",
         )
 
 
@@ -377,8 +375,8 @@ def _refuse_nothing_left(overlaps: Overlaps, work: Sequence[Work]) -> None:
         if rows and len(overlaps[name]) == rows:
             raise DataError(
                 f"All {rows} training rows of '{name}' overlap evaluation rows.",
-                "Without them nothing is left from which the generalist could learn the task.",
-                f"Give other rows: --data {name}=WHERE",
+                "Without them there are no rows to train the generalist on.",
+                f"Name other rows with --data {name}=WHERE",
             )
 
 

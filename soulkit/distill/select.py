@@ -1,17 +1,16 @@
-"""Which samples the generalist learns from, and the files that say so.
+"""Selection of the samples that the generalist is trained on.
 
-    OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows as `soul train sft --data` reads
-                                        OUT/selection.json    what became of the samples, by task
+    OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows for `soul train sft --data`
+                                        OUT/selection.json    counts by task
 
-    scored, not cut, refused, forged or hacked ──▶ reward enough ──▶ distinct ──▶ best of a prompt
+    scored, not cut, refused, forged or hacked ──▶ high reward ──▶ distinct ──▶ best of each prompt
 
-* Without --min-reward, a 0/1 score must be 1. A graded score must lie above the mean of its prompt;
-  where all samples of a prompt score alike, it must reach the mean of the task.
-* The best have the highest reward; then the asked-for form, the score, fewer tokens, the key.
-* Duplicates say (nearly) the same on (nearly) the same prompt. A quota is spread over the prompts:
-  the best of each in an order by seed, then the second best.
+* Without --min-reward, a 0/1 score must be 1. A graded score must be above the mean of its prompt,
+  or reach the mean of the task if all samples of the prompt have the same score.
+* Ranking: highest reward, then well-formed reply, score, fewer tokens, key.
+* Duplicates are (nearly) equal replies to (nearly) equal prompts. A quota is spread over prompts.
 
-Replies keep the ids that the expert emitted. The same samples give the same bytes, in any order.
+Replies keep the token ids that the expert sampled. The result does not depend on sample order.
 """
 
 from __future__ import annotations
@@ -47,39 +46,39 @@ from soulkit.tasks.kit.loading import passage_of
 from soulkit.types import Record, Segment, Trace
 
 CUT = frozenset({"length", "content_filter", "refusal"})
-"""How a reply ends that nobody finished."""
+"""Stop reasons of incomplete replies."""
 READABLE = ("ok", "salvaged")
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """What is known of one sample."""
+    """The facts about one sample that the selection uses."""
 
     key: str
     example_id: str
     reward: float | None
-    """None for a sample that is never learned from."""
+    """None for an unusable sample."""
     value: float = 0.0
     salvaged: bool = False
     tokens: int = 0
     replies: Words = ()
     fault: str = ""
-    """Why it is never learned from: `unscored`, `hacked`, `truncated`, another status."""
+    """Why it is unusable: `unscored`, `hacked`, `truncated` or another status."""
 
     @property
     def rank(self) -> tuple[float, bool, float, int, str]:
-        """Smaller is better."""
+        """Sort key; smaller is better."""
         return -(self.reward or 0.0), self.salvaged, -self.value, self.tokens, self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionRules:
-    """What a sample must be to be learned from."""
+    """The rules of a selection."""
 
     high: float
-    """The full reward."""
+    """The highest possible reward."""
     low: float
-    """The least."""
+    """The lowest possible reward."""
     binary: bool
     min_reward: float | None = None
     keep_top: int = 1
@@ -90,7 +89,7 @@ class SelectionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleChoice:
-    """What became of the samples of a task."""
+    """The selected samples of a task, with counts."""
 
     taken: tuple[SampleFacts, ...]
     passed: int
@@ -98,15 +97,15 @@ class SampleChoice:
     overlaps: int
     faults: Mapping[str, int]
     below: int
-    """Samples whose reward was not enough."""
+    """Samples whose reward was too low."""
 
 
 def sample_facts(record: Record) -> SampleFacts:
-    """What is known of a record."""
+    """The facts about a record."""
     score = record.score
     turns = [turn.completion for trace in record.episode.traces for turn in trace.turns]
     texts = [turn.text for turn in turns]
-    # Words that are only signs count as they are written.
+    # Texts without words are compared as written.
     replies = tuple(w for text in texts for w in folded_words(text) or (text.strip(),))
     fault = _fault(record, [turn.stop_reason for turn in turns])
     return SampleFacts(
@@ -126,7 +125,7 @@ def _fault(record: Record, ends: Collection[str]) -> str:
     if score.metrics.get("hacked"):
         return "hacked"
     if record.given is not None or record.kind != "draft":
-        return "conditioned"  # on feedback, that no prompt will hold
+        return "conditioned"  # on feedback, which is not in the trained prompt
     if not ends:
         return "empty"
     return "truncated" if CUT & set(ends) else ""
@@ -139,8 +138,8 @@ def choose_samples(
     samples: Iterable[SampleFacts], rules: SelectionRules, *, overlapping: Collection[str] = (),
     alike: Mapping[str, Collection[str]] | None = None,
 ) -> SampleChoice:  # fmt: skip
-    """What of the samples of one task is learned, in a fixed order. `overlapping` rows go;
-    `alike`: row → other rows that say nearly the same."""
+    """Select samples of one task, in a fixed order. `overlapping` rows are left out; `alike`: row →
+    other rows with nearly the same text."""
     every = sorted({one.key: one for one in samples}.values(), key=lambda one: one.key)
     clean = [one for one in every if one.example_id not in overlapping]
     usable = [one for one in clean if one.reward is not None]
@@ -154,7 +153,7 @@ def choose_samples(
 
 
 def passing_samples(samples: Sequence[SampleFacts], rules: SelectionRules) -> list[SampleFacts]:
-    """The samples with reward enough; each has a reward."""
+    """The samples whose reward is high enough."""
     rewards: dict[str, list[float]] = {}
     for one in samples:
         rewards.setdefault(one.example_id, []).append(one.reward or 0.0)
@@ -183,7 +182,7 @@ def _mean(values: Sequence[float]) -> float:
 def _distinct(
     passed: Sequence[SampleFacts], rules: SelectionRules, alike: Mapping[str, Collection[str]]
 ) -> tuple[list[SampleFacts], int]:
-    """The best of each prompt that no other says already, and how many were set aside for that."""
+    """The best distinct samples of each prompt, and the number of duplicates left out."""
     waiting: dict[str, list[SampleFacts]] = {}
     for one in sorted(passed, key=lambda one: one.rank, reverse=True):
         waiting.setdefault(one.example_id, []).append(one)
@@ -214,7 +213,7 @@ class Message:
 
 
 def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
-    """The rows of selected.jsonl that one episode makes."""
+    """The rows of selected.jsonl for one episode."""
     for trace in record.episode.traces:
         for messages in lesson_conversations(trace):
             exact = any(message.segment.token_ids for message in messages)
@@ -229,10 +228,10 @@ def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
 
 
 def lesson_conversations(trace: Trace) -> list[list[Message]]:
-    """The turns of one seat as conversations; each reply is learned in exactly one of them."""
+    """The turns of one seat as conversations; each reply is trained in exactly one of them."""
     done: list[list[Message]] = []
     for turn in trace.turns:
-        context = [  # without feedback, which no prompt will hold
+        context = [  # without feedback
             Segment(one.role, one.text if one.bare is None else one.bare, token_ids=one.token_ids)
             for one in turn.context
         ]
@@ -262,30 +261,30 @@ SCHEMA = "soulkit/selection@1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSelection:
-    """What became of the samples of one task. Counts are of episodes unless they say otherwise."""
+    """Counts of the samples of one task: episodes, unless stated otherwise."""
 
     prompts: int
-    """Rows that were played."""
+    """Played rows."""
     sampled: int
     scored: int
-    """Of these with a score, whatever it is; those of overlapping rows are not looked at."""
+    """Samples with a score, without those of overlapping rows."""
     passed: int
-    """Of these with reward enough."""
+    """Samples whose reward was high enough."""
     overlaps: int
     """Samples of rows that overlap evaluation rows."""
     duplicates: int
-    """Samples set aside because one that is taken says the same, or nearly."""
+    """Samples left out because a selected one is (nearly) equal."""
     taken: int
     prompts_taken: int
-    """Rows of which some sample is taken."""
+    """Rows with a selected sample."""
     lines: int
-    """Rows in selected.jsonl: one for each acted seat and sequence."""
+    """Rows in selected.jsonl: one per acted seat and sequence."""
     tokens: int
-    """Trained tokens of these, as sampled."""
+    """Trained tokens in these rows, as sampled."""
     acceptance: float
-    """passed / (sampled - overlaps): the share of samples that are good enough to be learned."""
+    """passed / (sampled - overlaps): share of samples with a high enough reward."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """Why samples were never learned from → how many."""
+    """Reason → number of unusable samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +293,11 @@ class SampleSelection:
 
     tasks: Mapping[str, TaskSelection]
     sha256: str
-    """Of selected.jsonl."""
+    """Hash of selected.jsonl."""
     settings: Mapping[str, Any]
-    """What it depends on."""
+    """Settings that the selection depends on."""
     reused: bool = False
-    """Whether it stood there already."""
+    """Whether it was already on disk."""
 
     @property
     def lines(self) -> int:
@@ -308,13 +307,13 @@ class SampleSelection:
 def select_samples(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *, reporter: Reporter = SILENT
 ) -> SampleSelection:
-    """Write selected.jsonl and selection.json, or find them written. RunError while samples are
-    missing, DataError where rows overlap evaluation rows or nothing of a task passes."""
+    """Write selected.jsonl and selection.json unless they are up to date. RunError if samples are
+    missing, DataError if rows overlap evaluation rows or no sample of a task passes."""
     refuse_other_samples(out, experts)
     settings = _settings(config, experts)
     selection = written_selection(out)
     if selection is not None and selection.settings == settings:
-        reporter.note(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
+        reporter.note(f"selection: complete, {selection.lines} rows in {out / SELECTED}")
         return selection
     work = training_work(config, experts)
     overlaps = find_overlaps(config, work, work_aside(config, experts))
@@ -343,19 +342,19 @@ def select_samples(
 
 
 def read_selection(out: Path) -> SampleSelection:
-    """What `select` wrote; RunError where it did not."""
+    """The selection on disk; RunError if there is none."""
     selection = written_selection(out)
     if selection is None:
         raise RunError(
-            f"Nothing has been selected in {out}.",
-            f"There is no {SELECTION} that goes with a {SELECTED}.",
-            "Select first: soul distill select, with the same settings.",
+            f"No samples have been selected in {out} yet.",
+            f"There is no {SELECTION} that matches {SELECTED}.",
+            "Run soul distill select first, with the same settings.",
         )
     return selection
 
 
 def written_selection(out: Path) -> SampleSelection | None:
-    """What selection.json says, where it is whole and goes with selected.jsonl."""
+    """The content of selection.json if it is intact and matches selected.jsonl; else None."""
     try:
         line: dict[str, Any] = json.loads((out / SELECTION).read_text(encoding="utf-8"))
         with (out / SELECTED).open("rb") as file:
@@ -369,7 +368,7 @@ def written_selection(out: Path) -> SampleSelection | None:
 
 
 def _settings(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    """What a selection depends on: settings of the first two stages, and the experts' weights."""
+    """What a selection depends on: settings of sample and select, and the experts' weights."""
     early = {k: v for k, v in config.identity().items() if set(stages_after({k})) & set(STAGES[:2])}
     weights = {one.task: one.weights or one.name for one in experts}
     plain: dict[str, Any] = json.loads(json.dumps({**early, "experts": weights}, default=str))
@@ -380,7 +379,7 @@ def _settings(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any
 
 
 def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
-    """What is known of every sample of a task, each once; RunError where some are missing."""
+    """The facts about all samples of a task; RunError if some are missing."""
     path = samples_folder(out, part.task.name) / "episodes.jsonl"
     by_key: dict[str, SampleFacts] = {}
     for record in stream_records(path) if has_lines(path) else ():
@@ -389,16 +388,16 @@ def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
     missing, strange = set(every) - by_key.keys(), by_key.keys() - set(every)
     if missing or strange:
         raise RunError(
-            f"{path.parent} lacks {len(missing)} of {len(every)} samples, and holds "
-            f"{len(strange)} of other rows.",
-            "A selection of a part of the samples would change when the others come.",
-            "Sample first, with the same settings and data files: soul distill sample",
+            f"{path.parent} lacks {len(missing)} of {len(every)} samples, and has "
+            f"{len(strange)} samples of other rows.",
+            "The selection needs all samples.",
+            "Run soul distill sample first, with the same settings and data files.",
         )
     return [by_key[key] for key in every]
 
 
 def _alike(part: Work, near: float) -> Mapping[str, Collection[str]]:
-    """Row → other rows that say (nearly) the same; of one cluster only equal ones count."""
+    """Row → other rows with (nearly) the same text; within a cluster only equal ones count."""
     rows = [passage_of(part.task, example) for example in part.examples]
     examples = part.examples
     return {
@@ -430,7 +429,7 @@ def _lines_of(folder: Path, choice: SampleChoice, expert: Expert) -> list[bytes]
     return [line for one in choice.taken for line in by_key[one.key]]
 
 
-# -- what became of them -------------------------------------------------------------------------
+# -- counts --------------------------------------------------------------------------------------
 
 
 def _counted(
@@ -449,9 +448,9 @@ def _counted(
 
 def _words(task: str, part: TaskSelection) -> str:
     return (
-        f"selected of {task}: {part.taken} samples of {part.prompts_taken} prompts; "
-        f"{part.passed} of {part.sampled} passed, duplicates {part.duplicates}, "
-        f"overlapping evaluation rows {part.overlaps}"
+        f"selected for {task}: {part.taken} samples of {part.prompts_taken} prompts "
+        f"({part.passed} of {part.sampled} passed; left out: {part.duplicates} duplicates, "
+        f"{part.overlaps} that overlap evaluation rows)"
     )
 
 
@@ -459,13 +458,13 @@ def _nothing(
     expert: Expert, samples: Sequence[SampleFacts], choice: SampleChoice, config: DistillConfig
 ) -> DataError:
     rewards = [one.reward for one in samples if one.reward is not None]
-    best = f"the best reward is {max(rewards):g}" if rewards else "none has a reward"
+    best = f"the best reward is {max(rewards):g}" if rewards else "no sample has a reward"
     faults = [f"{name} {count}" for name, count in choice.faults.items()]
-    reasons = [f"below the reward asked for {choice.below}", *faults,
+    reasons = [f"reward too low {choice.below}", *faults,
                f"overlapping evaluation rows {choice.overlaps}"]  # fmt: skip
     return DataError(
-        f"None of {len(samples)} samples of '{expert.task}' by {expert.name} can be learned from.",
-        f"They are: {', '.join(reasons)}; {best}. The generalist would not learn the task at all.",
-        f"Ask for less with --min-reward, for more --samples than {config.samples}, for other "
-        "rows, or train the expert further.",
+        f"None of {len(samples)} samples of '{expert.task}' by {expert.name} can be used.",
+        f"Reasons: {', '.join(reasons)}; {best}. The generalist would not learn this task.",
+        f"Lower --min-reward, use more --samples than {config.samples} or other rows, or train the "
+        "expert further.",
     )
