@@ -296,7 +296,8 @@ def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]
     first, last = loss_ends(known)
     moved = f"the training loss went from {first:.3f} to {last:.3f}"
     if last > (1 + MOVED) * first:
-        return f"{kept}{moved} in {steps}; a rising loss means that --lr is too high, so lower it"
+        rising = "a rising loss means that the learning rate is too high: lower --lr"
+        return f"{kept}{moved} in {steps}; {rising}"
     if last > (1 - MOVED) * first:
         return (
             f"{kept}{moved} in {steps}; it hardly changed, so the generalist is close to its base: "

@@ -113,7 +113,7 @@ def test_the_bare_command_runs_to_the_end_and_again(
     selected = Path("out/selected.jsonl").read_bytes()
     assert soul(*words, "--out", "out") == 0  # finished: everything is found
     assert Path("out/selected.jsonl").read_bytes() == selected
-    assert "samples: selected from already" in capsys.readouterr().err
+    assert "samples: the selection is already made" in capsys.readouterr().err
 
 
 def test_rows_are_those_of_each_experts_run_and_players_too(
@@ -132,7 +132,9 @@ def test_rows_are_those_of_each_experts_run_and_players_too(
     assert keeper.data == {"secret_keeper": "synth:10@5"} and keeper.seed == config.seed == 0
     (partner,) = keeper.cast_as("partner", "secret_keeper")
     assert partner.base_url == made[1]
-    players = f"players of secret_keeper, as its expert was trained: partner {partner.written()}"
+    players = (
+        f"players of secret_keeper, as in the training of its expert: partner {partner.written()}"
+    )
     assert players in rows_and_players_words(config, list(experts.values()))
     sides = measurements(config, list(experts.values()), home / "out")
     assert {p.config.split for p in sides} == {"train"} and len(sides) == 6
@@ -200,7 +202,7 @@ def test_a_relative_file_is_found_from_another_folder(
     assert expert.rows is not None and expert.rows.source == str(home / "stories.jsonl")
     Path("stories.jsonl").unlink()
     _changed(home)
-    with pytest.raises(DataError, match="gives 13 of the 24 rows"):
+    with pytest.raises(DataError, match="gives only 13 of the 24 rows"):
         with_rows_and_players(config, find_experts(config))
 
 
@@ -237,10 +239,10 @@ def _emptied(home: Path) -> None:
     ("change", "what"),
     [
         (_gone, "stories.jsonl"),
-        (_changed, "gives 13 of the 24 rows"),
-        (_others, "gives 0 of the 24 rows"),
-        (_unrecorded, "names no rows of tomi"),
-        (_emptied, "names no rows of tomi"),
+        (_changed, "gives only 13 of the 24 rows"),
+        (_others, "gives only 0 of the 24 rows"),
+        (_unrecorded, "lists no rows of tomi"),
+        (_emptied, "lists no rows of tomi"),
     ],
 )
 def test_rows_that_are_gone_or_have_changed_are_refused(
@@ -257,7 +259,7 @@ def test_an_expert_without_a_run_names_no_rows(home: Path) -> None:
     config = distillation({"tomi": "alone"})
     with pytest.raises(DataError, match="no training data") as caught:
         with_rows_and_players(config, find_experts(config))
-    assert "lies in no training run" in caught.value.why and "--data" in caught.value.way_out
+    assert "is not in a training run" in caught.value.why and "--data" in caught.value.way_out
 
 
 def test_a_strangers_run_needs_trust(home: Path) -> None:
@@ -278,5 +280,5 @@ def test_rows_noted_at_the_start_stay(home: Path) -> None:
     note_rows(out, list(experts.values()))
     note_rows(out, list(experts.values()))
     _, others = settled("tomi", limit=12)
-    with pytest.raises(RunError, match="not those that"):
+    with pytest.raises(RunError, match="have changed since"):
         note_rows(out, list(others.values()))

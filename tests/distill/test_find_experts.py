@@ -62,7 +62,7 @@ def test_experts_are_found_by_what_lies_beside_their_weights(made: Path, root: P
 def test_a_run_stands_for_its_best_weights_else_its_last(root: Path) -> None:
     run = Run.open(root / "run", "train ditto", {"model": "m"}).path
     refused = refusal(distillation({"tomi": str(run)}))
-    assert "has not ended" in refused.what
+    assert "is unfinished" in refused.what
     shutil.copytree(root / "experts" / "a", run / "model")
     assert find_experts(distillation(run))[0].folder == run / "model"
     shutil.copytree(root / "experts" / "a", run / "best")
@@ -80,19 +80,19 @@ def test_two_experts_for_one_task_until_one_is_named(root: Path) -> None:
     assert str(first) in refused.what and str(second) in refused.what
     named = {"*": str(root / "experts"), "tomi": str(second)}
     expert = find_experts(distillation(named))[1]
-    assert expert.folder == second and "stays aside" in expert.remarks[0]
+    assert expert.folder == second and "is ignored" in expert.remarks[0]
 
 
 def test_weights_that_say_nothing_of_themselves(made: Path, root: Path) -> None:
     foreign = root / "experts" / "a"
     (foreign / "soulkit.json").unlink()
     refused = refusal(distillation(root / "experts"))
-    assert "does not say whose expert" in refused.what and "--experts TASK=" in refused.way_out
+    assert "The task of the expert" in refused.what and "--experts TASK=" in refused.way_out
     expert = find_experts(distillation({"tomi": str(foreign)}))[0]
     assert expert.note == {} and expert.base == str((made / "base").resolve())
     shutil.copytree(made / "base", root / "whole")
-    assert "is no expert" in refusal(distillation({"tomi": str(root / "whole")})).what
-    assert "does not say whose expert" not in refusal(distillation(root / "nowhere")).what
+    assert "is not an expert" in refusal(distillation({"tomi": str(root / "whole")})).what
+    assert "The task of the expert" not in refusal(distillation(root / "nowhere")).what
 
 
 def test_a_mixture_is_an_expert_only_where_it_is_named(root: Path) -> None:
@@ -103,24 +103,24 @@ def test_a_mixture_is_an_expert_only_where_it_is_named(root: Path) -> None:
         distillation({"*": str(root / "experts"), "tomi": str(root / "experts" / "a")})
     )
     assert [one.task for one in experts] == ["secret_keeper", "tomi"]
-    assert "learned hitom, tomi" in experts[1].remarks[0]
+    assert "was trained on hitom, tomi" in experts[1].remarks[0]
 
 
 def test_tasks_that_nobody_may_or_can_teach(root: Path) -> None:
     folder = root / "experts" / "a"
     change_note(folder, tasks={"my_task": 1.0})
     refused = refusal(distillation(folder))
-    assert "'my_task', which is no task here" in refused.what and "--tasks FILE" in refused.way_out
+    assert "The task 'my_task' of the expert" in refused.what and "--tasks FILE" in refused.way_out
     change_note(folder, tasks={"tau_usi": 1.0})
     assert "evaluation-only" in refusal(distillation(folder)).what
     wrong = distillation(root / "experts" / "deep", data={"tomi": "synth:3"})
-    assert "which no expert is for" in refusal(wrong).what
+    assert "but there is no expert for it" in refusal(wrong).what
 
 
 def test_another_protocol_is_told(root: Path) -> None:
     change_note(root / "experts" / "a", protocol="reference")
     expert = find_experts(distillation(root / "experts" / "a"))[0]
-    assert "under the protocol reference" in expert.remarks[0]
+    assert "with protocol reference" in expert.remarks[0]
 
 
 # -- bases, tokenizers, weights --------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_bases_are_compared_by_weights_and_not_by_place(made: Path, root: Path) 
     shutil.rmtree(root / "moved")
     assert len(find_experts(distillation(root / "experts"))) == 2  # another knows where it is
     refused = refusal(distillation(folder))
-    assert "is not there" in refused.what and "--model FOLDER" in refused.way_out
+    assert "does not exist" in refused.what and "--model FOLDER" in refused.way_out
     refused = refusal(distillation(root / "experts", model=str(other)))
     assert "from another base than --model" in refused.what
 
@@ -152,7 +152,7 @@ def test_experts_of_different_bases(root: Path) -> None:
     alone = distillation(root / "experts" / "c")
     assert find_experts(alone)[0].base_print
     small_base(root / "other", seed=6)
-    assert "holds other weights than when" in refusal(alone).what
+    assert "have changed since" in refusal(alone).what
 
 
 def test_another_tokenizer_or_template(root: Path) -> None:
@@ -189,9 +189,9 @@ def test_experts_that_are_served(root: Path) -> None:
     assert both[1].model == "big" and not both[1].tokenizer_print
     assert common_base(both, distillation(served)) == both[0].base
     alone = find_experts(distillation(served))
-    with pytest.raises(ConfigError, match="from which base"):
+    with pytest.raises(ConfigError, match="base of the generalist is unknown"):
         common_base(alone, distillation(served))
-    assert "does not say whose" in refusal(distillation(served["tomi"])).what  # type: ignore[arg-type]
+    assert "The task of the expert" in refusal(distillation(served["tomi"])).what  # type: ignore[arg-type]
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_changed_setting_is_named_with_the_stages_that_it_reaches(tmp_path: Pa
     asked: list[str] = []
     config = config.model_copy(update={"min_reward": 0.5})
     open_distillation(tmp_path / "out", config, Heard(asked))
-    assert asked == ["changed before it was read: min_reward"]
+    assert asked == ["changed settings that no finished stage has used: min_reward"]
     assert open_distillation(tmp_path / "out", config).resumed
     for name in ("samples/tomi", "generalist", "measured"):
         (tmp_path / "out" / name).mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_a_changed_setting_is_named_with_the_stages_that_it_reaches(tmp_path: Pa
     ):
         with pytest.raises(RunError, match=f"{key}: ") as caught:
             open_distillation(tmp_path / "out", config.model_copy(update={key: value}))
-        assert f"no longer for: {stages}. " in caught.value.why
+        assert f"The stages {stages} would have to be repeated. " in caught.value.why
     write_json(tmp_path / "elsewhere" / "a.json", {})
     with pytest.raises(RunError, match="cannot be used as a run folder"):
         open_distillation(tmp_path / "elsewhere", config)

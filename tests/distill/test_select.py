@@ -311,7 +311,7 @@ def test_from_experts_to_rows_and_again(url: str, tmp_path: Path) -> None:
         again, remarks = gathered(config, tmp_path)
         assert len(actor.requests) == questions, "nothing is asked twice"
     assert again.tasks == selection.tasks == read_selection(tmp_path).tasks and again.reused
-    assert remarks[0].startswith("samples: selected from already")
+    assert remarks[0].startswith("samples: the selection is already made")
     talks = [line for line in lines(tmp_path) if line["task"] == "secret_keeper"]
     assert len(talks) == 3 and {line["seat"] for line in talks} == {"keeper"}
     spoken = [m["content"] for m in talks[0]["messages"] if m["role"] == "assistant"]
@@ -393,7 +393,7 @@ def test_missing_samples_and_a_torn_selection(url: str, tmp_path: Path) -> None:
         experts = find_experts(config)
         with pytest.raises(RunError, match="lacks 8 of 8 samples"):
             select_samples(config, experts, tmp_path)
-        with pytest.raises(RunError, match="Nothing has been selected"):
+        with pytest.raises(RunError, match="No samples have been selected"):
             read_selection(tmp_path)
         first, _ = gathered(config, tmp_path)
         content = (tmp_path / "selected.jsonl").read_bytes()
@@ -430,7 +430,7 @@ def test_rows_that_are_evaluated_are_never_learned(url: str, tmp_path: Path) -> 
         selection, remarks = gathered(config, tmp_path / "out")
     part = selection.tasks["tomi"]
     assert part.overlaps == 12 and part.sampled == 24
-    assert any("will not be learned: 6" in remark for remark in remarks)
+    assert any("overlap evaluation rows: 6" in remark for remark in remarks)
     learned = {line["example_id"] for line in lines(tmp_path / "out")}
     task = load_registry().task("tomi")
     refused = {task.example(row.fields).id for row in made_rows(task, "synth:2", 0, "train")}

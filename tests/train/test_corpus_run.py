@@ -210,7 +210,9 @@ def test_mistakes_cost_three_lines(
     assert "is also training data" in says("sft", *tiny, *chats, "--side", "human", "--validation",
                                        files / "chats.jsonl")  # fmt: skip
     copy = shutil.copy(files / "chats.jsonl", tmp_path / "copy.jsonl")
-    assert "the same rows" in says("sft", *tiny, *chats, "--side", "human", "--validation", copy)
+    assert "90 of the 90 validation" in says(
+        "sft", *tiny, *chats, "--side", "human", "--validation", copy
+    )
     assert "osim-midtrain" in says("sft", *tiny, *chats, "--side", "human", "--preset", "osim")
     assert "learned from" in says("sft", *tiny, *chats, "--side", "nobody")
 

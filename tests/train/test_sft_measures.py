@@ -268,7 +268,7 @@ def test_what_was_surely_lost_is_a_regression_and_said_aloud() -> None:
     assert lost.ci_low is not None and lost.ci_high is not None
     assert -1 <= lost.ci_low < -0.45 < lost.ci_high < 0
     (remark,) = lost.remarks()
-    assert "lost" in remark and "0.750 to 0.300" in remark and "\u22120.450 [" in remark
+    assert "dropped" in remark and "0.750 to 0.300" in remark and "\u22120.450 [" in remark
     assert ability_text(lost).endswith("a regression")
 
 
@@ -287,7 +287,7 @@ def test_what_was_not_scored_is_no_zero() -> None:
     assert dict(partly.before.unscored) == {"context_overflow": 1}
     assert partly.difference == -0.5
     nothing = totals([], [1.0, 0.0])
-    assert nothing.difference is None and "never measured" in nothing.remarks()[0]
+    assert nothing.difference is None and "were not measured" in nothing.remarks()[0]
 
 
 def test_a_summary_keeps_them() -> None:
