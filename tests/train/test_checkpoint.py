@@ -332,7 +332,12 @@ def narrow(tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize("file", STATE_FILES)
 @pytest.mark.parametrize(
     ("change", "text"),
-    [(half, "missing"), (stranger, "foreign"), (narrow, "of another shape"), (lambda t: {}, "")],
+    [
+        (half, "missing"),
+        (stranger, "not in the model"),
+        (narrow, "with another shape"),
+        (lambda t: {}, ""),
+    ],
 )
 def test_other_tensors_than_those_that_are_trained(
     file: str, change: Callable[[Tensors], Tensors], text: str, folder: Path, tmp_path: Path

@@ -211,14 +211,14 @@ class BatchService:
             # Probably not from the service itself but, for instance, from a proxy.
             is_page = not isinstance(json_or_none(error.response.text), dict)
             if known and error.status_code != 401 and is_page:
-                raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
+                raise ServiceSilent(f"the {there} could not be read: {_words(error)}") from error
             if known and error.status_code == 404:
                 raise self._gone(there, _words(error)) from error
             raise self._refusal(error, there) from error
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
             # Not the expected format but, for instance, a web page.
             if there:
-                raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
+                raise ServiceSilent(f"the {there} could not be read: {_words(error)}") from error
             raise self._unusable(_words(error)) from error
 
     def _refusal(self, error: Any, there: str) -> UserError:

@@ -139,7 +139,9 @@ class Detector:
             body = None
         number = body.get(self.field) if isinstance(body, dict) else None
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-            raise UnreadableVerdict(f"the reply has no number in [0, 1] in '{self.field}'")
+            raise UnreadableVerdict(
+                f"the field '{self.field}' of the reply is not a number in [0, 1]"
+            )
         return 1 - number if self.machine else float(number)
 
     def _entry(self, raw: str, call: Call, seconds: float, attempts: int) -> LedgerEntry:

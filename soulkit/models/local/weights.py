@@ -40,8 +40,8 @@ def weights_misfit(
         f"{counted(len(names), 'weight')} {what}: {_name_list(names)}"
         for names, what in (
             (missing, "missing"),
-            (misshapen, "of another shape"),
-            (foreign, "foreign"),
+            (misshapen, "with another shape"),
+            (foreign, "not in the model"),
             (broken, "with NaN or infinities"),
         )
         if names
@@ -109,8 +109,8 @@ def check_base(
 def not_its_weights(where: str, fault: str) -> ModelLoadError:
     return ModelLoadError(
         f"The checkpoint '{where}' does not match its model ({fault}).",
-        "Missing weights would be random, unknown ones would be ignored, and non-finite ones turn "
-        "every reply into nonsense, so the score would be meaningless.",
+        "Missing weights would be random, unknown ones ignored, and non-finite ones turn every "
+        "reply into nonsense, so scores would be meaningless.",
         "Download or save the whole checkpoint again, with its own config.json.",
     )
 

@@ -217,7 +217,7 @@ def test_a_field_may_say_how_much_a_machine_it_was(likelihood: float, human: flo
 )  # fmt: skip
 def test_what_is_no_number_of_that_scale_is_no_score(reply: Any) -> None:
     with DetectorServer([(200, reply)]) as server:
-        with pytest.raises(UnreadableVerdict, match="no number in"):
+        with pytest.raises(UnreadableVerdict, match="is not a number in"):
             human_share(quick(server.url, attempts=2))
         assert len(server.requests) == 2
 

@@ -129,7 +129,7 @@ def test_a_base_that_lacks_weights(case: str, kinds: dict[str, Path], tmp_path: 
     ("settings", "text"),
     [
         ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 weights missing"),
-        ({"intermediate_size": 40}, "6 weights of another shape: model.layers.0.mlp.down_proj"),
+        ({"intermediate_size": 40}, "6 weights with another shape: model.layers.0.mlp.down_proj"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "k_norm.weight"),
     ],
 )
@@ -223,18 +223,18 @@ FOREIGN: dict[str, tuple[Change, dict[str, Any], str]] = {
     "one missing": (without(A), {}, f"1 weight missing: {A}"),
     "half missing": (without("lora_B"), {}, "4 weights missing"),
     "empty": (lambda t: {}, {}, "8 weights missing"),
-    "another prefix": (renamed("base_model.model.", "x."), {}, "8 weights foreign"),
+    "another prefix": (renamed("base_model.model.", "x."), {}, "8 weights not in the model"),
     "more layers": (
         lambda t: t | {k.replace("s.1.", "s.7."): v for k, v in t.items()}, {},
-        "4 weights foreign: base_model.model.model.layers.7",
+        "4 weights not in the model: base_model.model.model.layers.7",
     ),
-    "a stranger": (plus(base_model__model__x__weight=(2,)), {}, "foreign: base_model.model.x"),
+    "a stranger": (plus(base_model__model__x__weight=(2,)), {}, "not in the model: base_model.model.x"),
     "the base's": (
         plus(base_model__model__model__layers__0__mlp__up_proj__weight=(48, 32)), {},
-        "1 weight foreign: base_model.model.model.layers.0.mlp.up_proj.weight",
+        "1 weight not in the model: base_model.model.model.layers.0.mlp.up_proj.weight",
     ),
-    "another rank": (same, {"r": 8}, f"8 weights of another shape: {A}"),
-    "fewer targets": (same, {"target_modules": ["q_proj"]}, "4 weights foreign"),
+    "another rank": (same, {"r": 8}, f"8 weights with another shape: {A}"),
+    "fewer targets": (same, {"target_modules": ["q_proj"]}, "4 weights not in the model"),
     "other targets": (same, {"target_modules": ["other"]}, "other"),
     "a head it lacks": (same, {"modules_to_save": ["lm_head"]}, "1 weight missing: base_model"),
     "magnitudes it lacks": (same, {"use_dora": True}, "4 weights missing"),
@@ -305,7 +305,8 @@ def test_three_names_are_shown_in_the_order_of_layers() -> None:
     assert (
         weights_misfit(names) == "4 weights missing: layers.1.w, layers.2.w, layers.10.w and 1 more"
     )
-    assert weights_misfit(["a"], foreign=["b"]) == "1 weight missing: a; 1 weight foreign: b"
+    both = weights_misfit(["a"], foreign=["b"])
+    assert both == "1 weight missing: a; 1 weight not in the model: b"
 
 
 UP = "model.layers.0.mlp.up_proj.weight"

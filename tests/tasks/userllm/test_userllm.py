@@ -341,7 +341,7 @@ def test_a_service_that_fails_leaves_the_episode_unscored() -> None:
 
         record = asyncio.run(run())
     assert (record.score.value, record.score.reason) == (None, "judge_error")
-    assert "no number in [0, 1] in 'human'" in record.score.words
+    assert "the field 'human' of the reply is not a number in [0, 1]" in record.score.words
 
 
 def _at_once(detector: Any) -> Any:
