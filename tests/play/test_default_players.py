@@ -203,7 +203,7 @@ def test_players_of_tasks_that_nobody_plays_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task named 'sotopai'"):
         sit(config(endpoints=str(file)))
     file.write_text(f"tasks: {{sotopia: {{jugde: '{LOCAL}'}}}}\n")
-    with pytest.raises(ConfigError, match="fills a role 'jugde'"):
+    with pytest.raises(ConfigError, match="sets an unknown role 'jugde'"):
         sit(config(endpoints=str(file)))
     file.write_text("tasks: {sotopia: {judge: {modell: x}}}\n")
     with pytest.raises(ConfigError) as caught:

@@ -228,7 +228,8 @@ FOREIGN: dict[str, tuple[Change, dict[str, Any], str]] = {
         lambda t: t | {k.replace("s.1.", "s.7."): v for k, v in t.items()}, {},
         "4 weights not in the model: base_model.model.model.layers.7",
     ),
-    "a stranger": (plus(base_model__model__x__weight=(2,)), {}, "not in the model: base_model.model.x"),
+    "a stranger": (plus(base_model__model__x__weight=(2,)), {},
+                   "not in the model: base_model.model.x"),
     "the base's": (
         plus(base_model__model__model__layers__0__mlp__up_proj__weight=(48, 32)), {},
         "1 weight not in the model: base_model.model.model.layers.0.mlp.up_proj.weight",
