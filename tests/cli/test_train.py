@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], str, str]] = {
     "a distance to a base that is gone": (
         "grpo", (*PLAYS, "--set", "full=true", "--set", "kl_coef=0.1"), "", "kl_coef",
     ),
-    "no adapter": ("grpo", (*PLAYS, "--adapter", Path(__file__).parent), "no adapter", ""),
+    "no adapter": ("grpo", (*PLAYS, "--adapter", Path(__file__).parent), "not an adapter", ""),
     "an adapter beside all weights": ("sft", (*TOMI, "--full", "--adapter", "x"), "adapter", ""),
     "a setting without a value": ("sft", (*TOMI, "--set", "kl_coef"), "kl_coef", "Write --set"),
     "an unknown setting": ("sft", (*TOMI, "--set", "kl_koef=1"), "", "kl_coef"),
