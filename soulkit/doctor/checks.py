@@ -327,7 +327,7 @@ def _cgroup_limits(file: Path, root: Path) -> Iterator[tuple[int, int]]:
                 yield allowed, used
 
 
-# -- disks, files, ports ---------------------------------------------------------------------------
+# -- disks and open files --------------------------------------------------------------------------
 
 
 def disk_lines() -> Iterator[CheckLine]:
@@ -373,7 +373,7 @@ def files_line(connections: int) -> CheckLine:
     return _machine("open files", "problem", words, way)
 
 
-# -- outside of this machine -----------------------------------------------------------------------
+# -- network ---------------------------------------------------------------------------------------
 
 OUTSIDE = "outside"
 _outside = partial(line, OUTSIDE)
@@ -388,7 +388,7 @@ LISTED = 8
 """Maximum number of names in one line."""
 
 
-# -- keys ------------------------------------------------------------------------------------------
+# -- API keys --------------------------------------------------------------------------------------
 
 
 def key_lines(wanted_keys: Collection[str] = ()) -> Iterator[CheckLine]:
@@ -420,7 +420,7 @@ def _default_address() -> Iterator[CheckLine]:
         yield _outside(ADDRESS, "problem", "its value is not a server address", f"unset {ADDRESS}")
 
 
-# -- the hub ---------------------------------------------------------------------------------------
+# -- Hub -------------------------------------------------------------------------------------------
 
 
 def hub_line() -> CheckLine:

@@ -81,7 +81,7 @@ class TaskTrial:
     seats: tuple[SeatKey, ...]
 
 
-# -- who is asked where ----------------------------------------------------------------------------
+# -- which player is asked in which task -----------------------------------------------------------
 
 
 def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
@@ -199,7 +199,7 @@ class _TaskTrying:
                 await self.players.actor.close()
             await self.players.close()
 
-    # -- who is at the table -----------------------------------------------------------------------
+    # -- players -----------------------------------------------------------------------------------
 
     def _made_players(self) -> ReportedPlayers:
         config = self.trial.part.config
@@ -247,7 +247,7 @@ class _TaskTrying:
         )
         return replace(cast, judges=judges, auditors=auditors)
 
-    # -- the questions -----------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
 
     async def _play(self, cast: Cast) -> Episode | None:
         """Play until every speaker has had a turn; return the episode if it ended before that."""
@@ -327,7 +327,7 @@ class _TaskTrying:
         except CallError as error:
             self._note_break(error, ["blind_reader"])
 
-    # -- what is noted -----------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     def _seats(self, role: str) -> list[PlayerReport]:
         return [self.table.seat(*seat) for seat in self.trial.seats if seat[0] == role]

@@ -292,7 +292,7 @@ def _hint(model: str, models: Sequence[str]) -> str:
     return f"The server has: {', '.join(models[:SHOWN_MODELS])}{more}."
 
 
-# -- in words --------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:

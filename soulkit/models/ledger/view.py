@@ -284,7 +284,7 @@ def _check_entry(stored: StoredCall, findings: LedgerFindings) -> None:
             findings.add("key", f"{who} does not match its request")
 
 
-# -- a run's episodes against its calls ----------------------------------------------------------
+# -- checks against a run's episodes -------------------------------------------------------------
 
 
 def check_episodes(

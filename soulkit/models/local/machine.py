@@ -329,7 +329,7 @@ def cpu_quota(file: Path = QUOTA) -> float:
         return math.inf
 
 
-# -- what a run keeps ------------------------------------------------------------------------------
+# -- stored with a run -----------------------------------------------------------------------------
 
 
 def recorded_threads(folder: Path | None) -> int | None:

@@ -144,7 +144,7 @@ class RolesConfig(CallSettings, VllmSettings):
             samples=self.judge_samples, combine=self.judge_combine, orders=self.judge_order
         )
 
-    # -- who plays ---------------------------------------------------------------------------------
+    # -- players -----------------------------------------------------------------------------------
 
     def named(self, role: str, task: str = "") -> Any:
         """The value set for `role` in `task`, or else for all tasks; None if not set."""
@@ -212,7 +212,7 @@ class RolesConfig(CallSettings, VllmSettings):
         """Whether a player is called through its server's batch API."""
         return False
 
-    # -- what a run folder keeps -------------------------------------------------------------------
+    # -- stored with a run -------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run folder stores and compares on resume."""

@@ -64,7 +64,7 @@ RULES = ("symbolic", "terse", "none")
 """Coaches that are not a player."""
 
 
-# -- the kinds -------------------------------------------------------------------------------------
+# -- kinds of players ------------------------------------------------------------------------------
 
 
 class Maker(Protocol):
@@ -104,7 +104,7 @@ class PlayerKind:
     is_sampled: ClassVar[bool] = True
     """Whether sampling settings affect its replies."""
 
-    # -- as it is written --------------------------------------------------------------------------
+    # -- text form ---------------------------------------------------------------------------------
 
     def parse(self, text: str) -> dict[str, Any]:
         """Settings from the text after `NAME:`; ValueError if it is not valid."""
@@ -118,7 +118,7 @@ class PlayerKind:
         """The settings in short form, for messages and tables."""
         return f"{self.name}:{settings.model}"
 
-    # -- making ------------------------------------------------------------------------------------
+    # -- creation ----------------------------------------------------------------------------------
 
     def key(self, settings: RoleSettings) -> tuple[str, ...]:
         """Equal for two players that are the same model."""
@@ -131,7 +131,7 @@ class PlayerKind:
     def check(self, role: str, settings: RoleSettings, maker: Maker) -> None:
         """Raise errors that can be found without calling, loading or starting a model."""
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------
 
     def identity(
         self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
@@ -144,7 +144,7 @@ class PlayerKind:
             return {"path": str(folder.resolve()), "weights": weights_hash(folder)}
         return revision_of(live())
 
-    # -- what it takes -----------------------------------------------------------------------------
+    # -- cost --------------------------------------------------------------------------------------
 
     def price(self, settings: RoleSettings, table: Callable[[], PriceTable]) -> Price | None:
         """The price of its calls; None if unknown."""

@@ -148,7 +148,7 @@ def no_adapters(url: str) -> AdapterNotServed:
     )
 
 
-# -- an adapter that is measured -------------------------------------------------------------------
+# -- adapters to evaluate --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
     )
 
 
-# -- proof -----------------------------------------------------------------------------------------
+# -- verification ----------------------------------------------------------------------------------
 
 
 Logprobs = Sequence[Sequence[float]]

@@ -129,7 +129,7 @@ async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapa
     )
 
 
-# -- who is there ----------------------------------------------------------------------------------
+# -- servers and models ----------------------------------------------------------------------------
 
 
 async def _all_there(fleet: Replicas) -> None:
@@ -233,7 +233,7 @@ def _short(entries: Mapping[str, ModelEntry], codec: Codec) -> tuple[str, ...]:
     )
 
 
-# -- ids -------------------------------------------------------------------------------------------
+# -- token ids -------------------------------------------------------------------------------------
 
 
 def _encode(codec: Codec) -> list[int]:

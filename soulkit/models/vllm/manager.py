@@ -222,7 +222,7 @@ class VllmServers:
         self.stop()
         atexit.unregister(self.stop)
 
-    # -- before anything is played -----------------------------------------------------------------
+    # -- starting servers --------------------------------------------------------------------------
 
     def expect(self, needs: Sequence[ServerNeed]) -> None:
         """Register the needs of later runs on these servers, so that each server starts with
@@ -328,7 +328,7 @@ class VllmServers:
             self.reporter.note(lowered_line(asked, used, servers, before))
         return Replicas(clients, in_flight=used, checks=checks, reporter=self.reporter)
 
-    # -- who plays ---------------------------------------------------------------------------------
+    # -- players -----------------------------------------------------------------------------------
 
     def sampler(
         self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None,
@@ -388,7 +388,7 @@ class VllmServers:
             self._compare(served, served.adapters[folder].name, adapter)
         return served.adapters[folder].name
 
-    # -- in the end --------------------------------------------------------------------------------
+    # -- stopping servers --------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Stop our servers, the last one first, and remove adapters from attached ones. May be

@@ -324,7 +324,7 @@ class Replicas:
             member.silences = 0
         return task.result()
 
-    # -- life and death ----------------------------------------------------------------------------
+    # -- health checks -----------------------------------------------------------------------------
 
     async def _look_after(self, session: _Session) -> None:
         while any(session.tasks.values()):
