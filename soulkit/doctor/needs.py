@@ -235,8 +235,7 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
 
 
 def _material(needs: Needs, config: TrainConfig) -> TrainingData | None:
-    """The training data, with a line per missing requirement; None if even the tasks, rows and
-    players cannot be loaded."""
+    """The training data; adds lines for what is missing. None if nothing can be loaded."""
     from soulkit.train.setup.data import load_training_data
 
     try:

@@ -292,8 +292,7 @@ class LoadedModels:
         self._stack.close()
 
     def _start(self, needs: list[ServerNeed]) -> None:
-        """Start the servers of the model under test and of all players. UserError if one fails to
-        start."""
+        """Start the servers of the model under test and of all players; UserError on failure."""
         config = self.part.config
         urls: tuple[str, ...] = ()
         if self.part.served_actor is None and config.model != TINY:

@@ -215,8 +215,7 @@ def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
 
 
 def _text(content: object, kind: str = "text") -> str:
-    """The text of a message: a string, a list of typed parts (those of `kind` are read), or
-    null."""
+    """The text of a message: a string, a list of typed parts (of which `kind`), or null."""
     if isinstance(content, list):
         return "".join(_text(part.get(kind)) for part in content if isinstance(part, dict))
     if not isinstance(content, str):

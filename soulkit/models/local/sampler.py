@@ -400,8 +400,7 @@ class LocalModel(CodecModel):
         return ended
 
     def _give_up(self, batch: list[GenerationRequest]) -> None:
-        """Stop a batch of a closed model that nobody waits for, so that a stopped process can
-        exit."""
+        """Stop a batch that nobody waits for in a closed model, so that the process can exit."""
         if self._closed and all(request.future.done() for request in batch):
             raise RuntimeError("the model was closed")
 
