@@ -216,7 +216,7 @@ def verdicts_of(*panels: Iterable[Opinion[Any]]) -> tuple[Verdict, ...]:
 
 def in_words(opinions: Iterable[Opinion[Any]]) -> str:
     """Every readable opinion: one line for each field, the score before its reasons. Several
-    opinions stand under the names of their judges."""
+    opinions are headed by the names of their judges."""
     known = [opinion for opinion in opinions if opinion.answer is not None]
     blocks = []
     for opinion in known:

@@ -44,13 +44,13 @@ _KEY = re.compile(rf"\{{\s*+(?:\\*+[{_QUOTES}]|[\w$.-]{{1,80}}+\s*+[:=]|\}})")
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Reject objects with duplicate keys."""
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return dict(pairs)
 
 

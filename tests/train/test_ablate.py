@@ -230,7 +230,7 @@ def scene(tmp_path: Path, methods: str, *more: Any) -> int:
         ("partner=q", "partner endpoint:p@http://127.0.0.1:9/v1 vs endpoint:q@"),
         ("protocol=reference", "protocol paper vs reference"),
         ("limit=4", "limit none vs 4"),
-        ("eval_every=1", "dev split none vs there"),
+        ("eval_every=1", "dev split off vs on"),
         ("tasks.sotopia=2", "mixing ratio 1.0 vs 2.0"),
         ("data.sotopia=other.jsonl", "rows of synth:8 vs other.jsonl"),
         ("where.hard=maybe", "where {} vs {'hard': 'maybe'}"),

@@ -385,7 +385,7 @@ def _deciding(settings: Facts, task: str) -> dict[str, Any]:
     names = ("limit", "where", "example", *(("dev_share", "dev_limit", "dev_by") if split else ()))
     return {
         **{name: settings.get(name) for name in names},
-        "dev split": "there" if split else "none",
+        "dev split": "on" if split else "off",
         "rows of": settings["data"].get(task),
         "mixing ratio": settings["tasks"].get(task),
     }

@@ -1,6 +1,6 @@
 """Contents of conditions.json: the players, rows and scoring rules of a run.
 
-It is written when a run starts, so that an interrupted run can be told from a run with fewer rows.
+It is written when a run starts, so that an interrupted run differs from a run with fewer rows.
 The parameters of calls (`sent`, `dropped_settings`, `servers`) are added when the run ends.
 """
 
