@@ -1,13 +1,13 @@
-"""AlignX: which of two replies to a post would this very person rather receive?
+"""AlignX: which of two replies to a post would this particular person prefer?
 
 {"raw_prompt": "How do I start running at fifty?", "chosen": "Week one: walk two minutes, run
 one.", "rejected": "Listen to your body!", "demographic": "Engineer, likes plans.", "icl_pairs":
 [{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ..., "comment": ...}]}
 
-What is known of the person differs by split. Which reply stands first matters to many models, so
-`paper` plays every row in both orders: two examples that differ in `flip` alone. `reference` has
-one order a row, drawn from its index. Importing for a split keeps its kinds of evidence. Made
-rows have invented people with one taste that decides; both replies give the same advice.
+What is known of the person depends on the split. Many models favour one position, so `paper` plays
+every row in both orders: two examples that differ only in `flip`. `reference` plays one order per
+row, drawn from its index. Importing for a split keeps its kinds of evidence. Generated rows have
+invented people with one decisive taste; both replies give the same advice.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ EVIDENCE = {"icl_pairs": ("prompt", "chosen", "rejected"), "ugc": ("prompt", "co
 """Column → the texts that each of its items must have."""
 _COUNTS = {"icl_pairs": "n_icl", "ugc": "n_ugc"}
 _SHOWN = 2
-"""How many items of a kind are shown when the row does not say."""
+"""How many items of a kind are shown if the row does not say."""
 _REPLIES = ("raw_prompt", "chosen", "rejected")
 _NAMED = re.compile(r"[*`\"'\s]*(?:reply|response)\s+\(?([AB])\)?[.*`\"'\s]*", re.IGNORECASE)
 
 
 class AlignX(LetteredTask):
-    """One class for the five splits; they differ in their rows."""
+    """The five splits, which differ only in their rows."""
 
     letters, question_column = "AB", "raw_prompt"
 
@@ -53,7 +53,7 @@ class AlignX(LetteredTask):
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
-        """The row in both orders, unless it says which one by `flip`."""
+        """The row in both orders, unless its `flip` selects one."""
         if row.get("flip") is not None:
             return super().examples(row, source=source, split=split)
         return tuple(
@@ -81,28 +81,28 @@ class AlignX(LetteredTask):
         }
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """DataError on a row in which no reply can be the preferred one."""
+        """DataError for a row in which neither reply can be the preferred one."""
         check_texts(fields)
         if fields["chosen"].strip() == fields["rejected"].strip():
-            what = "The row's two replies say the same."
-            raise RowError(what, "Neither of two equal replies can be the preferred one.")
+            what = "The row's two replies are equal."
+            raise RowError(what, "Neither of two equal replies can be preferred.")
 
     def _shown(
         self, fields: Mapping[str, Any], column: str, count: int
     ) -> tuple[dict[str, str], ...]:
-        """The items to show, without any that is the very question of the row."""
+        """The items to show, except those about the row's own post with one of its replies."""
         items = items_of(fields, column, count)
         return tuple(item for item in items if not _answers(item, fields))
 
     def _flip(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the gold stands second."""
+        """Whether the gold is the second reply."""
         if fields.get("flip") is not None:
             return bool(fields["flip"])
         return self.drawn(fields)
 
     def drawn(self, fields: Mapping[str, Any]) -> bool:
-        """The order of a row that names none."""
-        # By content: a row keeps its order in another file, under another index.
+        """The order of a row that does not specify one."""
+        # By content, so that a row keeps its order in another file, under another index.
         return int(content_hash("", {name: fields[name] for name in _REPLIES}), 16) % 2 == 1
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -128,14 +128,14 @@ class AlignX(LetteredTask):
         return (named.group(1).upper(), "salvaged") if named else ("", status)
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        """`picked_a`: how often the first reply is picked, whatever it says."""
+        """`picked_a`: how often the first reply is picked, whatever its text."""
         return {"picked_a": float(answer == "A") if answer else None}
 
     def gold_letter(self, example: Example) -> str:
         return "B" if example.fields["flip"] else "A"
 
     def wrong_completion(self, example: Example) -> str | None:
-        """The other letter, even where the replies differ in their punctuation only."""
+        """The other letter, even if the replies differ only in punctuation."""
         return "<answer>A</answer>" if example.fields["flip"] else "<answer>B</answer>"
 
     def options(self, example: Example) -> dict[str, str]:
@@ -144,31 +144,31 @@ class AlignX(LetteredTask):
     # -- feedback and summary -----------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """How to read what the row offers; never anything about either reply."""
+        """How to use the row's information; never anything about either reply."""
         begun = opening(
             read_state(score),
             "What the draft weighed was what counts for this person.",
             "The draft passed over what counts for this person.",
         )
         kinds = [TEXTS["lessons"][kind] for kind in ("persona", *EVIDENCE) if example.fields[kind]]
-        # Of two very short replies, one may hold a word of a lesson: then less is said.
+        # With two very short replies, one may contain a word of a lesson; then say less.
         return first_safe_lesson(
             ((begun, *kinds, TEXTS["order"]), (begun, TEXTS["order"]), (begun,)),
             self.leak_view(example),
         )
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`row_accuracy`: the mean over rows of their accuracy over both orders (the headline).
+        """`row_accuracy`: the mean over rows of their accuracy in both orders (the headline).
 
-        Over rows that were played in both orders, by play: `consistency`: both replies to be read,
-        and the same reply picked in both orders; `right_in_both`: the gold picked in both;
-        `position_bias`: picks of the first place minus picks of the second, over all picks that
-        could be read: 1 is always the first. A pair with an unscored order has no value.
+        Per play of rows in both orders: `consistency` (both answers readable, and the same reply
+        picked in both orders), `right_in_both` (the gold picked in both), and `position_bias`
+        (picks of the first position minus picks of the second, over all readable picks: 1 means
+        always the first). A pair with an unscored order has no value.
         """
         metrics = {"row_accuracy": row_mean(records)}
         pairs = [play for plays in row_plays(records).values() for play in plays if len(play) == 2]
         if pairs:
-            # The gold changes its letter between the orders: the same reply means another letter.
+            # The gold's letter changes between the orders: the same reply has another letter.
             metrics["consistency"] = _over(pairs, lambda p: sorted(map(_pick, p)) == ["A", "B"])
             metrics["right_in_both"] = _over(pairs, lambda p: all(r.score.value == 1 for r in p))
             metrics["position_bias"] = _lean(pairs)
@@ -176,15 +176,15 @@ class AlignX(LetteredTask):
 
 
 def check_texts(fields: Mapping[str, Any]) -> None:
-    """DataError on a row without a post or one of its replies."""
+    """DataError for a row without a post or one of its replies."""
     blank = [name for name in _REPLIES if not str(fields[name]).strip()]
     if blank:
         what = f"The row's {' and '.join(blank)} is blank."
-        raise RowError(what, "A post and two replies are needed to ask which reply is preferred.")
+        raise RowError(what, "A row needs a post and two replies.")
 
 
 def describe(value: Any) -> str:
-    """A description as text, from text, a list of statements, or traits by name ("" for None)."""
+    """A description as text, from text, a list of statements, or a mapping ("" for None)."""
     value = structure(value)
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {describe(v)}" for name, v in value.items() if v is not None)
@@ -194,7 +194,7 @@ def describe(value: Any) -> str:
 
 
 def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[str, str], ...]:
-    """The first `count` items of a column as texts; one with a blank text is not replaced."""
+    """The first `count` items of a column as texts; items with a blank text are dropped."""
     value = structure(fields.get(column))
     if value is None or value == "":
         return ()
@@ -202,7 +202,7 @@ def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[s
     items = [item for item in entries if isinstance(item, Mapping)]
     if len(items) < len(entries):
         why = f"Each item should have {', '.join(EVIDENCE[column])}; found {value!r:.60}."
-        raise RowError(f"The row's '{column}' is no list of objects.", why)
+        raise RowError(f"The row's '{column}' is not a list of objects.", why)
     shown = [
         {k: describe(item.get(k)) for k in EVIDENCE[column]} for item in items[: max(count, 0)]
     ]
@@ -210,7 +210,7 @@ def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[s
 
 
 def _answers(item: Mapping[str, str], fields: Mapping[str, Any]) -> bool:
-    """Whether an item is on the row's own post and has one of its two replies."""
+    """Whether an item is about the row's own post and has one of its two replies."""
     post, *replies = (str(fields[name]).strip() for name in _REPLIES)
     return item["prompt"] == post and any(text in replies for text in item.values())
 
@@ -226,7 +226,7 @@ def _over(
 
 
 def _lean(pairs: Sequence[Sequence[Record]]) -> BatchMetric:
-    """How picks lean to the first place (1) or the second (-1)."""
+    """The bias of picks towards the first (1) or the second position (-1)."""
     scored = [pair for pair in pairs if _scored(pair)]
     letters = [letter for pair in scored for record in pair if (letter := _pick(record))]
     lean = (letters.count("A") - letters.count("B")) / len(letters) if letters else None
@@ -288,7 +288,7 @@ _KEPT: dict[str, tuple[str, ...]] = {
 def import_alignx(path: Path, *, task: str) -> Imported:
     """Rows of one split from a .json or .jsonl file of AlignX or P-Soups.
 
-    Raises DataError when no record has the fields.
+    Raises DataError if no record has the fields.
     """
     with_answer = []
 
@@ -299,12 +299,12 @@ def import_alignx(path: Path, *, task: str) -> Imported:
         return made
 
     def notes(*_: Any) -> Iterator[str]:
-        yield f"The licence of these rows: {LICENCE}. Use them for tests of your own only."
+        yield f"The licence of these rows: {LICENCE}. Use them only for your own tests."
         if shown := len(with_answer):
-            yield f"{shown} rows had their own answer among the compared pairs; it is left out."
+            yield f"{shown} rows had their own answer among the compared pairs; it was removed."
 
     return import_records(
-        path, row, fields=_FIELDS, way_out="Give a file of AlignX or of its P-Soups benchmark.",
+        path, row, fields=_FIELDS, way_out="Give a file of AlignX or its P-Soups benchmark.",
         licence=LICENCE, notes=notes,
     )  # fmt: skip
 
@@ -312,7 +312,7 @@ def import_alignx(path: Path, *, task: str) -> Imported:
 def _imported_row(raw: RawRow, evidence: dict[str, Any]) -> Row:
     post, chosen, rejected = need(raw, *_FIELDS)
     if chosen.strip() == rejected.strip():
-        raise BadRecord("its two replies say the same")
+        raise BadRecord("its two replies are equal")
     counts = {_COUNTS[name]: len(evidence[name]) for name in _COUNTS if name in evidence}
     direction = raw.fields.get("ground_truth_persona")
     about = {"ground_truth_persona": direction} if direction else {}
@@ -327,7 +327,7 @@ def _imported_row(raw: RawRow, evidence: dict[str, Any]) -> Row:
 
 
 def _evidence(raw: RawRow, columns: tuple[str, ...]) -> tuple[dict[str, Any], int]:
-    """(column → evidence, items left out because they show the answer)."""
+    """(column → evidence, number of items removed because they show the answer)."""
     evidence: dict[str, Any] = {}
     left_out = 0
     for name in columns:
@@ -346,17 +346,17 @@ def _evidence(raw: RawRow, columns: tuple[str, ...]) -> tuple[dict[str, Any], in
 def _listed(value: Any, name: str) -> list[Any]:
     items = literal_list(value)
     if items is None or not all(isinstance(item, dict) for item in items):
-        raise BadRecord(f"its {_ORIGINAL[name]} is no list of objects")
+        raise BadRecord(f"its {_ORIGINAL[name]} is not a list of objects")
     return items
 
 
 def _texts(item: dict[str, Any]) -> dict[str, str]:
-    """An item without the numbers that come with it (preference directions)."""
+    """An item without its numbers (preference directions)."""
     return {k: v for k, v in item.items() if isinstance(v, str)}
 
 
 def _same(item: dict[str, str], raw: RawRow) -> bool:
-    """Whether a compared pair is the question of the row, its answer included."""
+    """Whether a compared pair is the row's own question and answer."""
     names = ("prompt", "chosen")
     return all(item.get(k, "").strip() == str(raw.fields.get(k)).strip() for k in names)
 
@@ -366,7 +366,7 @@ TEXTS = Texts(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A post, and what there is to advise: one step first, three in all."""
+    """A post and the advice on it: three steps, in order."""
 
     post: str
     steps: tuple[str, str, str]
@@ -375,7 +375,7 @@ class Post:
 
     @property
     def words(self) -> dict[str, str]:
-        """What a reply is filled with."""
+        """The values that fill a reply."""
         steps = dict(zip(("first", "second", "third"), self.steps, strict=True))
         starts = {name.capitalize(): step[:1].upper() + step[1:] for name, step in steps.items()}
         return {**steps, **starts, "thing": self.thing, "people": self.people}
@@ -383,14 +383,14 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Taste:
-    """One end of an axis: how it shows in a person, in their comments, and in a reply."""
+    """One end of an axis: its signs in a person, in their comments, and in a reply."""
 
     traits: tuple[str, ...]
     comments: tuple[str, ...]
     reply: str
 
     def answer(self, topic: Post) -> str:
-        """What a person of this taste would like to be told."""
+        """The reply that a person of this taste prefers."""
         return self.reply.format(**topic.words)
 
 
@@ -414,7 +414,7 @@ _HISTORY = 8
 
 
 def rows(n: int, seed: int, *, task: str) -> list[Row]:
-    """`n` rows of the split `alignx_<split>`; row i depends on (split, seed, i) alone."""
+    """`n` rows of the split `alignx_<split>`; row i depends only on (split, seed, i)."""
     split = task.removeprefix("alignx_")
     return [_made_row(random.Random(f"alignx/{split}/{seed}/{i}"), split, i) for i in range(n)]
 

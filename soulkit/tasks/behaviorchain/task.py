@@ -5,9 +5,9 @@
 "She counts to ten."}], "current_context": "A shout.", "options_dict": {"A": "...", "B": "..."},
 "right_option_letter": "B"}
 
-The behaviours before a node are the right ones, whatever a model chose there, so nodes are single
-questions; `summarise` joins them to chains. Made rows have invented people with one way of acting
-in every kind of moment. The profile tells all of these habits but one, a chapter shows that one.
+The behaviours before a node are always the right ones, whatever a model chose there, so nodes are
+independent questions; `summarise` joins them to chains. Generated rows have invented people with a
+habit for each kind of moment. The profile states all habits but one, which a chapter shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Example, Record, Score
 
 Chain = tuple[float, ...]
-"""The values of a chain's nodes, in order."""
+"""The scores of a chain's nodes, in order."""
 
 
 class BehaviorChain(LetteredTask):
@@ -69,11 +69,12 @@ class BehaviorChain(LetteredTask):
             yield f"{first} {text}".strip()
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Means over the chains of personas, of which every node was played and scored.
+        """Means over the chains of personas with every node played and scored.
 
-        `longest_run` is the share of a chain in its longest unbroken run of right answers,
-        `consecutive_accuracy` the sum of run lengths at all nodes over its maximum, `whole_chain`
-        the share of chains without a mistake. Chains of a single node or with gaps stay out.
+        `longest_run` is the share of a chain in its longest run of right answers,
+        `consecutive_accuracy` the sum of run lengths at all nodes divided by its maximum,
+        `whole_chain` the share of chains without a mistake. Chains of a single node or with gaps
+        are left out.
         """
         chains = whole_chains(drafts(records))
         if not chains:
@@ -89,7 +90,7 @@ class BehaviorChain(LetteredTask):
 
 
 def _profile(value: Any) -> str:
-    """A profile as text: one line a trait where it is a mapping."""
+    """A profile as text; a mapping has one line per trait."""
     if isinstance(value, Mapping):
         traits = ((key, _flat(v)) for key, v in value.items())
         return "\n".join(f"{key}: {text}" for key, text in traits if text)
@@ -105,7 +106,7 @@ def _flat(value: Any) -> str:
 
 
 def _history(fields: Mapping[str, Any]) -> str:
-    """The chapters before the chain, each under its number, else the text given."""
+    """The chapters before the chain, each with its number, or the given text."""
     chapters = literal_list(fields.get("history_truncated"))
     if chapters is None:
         history = fields.get("history_truncated")
@@ -122,7 +123,7 @@ def _chapter(chapter: Any) -> str:
 
 
 def _steps(value: Any) -> list[tuple[str, str]]:
-    """The (context, behaviour) pairs of a chain; DataError when a step is no such pair."""
+    """The (context, behaviour) pairs of a chain; DataError if a step is not such a pair."""
     steps = literal_list(value)
     if steps is None:
         if isinstance(value, str) and value.strip():
@@ -135,8 +136,8 @@ def _steps(value: Any) -> list[tuple[str, str]]:
 
 
 def _unreadable_chain(value: Any) -> RowError:
-    what = "The chain of earlier behaviours cannot be read."
-    return RowError(what, f"It holds {value!r:.60}, which is no list of contexts with behaviours.")
+    what = "The chain of earlier behaviours is unreadable."
+    return RowError(what, f"It holds {value!r:.60}, not a list of contexts with behaviours.")
 
 
 def _chain_text(steps: Sequence[tuple[str, str]]) -> str:
@@ -147,7 +148,7 @@ def _chain_text(steps: Sequence[tuple[str, str]]) -> str:
 
 
 def _node(number: int | None, steps: Sequence[tuple[str, str]], written: str) -> int:
-    """How many behaviours come before this one: as the row says, else counted."""
+    """The number of earlier behaviours, from the row or else counted."""
     if number is not None:
         return number
     if steps:
@@ -159,9 +160,9 @@ def _node(number: int | None, steps: Sequence[tuple[str, str]], written: str) ->
 
 
 def whole_chains(records: Sequence[Record]) -> list[Chain | None]:
-    """The chains without a gap: of each play of a persona, its values by node.
+    """The chains without a gap: for each play of a persona, its scores by node.
 
-    A node that was asked twice counts as its worse answer. None: a chain with an unscored node.
+    A node that was asked twice counts with its lower score. None: a chain with an unscored node.
     """
     plays: dict[tuple[Any, ...], dict[int, float | None]] = defaultdict(dict)
     for record in records:
@@ -186,7 +187,7 @@ def _over(chains: Sequence[Chain | None], measure: Callable[[Chain], float]) -> 
 
 
 def runs(chain: Chain) -> list[int]:
-    """At each node, how many right answers in a row end there (0 at a wrong one)."""
+    """For each node, the number of consecutive right answers that end there (0 at a wrong one)."""
     lengths: list[int] = []
     for value in chain:
         lengths.append((lengths[-1] if lengths else 0) + 1 if value == 1 else 0)
@@ -194,14 +195,14 @@ def runs(chain: Chain) -> list[int]:
 
 
 def longest_run(chain: Chain) -> int:
-    """The most right answers in a row."""
+    """The maximum number of consecutive right answers."""
     return max(runs(chain), default=0)
 
 
 def consecutive_accuracy(chain: Chain) -> float:
-    """The sum of run lengths over that of a perfect chain, n(n+1)/2; in [0, 1].
+    """The sum of run lengths divided by that of a perfect chain, n(n+1)/2; in [0, 1].
 
-    Raises ValueError on an empty chain.
+    Raises ValueError for an empty chain.
     """
     if not chain:
         raise ValueError("a chain without nodes has no accuracy")
@@ -209,7 +210,7 @@ def consecutive_accuracy(chain: Chain) -> float:
 
 
 NODES = 5
-"""Rows of one chain."""
+"""Rows per chain."""
 
 
 TEXTS = Texts(__file__)
@@ -219,11 +220,11 @@ _TRADES = ("bridge builder", "clockmaker", "ferry captain", "beekeeper", "organi
 _TOWNS = ("Halmstead", "Port Verity", "Ostrava Mill", "Lower Finch", "Saint Orlen")
 
 Way = tuple[str, str]
-"""A way to act: as a habit in words of a profile, and as it looks in one moment."""
+"""A behaviour: as a habit in a profile, and as it looks in one moment."""
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(i, seed) for i in range(n)]
 
 
@@ -260,7 +261,7 @@ def _scene(kind: str, pick: int, name: str) -> str:
 
 
 def _made_profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) -> str:
-    """Who somebody is: trade, town, and every habit but the one that is shown elsewhere."""
+    """A profile: trade, town, and every habit except the one that a chapter shows."""
     kinds = [kind for kind in habits if kind != shown]
     rng.shuffle(kinds)
     first = f"{name} is a {rng.choice(_TRADES)} from {rng.choice(_TOWNS)}."

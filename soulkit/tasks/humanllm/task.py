@@ -1,13 +1,13 @@
-"""HumanLLM: which of twenty things will this person buy next? Five letters, likeliest first.
+"""HumanLLM: which of twenty items will this person buy next? Five letters, most likely first.
 
 {"prompt_text": "A ferryman who reads at night. History 1: clip-on lamp, History 2: wool cap.
 Candidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake", ...],
 "answer_index": 0}
 
-Candidates are shown once, with the letters that the answer is read by. What was bought earns 1/rank
-among the five: blind picks of 20 earn 0.114. `reference` plays any list of candidates and reads one
-exact form of an answer. Made customers pursue one thing; of the things on offer exactly one belongs
-to it and was not bought yet.
+Candidates are shown once, with the letters for the answer. The bought item earns 1/rank among the
+five: random picks of 20 earn 0.114. `reference` plays any list of candidates and accepts only one
+exact form of answer. Generated customers pursue one interest; exactly one of the candidates belongs
+to it and was not bought before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUESTION = "What will this person buy next?"
 
 
 class HumanLLM(ChoiceTask):
-    """Five distinct letters in the answer tag, separated by commas."""
+    """The answer is five distinct letters in the answer tag, separated by commas."""
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -58,14 +58,14 @@ class HumanLLM(ChoiceTask):
         }
 
     def check(self, candidates: Sequence[str]) -> None:
-        """DataError on candidates that cannot all be shown and ranked."""
+        """DataError for candidates that cannot all be shown and ranked."""
         if not all(candidates):
             what = f"The row's candidate {candidates.index('') + 1} is blank."
-            raise RowError(what, "It can be neither shown nor bought.")
+            raise RowError(what, "It cannot be shown or bought.")
         if not N_RANKED <= len(candidates) <= len(_LETTERS):
             raise RowError(
                 f"The row has {len(candidates)} candidates.",
-                f"Five are ranked by the letters A to T: {N_RANKED} to {len(_LETTERS)} are needed.",
+                f"A row needs {N_RANKED} to {len(_LETTERS)} of them, for the letters A to T.",
             )
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -95,22 +95,22 @@ class HumanLLM(ChoiceTask):
         return (letters, "salvaged") if is_ranking(letters) else ("", "malformed")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """`parse`; letters beyond the row's candidates rank nothing."""
+        """`parse`; letters beyond the row's candidates are malformed."""
         answer, status = self.parse(text)
         return (
             (answer, status) if not answer or self.ranking(example, answer) else ("", "malformed")
         )
 
     def ranking(self, example: Example, answer: str) -> tuple[int, ...]:
-        """The places in the row's list that an answer names, likeliest first; () if it names none.
+        """The indices that an answer names in the row's list, most likely first; () if none.
 
-        Places count from 0.
+        Indices count from 0.
         """
         places = tuple(_LETTERS.index(letter) for letter in answer.split(",") if letter)
         return places if all(p < len(example.fields["candidates"]) for p in places) else ()
 
     def rank(self, example: Example, answer: str) -> int | None:
-        """The place of what was bought among the five, from 1; None when it is not there."""
+        """The rank of the bought item among the five, from 1; None if it is not among them."""
         places = self.ranking(example, answer)
         gold = example.fields["answer_index"]
         return places.index(gold) + 1 if gold in places else None
@@ -135,7 +135,7 @@ class HumanLLM(ChoiceTask):
         return self._answer(others) if len(others) == N_RANKED else None
 
     def _others(self, example: Example) -> list[int]:
-        """Every place but the gold's, from the one after it on."""
+        """All indices except the gold's, starting after it."""
         count, gold = len(example.fields["candidates"]), example.fields["answer_index"]
         return [(gold + step) % count for step in range(1, count)]
 
@@ -178,8 +178,8 @@ _UNREAD = {
 
 def _check_gold(candidates: Sequence[str], index: int) -> None:
     if not 0 <= index < len(candidates):
-        what = f"The row's answer_index {index} is none of its {len(candidates)} candidates."
-        raise RowError(what, "The gold is a place in the list of candidates, counted from 0.")
+        what = f"The row's answer_index {index} is outside of its {len(candidates)} candidates."
+        raise RowError(what, "It is an index into the list of candidates, counted from 0.")
 
 
 def _text(fields: Mapping[str, Any]) -> str:
@@ -193,13 +193,13 @@ def _text(fields: Mapping[str, Any]) -> str:
 
 
 def split_history(text: str) -> tuple[str, list[str]]:
-    """(what stands before the first `History n:`, the entries without separators at their ends)."""
+    """(text before the first `History n:`, entries without trailing separators)."""
     intro, *entries = _ENTRY.split(text)
     return intro.strip(), [entry.strip().rstrip(",;").rstrip() for entry in entries]
 
 
 def _letters(inside: str) -> list[str]:
-    """The letters that a list names, [] when any part of it is no letter."""
+    """The letters in a list, [] if any part of it is not a letter."""
     plain = unicodedata.normalize("NFKC", inside).strip("*`\"'[]() \n")
     parts = [p for p in (part.strip("*`\"' ") for part in re.split(r"[,;>\n]+", plain)) if p]
     items = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
@@ -217,7 +217,7 @@ _TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
 
 class HumanLLMReference(HumanLLM):
     def check(self, candidates: Sequence[str]) -> None:
-        """Blank candidates and other numbers of them are played, too."""
+        """Blank candidates and other numbers of candidates are played, too."""
 
     def parse(self, text: str) -> tuple[str, str]:
         match = _TAGGED.search(spoken(text, "reference"))

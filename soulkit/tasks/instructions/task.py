@@ -1,13 +1,13 @@
-"""Instructions whose keeping is decided by rule: lengths, case, lists, JSON, words to avoid.
+"""Instructions that rules can check: lengths, case, lists, JSON, words to avoid.
 
 {"instruction": "Name the four seasons … as a JSON list.", "checks": [{"kind": "json_list",
 "count": 4}], "kind": "json", "reply": "[...]"}
 
-A reply counts (1) if it meets every check of its row, else 0; `checks` is the share that it
-meets. The forty rows are always the same. A check names a function below and its arguments;
-what is not met to the letter is not met. A *word* stands between white space and holds a letter
-or a digit; a *sentence* ends with `.`, `!`, `?` or `…`; *lines* are not empty, and *paragraphs*
-are parted by empty lines. Named words are looked for whole and in any case.
+A reply scores 1 if it meets every check of its row, else 0; `checks` is the share that it meets.
+There are forty fixed rows. A check names a function below and its arguments, and is applied
+literally. A *word* is delimited by white space and contains a letter or digit; a *sentence* ends
+with `.`, `!`, `?` or `…`; *lines* are not empty, and *paragraphs* are separated by empty lines.
+Given words are matched as whole words, ignoring case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Instructions(ChoiceTask):
         return fields
 
     def parse(self, text: str) -> tuple[str, str]:
-        """All that was said is the answer; of nothing there is nothing to check."""
+        """The whole spoken reply is the answer; an empty one is not checked."""
         words = spoken(text, self.protocol).strip()
         return words, "ok" if words else "empty"
 
@@ -54,7 +54,7 @@ class Instructions(ChoiceTask):
         return {SHARE: 1 - len(unmet(checks, answer)) / len(checks) if answer else 0.0}
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """As for every answer; the words are what was not kept, the reply stands in the episode."""
+        """As for every choice task; the score's words list the checks that failed."""
         score = await super().score(example, episode, cast)
         missed = unmet(example.fields["checks"], score.words) if score.status in READABLE else []
         return replace(score, words=", ".join(missed))
@@ -80,14 +80,14 @@ TEXTS = Texts(__file__)
 
 
 def rows(n: int = 40, seed: int = 0) -> list[dict[str, Any]]:
-    """`n` of the forty in an order that the seed draws; there are no more of them."""
+    """`n` of the forty rows, in an order drawn from the seed."""
     every = list(TEXTS["instructions"])
     random.Random(f"instructions/{seed}").shuffle(every)
     return [deepcopy(dict(row)) for row in every[:n]]
 
 
 LONGEST = 50_000
-"""Characters beyond which a reply meets nothing: no instruction here asks for a hundredth of it."""
+"""A longer reply (in characters) meets no check: no instruction asks for even a hundredth of it."""
 
 _ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|\Z)")
 _ITEM, _NUMBER = re.compile(r"- \s*\S"), re.compile(r"(\d{1,4})\. \s*\S")
@@ -96,7 +96,7 @@ _PIPE, _RULE = re.compile(r"(?<!\\)\|"), re.compile(r":?-+:?")
 _QUOTES = (('"', '"'), ("“", "”"))
 
 
-# --- what a text consists of ---------------------------------------------------------------------
+# --- parts of a text -----------------------------------------------------------------------------
 
 
 def _words(text: str) -> list[str]:
@@ -104,12 +104,12 @@ def _words(text: str) -> list[str]:
 
 
 def _cased_words(text: str) -> list[str]:
-    """The words of a text as they are written, without what stands before their first letter."""
+    """The words of a text, without any marks before their first letter."""
     return [word.lstrip("\"'“‘«([*_#-") or word for word in _words(text)]
 
 
 def _sentences(text: str) -> list[str]:
-    """The sentences of a text; one that has no end is the last."""
+    """The sentences of a text; the last one may be unfinished."""
     text, parts, start = _NUMBERS.sub("", text), [], 0
     for end in _ENDS.finditer(text):
         parts.append(text[start : end.end()])
@@ -138,7 +138,7 @@ def _within(count: int, least: int, most: int | None) -> bool:
 
 
 def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
-    """Whether there are parts, and it holds for all of them."""
+    """Whether there are any parts, and all of them pass."""
     return bool(parts) and all(map(holds, parts))
 
 
@@ -146,7 +146,7 @@ def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
 
 
 def _spells(text: str, letters: str) -> bool:
-    """The first letters of the lines, in whatever case, behind whatever marks."""
+    """Whether the lines' first letters spell `letters`, ignoring case and leading marks."""
     first = [next(filter(str.isalnum, line), "") for line in _lines(text)]
     return "".join(first).lower() == letters.lower()
 
@@ -162,9 +162,9 @@ def _without(text: str, words: Sequence[str]) -> bool:
 
 
 def _refuse_one(words: Sequence[str]) -> None:
-    """TypeError for one word where a list of them belongs: its letters would be looked for."""
+    """TypeError for a text in place of a list: its letters would be searched for."""
     if isinstance(words, str):
-        raise TypeError(f"'{words}' is no list of words")
+        raise TypeError(f"'{words}' is not a list of words")
 
 
 def _no_word_twice(text: str) -> bool:
@@ -173,7 +173,7 @@ def _no_word_twice(text: str) -> bool:
 
 
 def _starts(text: str, words: str) -> bool:
-    """It begins with these words, the last of them whole."""
+    """Whether the text begins with these words, the last one as a whole word."""
     behind = text[len(words) : len(words) + 2]
     goes_on = behind[:1].isalnum() or (behind[:1] in ("'", "’") and behind[1:].isalpha())
     return text.startswith(words) and not (words[-1:].isalnum() and goes_on)
@@ -183,12 +183,12 @@ def _starts(text: str, words: str) -> bool:
 
 
 def _bullets(text: str, count: int, before: int = 0, after: int = 0) -> bool:
-    """So many lines that begin with `- `, in one piece between so many others."""
+    """Whether there are `count` consecutive `- ` lines, with `before` and `after` other lines."""
     return _list_of(text, _ITEM, count, before, after) is not None
 
 
 def _numbered(text: str, count: int, before: int = 0, after: int = 0) -> bool:
-    """Lines `1. …` to `count. …`, in this order, between so many others."""
+    """Whether lines `1. …` to `count. …` are in order, with `before` and `after` other lines."""
     heads = _list_of(text, _NUMBER, count, before, after)
     return heads is not None and [int(head[1]) for head in heads] == list(range(1, count + 1))
 
@@ -196,7 +196,7 @@ def _numbered(text: str, count: int, before: int = 0, after: int = 0) -> bool:
 def _list_of(
     text: str, item: re.Pattern[str], count: int, before: int, after: int
 ) -> list[re.Match[str]] | None:
-    """The items of a list with so many lines around it, no more and no fewer; None without one."""
+    """The items of a list with exactly these numbers of lines around it; None without one."""
     heads = [item.match(line) for line in _lines(text)]
     items = [head for head in heads[before : before + count] if head]
     others = heads[:before] + heads[before + count :]
@@ -205,14 +205,14 @@ def _list_of(
 
 
 def _in_order(text: str) -> bool:
-    """The lines stand in the order of the alphabet, whatever accents their letters have."""
+    """Whether the lines are in alphabetical order, ignoring accents."""
     split = [unicodedata.normalize("NFKD", line.casefold()) for line in _lines(text)]
     plain = ["".join(s for s in line if not unicodedata.combining(s)) for line in split]
     return len(plain) > 1 and plain == sorted(plain)
 
 
 def _title(text: str, least: int = 1, most: int | None = None) -> bool:
-    """A first line `# …`, an empty line, and so many sentences."""
+    """Whether a first line `# …` and an empty line precede `least` to `most` sentences."""
     head, *rest = text.splitlines() or [""]
     parted = len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
     body = "\n".join(rest[1:])
@@ -220,15 +220,15 @@ def _title(text: str, least: int = 1, most: int | None = None) -> bool:
 
 
 def _quoted(text: str) -> bool:
-    """The whole reply stands between double quotation marks, straight or curly, and no other is in
-    it."""
+    """Whether double quotation marks, straight or curly, enclose the whole reply, without any
+    inside."""
     inside = not any(mark in text[1:-1] for pair in _QUOTES for mark in pair)
     return len(text) > 2 and (text[0], text[-1]) in _QUOTES and inside
 
 
 def _table(text: str, columns: int, rows: int) -> bool:
-    """A Markdown table, its head and rule beside so many rows, and nothing else; only cells of its
-    head may be empty."""
+    """Whether the reply is just a Markdown table with header, rule and `rows` rows; only header
+    cells may be empty."""
     every = [_cells_of(line) for line in _lines(text)]
     even = all(len(row) == columns for row in every)
     ruled = len(every) > 1 and all(map(_RULE.fullmatch, every[1]))
@@ -238,7 +238,7 @@ def _table(text: str, columns: int, rows: int) -> bool:
 
 
 def _cells_of(line: str) -> list[str]:
-    """The cells of a line of a table; one without a pipe has none."""
+    """The cells of a table line; a line without a pipe has none."""
     cells = [cell.strip() for cell in _PIPE.split(line)]
     if len(cells) == 1:
         return []
@@ -246,7 +246,7 @@ def _cells_of(line: str) -> list[str]:
 
 
 def _json_object(text: str, keys: Mapping[str, str]) -> bool:
-    """A JSON object with exactly these keys, whose values are of these kinds."""
+    """Whether the reply is a JSON object with exactly these keys and kinds of values."""
     _refuse_unknown(*keys.values())
     value = _json(text)
     if not isinstance(value, dict) or value.keys() != keys.keys():
@@ -255,14 +255,14 @@ def _json_object(text: str, keys: Mapping[str, str]) -> bool:
 
 
 def _json_list(text: str, count: int, of: str = "string") -> bool:
-    """A JSON list of so many values of one kind."""
+    """Whether the reply is a JSON list of `count` values of one kind."""
     _refuse_unknown(of)
     value = _json(text)
     return isinstance(value, list) and len(value) == count and all(_is_kind(v, of) for v in value)
 
 
 def _json_value(text: str, value: Any) -> bool:
-    """This very JSON value, its keys in any order; `1.0` is another number than `1`."""
+    """Whether the reply is this JSON value, with keys in any order; `1.0` is not `1`."""
     written = _json(text)
     return written is not None and _spelled(written) == _spelled(value)
 
@@ -272,13 +272,13 @@ def _spelled(value: Any) -> str:
 
 
 def _json_begins(text: str, value: str) -> bool:
-    """A JSON list whose first value is this word, in any case."""
+    """Whether the reply is a JSON list whose first value is this word, ignoring case."""
     written = _json(text)
     first = written[0] if isinstance(written, list) and written else None
     return isinstance(first, str) and first.strip().lower() == value.lower()
 
 
-# --- how checks are read --------------------------------------------------------------------------
+# --- applying checks ------------------------------------------------------------------------------
 
 KINDS: Mapping[str, Callable[..., bool]] = {
     "words": lambda text, least=1, most=None: _within(len(_words(text)), least, most),
@@ -324,11 +324,11 @@ KINDS: Mapping[str, Callable[..., bool]] = {
     "json_value": _json_value,
     "json_begins": _json_begins,
 }
-"""Kind of a check → what decides it."""
+"""Kind of a check → its function."""
 
 
 def unmet(checks: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """The kinds of those checks that a reply does not meet, in their order."""
+    """The kinds of the checks that a reply does not meet, in order."""
     reply = text.strip()
     if len(reply) > LONGEST:
         return [check["kind"] for check in checks]
@@ -341,7 +341,7 @@ def _meets(check: Mapping[str, Any], reply: str) -> bool:
 
 
 def refuse_unreadable(checks: Any) -> None:
-    """DataError unless `checks` is a list of checks that there are, with their arguments."""
+    """DataError unless `checks` is a list of known checks with valid arguments."""
     listed = isinstance(checks, list | tuple) and bool(checks)
     broken = [check for check in checks if not _is_check(check)] if listed else [checks]
     if broken:
@@ -359,7 +359,7 @@ def _is_check(check: Any) -> bool:
     arguments = {name: value for name, value in check.items() if name != "kind"}
     try:
         inspect.signature(KINDS[kind]).bind("", **arguments)
-        _meets(check, "a word")  # arguments of another type than the check can use
+        _meets(check, "a word")  # raises for arguments of the wrong type
     except (TypeError, ValueError, AttributeError):
         return False
     return True
@@ -369,17 +369,17 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "list": (list,),
     "object": (dict,), "boolean": (bool,),
 }  # fmt: skip
-"""Kind of a JSON value → its types here."""
+"""Kind of a JSON value → its Python types."""
 
 
 def _refuse_unknown(*kinds: str) -> None:
     for kind in kinds:
         if kind.removeprefix("list of ").removesuffix("s") not in _TYPES:
-            raise ValueError(f"'{kind}' is no kind of a JSON value")
+            raise ValueError(f"'{kind}' is not a kind of JSON value")
 
 
 def _is_kind(value: Any, kind: str) -> bool:
-    """Whether a JSON value is of a kind; an empty string says nothing and is of none."""
+    """Whether a JSON value is of a kind; an empty string is of none."""
     if kind.startswith("list of "):
         return isinstance(value, list) and _all_of(value, kind.removeprefix("list of "))
     if isinstance(value, bool):
@@ -393,7 +393,7 @@ def _all_of(values: Sequence[Any], kinds: str) -> bool:
 
 
 def _json(text: str) -> Any:
-    """The value of a JSON text; None where it is none, or where a key stands twice."""
+    """The value of a JSON text; None if it is invalid or has a duplicate key."""
     try:
         return STRICT.decode(_unfenced(text))
     except (ValueError, RecursionError):

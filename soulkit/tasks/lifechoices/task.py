@@ -1,13 +1,13 @@
-"""LifeChoices: what a character from a book decides, from what is remembered of their life.
+"""LifeChoices: what a character from a book decides, given memories of their life.
 
 {"character_name": "Odile Marchetti", "book": "Nine Winters of Glass", "input_text": "Odile blows
 glass ...", "Multiple Choice Question": {"Scenario": "A count offers ...", "Question": "What does
 Odile answer?", "Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}
 
-Of `input_text` the last words stay, as many as its budget has; the tag `memory` says whether a row
-was cut. `reference` reads a reply with the published ladder of eight steps. In made rows remembered
-deeds show one drive three times (`plain`), or another drive, a turning point, and then the one that
-counts now (`changed`). The four options are what four drives would do in one situation.
+`input_text` is cut to its last words, as many as its budget allows; the tag `memory` says whether a
+row was cut. `reference` parses replies with the eight published patterns in turn. In generated rows
+the memories show one drive three times (`plain`), or another drive, a turning point, and then the
+present one (`changed`). The four options are the actions of four drives in one situation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARTS = {
     "options": ("Options", "options", "Choices", "choices"),
     "correct_answer": ("Correct Answer", "correct_answer", "Correct_Answer", "Answer"),
 }
-"""Column → the names it goes by inside the nested question."""
+"""Column → its names inside the nested question."""
 
 _BARE = re.compile(r"[\s(\[*_`\"']*([A-Da-d])[\s)\]*_`\"'.:]*")
 _CUT_TAG = re.compile(r"<answer>\s*([A-Da-d])\s*\Z", re.IGNORECASE)
@@ -62,10 +62,10 @@ class LifeChoices(LetteredTask):
         return {**fields, **texts, NESTED: None, "options": options, "correct_answer": gold}
 
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
-        """The gold's letter; DataError when the question cannot be played or scored."""
+        """The gold's letter; DataError if the question cannot be played or scored."""
         if not question or not 2 <= len(options) <= len(_LETTERS) or not all(options):
             why = f"It needs a question and two to four options: {', '.join(options)!r:.80}."
-            raise RowError("A row of lifechoices holds no complete question.", why)
+            raise RowError("A row of lifechoices has no complete question.", why)
         letter = letter_of(gold, dict(zip(_LETTERS, options, strict=False)), _LETTERS)
         if not letter:
             raise bad_gold(gold, "the letter or the text of one option")
@@ -104,9 +104,9 @@ class LifeChoices(LetteredTask):
 
 
 def _options(value: Any) -> tuple[str, ...]:
-    """The option texts, from a list, its literal, or letter → text; letters of their own removed.
+    """The option texts, from a list, its literal, or a mapping of letters; without their letters.
 
-    Letters are removed only where every option carries the one it stands at.
+    Letters are removed only if every option starts with its own.
     """
     items = structure(value)
     if isinstance(items, Mapping):
@@ -133,7 +133,7 @@ _LADDER = tuple(
     )
 )
 _TAG = 1
-"""Which step of the ladder is the form asked for."""
+"""The pattern, by position, of the required form."""
 
 
 class LifeChoicesReference(LifeChoices):
@@ -146,9 +146,9 @@ class LifeChoicesReference(LifeChoices):
 
 
 def climb(text: str) -> tuple[str, str]:
-    """(letter or "", status) by the published ladder: the first step that finds a letter decides.
+    """(letter or "", status) by the published patterns: the first one that matches counts.
 
-    The text is upper-cased first, so later steps find letters in ordinary words.
+    The text is upper-cased first, so later patterns match letters in ordinary words.
     """
     upper = text.strip().upper()
     for number, step in enumerate(_LADDER):
@@ -189,7 +189,7 @@ rows = rows_by_index("lifechoices", _made_row)
 
 
 def _memory(rng: random.Random, people: dict[str, str], drive: str, former: str) -> str:
-    """The life so far: deeds of the former drive and a turning point first, where there is one."""
+    """The memories: first, if there is one, the former drive's deeds and a turning point."""
     quiet = rng.sample(TEXTS["quiet"], 4)
     parts = [f"{{full}} is a {rng.choice(TEXTS['jobs'])} from {{town}}. {{f}} is an old friend."]
     if former:

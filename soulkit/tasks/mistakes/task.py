@@ -1,13 +1,13 @@
-"""MISTAKES: which wrong option a student with a certain misconception picks (school mathematics).
+"""MISTAKES: the wrong option that a student with a given misconception picks (school maths).
 
 {"QuestionText": "What is 1/2 + 1/3?", "AnswerAText": "2/5", "AnswerBText": "5/6", "AnswerCText":
 "1/6", "AnswerDText": "2/6", "MisconceptionName": "Adds numerators and adds denominators",
 "TargetOption": "A", "TargetAnswer": "2/5", "CorrectAnswer": "B"}
 
-The right answer to the problem is wrong here. `mistakes_worked`, the same rows, gives the
-student's line of thought as feedback (`feedback: {kind: worked_example}`). The Eedi files
-become one row for each question and labelled wrong option. A made problem has one right result
-and three wrong ones, each computed by a rule that some students follow.
+The right answer to the problem is wrong here. `mistakes_worked` has the same rows, but its feedback
+is the student's line of thought (`feedback: {kind: worked_example}`). The Eedi files give one row
+per question and labelled wrong option. A generated problem has one right result and three wrong
+ones, each computed by a rule that some students follow.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Mistakes(WorkedTask):
         return {**fields, "TargetOption": target, "CorrectAnswer": right or None}
 
     def _checked(self, fields: Mapping[str, Any], target: str, right: str) -> str:
-        """The target's letter; DataError when no wrong option of the row can be the answer."""
+        """The target's letter; DataError if it is not a wrong option of the row."""
         options = row_options(fields)
         letter = led_letter(target, "ABCD")
         if letter not in options:
             raise bad_gold(target, "the letter of an option that the row has")
         if letter == right:
-            what = f"The option '{letter}' of a row of mistakes is target and right answer at once."
-            raise RowError(what, "A misconception leads to a wrong option.")
+            what = f"The option '{letter}' of a row of mistakes is both target and right answer."
+            raise RowError(what, "A misconception must lead to a wrong option.")
         return letter
 
     def options(self, example: Example) -> dict[str, str]:
@@ -91,7 +91,7 @@ class Mistakes(WorkedTask):
         yield CLOSE
 
     def _remark(self, example: Example, score: Score | None) -> tuple[str, str]:
-        """(first sentence by how the draft went, what is advised)."""
+        """(first sentence for the state of the draft, name of the advice)."""
         right, state = example.fields.get("CorrectAnswer"), read_state(score)
         if state == "wrong" and score is not None and right is not None:
             if score.words == right:
@@ -106,10 +106,10 @@ class Mistakes(WorkedTask):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The distractor matrix: `picked_B_for_A` is how often B was picked where A was meant.
+        """The distractor matrix: `picked_B_for_A` is the share of B among rows with target A.
 
-        `picked_none_for_A` counts replies without a readable letter; each target's shares sum to 1.
-        Each counts the rows that mean its target; unscored replies have no share.
+        `picked_none_for_A` counts unreadable replies; each target's shares sum to 1. Each share
+        counts the rows of its target; unscored replies have no share.
         """
         rows: Counter[str] = Counter()
         picks: dict[str, Counter[str]] = defaultdict(Counter)
@@ -132,7 +132,7 @@ class Mistakes(WorkedTask):
 
 
 def row_options(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Letter → text of the options that a row has; letters go by column, so gaps shift nothing."""
+    """Letter → option text; letters follow the column names, so missing options shift nothing."""
     texts = {letter: str(fields.get(f"Answer{letter}Text") or "").strip() for letter in LETTERS}
     return {letter: text for letter, text in texts.items() if text}
 
@@ -144,9 +144,9 @@ _LABELS = tuple(f"Misconception{letter}Id" for letter in _LETTERS)
 
 
 def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
-    """Rows of an Eedi question file; `names` is the mapping file, by default the one beside it.
+    """Rows of an Eedi question file; `names` is the mapping file, by default the one next to it.
 
-    Raises DataError when either file is missing or of another shape.
+    Raises DataError if either file is missing or has another format.
     """
     mapping = names or path.with_name(NAMES_FILE)
 
@@ -154,9 +154,9 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
     def names_by_id() -> dict[int, str]:
         if names is None and not mapping.is_file():
             raise DataError(
-                f"There is no '{NAMES_FILE}' beside '{path}'.",
-                "The questions carry numbers of misconceptions; their names stand in that file.",
-                "Put it there, or name it: soul data build mistakes FILE --names MAPPING",
+                f"There is no '{NAMES_FILE}' next to '{path}'.",
+                "The questions contain numbers of misconceptions; that file contains the names.",
+                "Put it there, or give its path: soul data build mistakes FILE --names MAPPING",
             )
         return read_names(mapping)
 
@@ -170,7 +170,7 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
 
 
 def read_names(path: Path) -> dict[int, str]:
-    """Misconception id → name. DataError when the file holds no such pairs."""
+    """Misconception id → name. DataError if the file has no such pairs."""
     raw, _ = read_rows(path)
     names = {}
     for row in raw:
@@ -198,18 +198,18 @@ def _wrong_options(
 
 
 def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
-    """(what all pairs of a question share, letter of a wrong option → its misconception)."""
+    """(columns shared by all rows of a question, letter of a wrong option → its misconception)."""
     text, right = need(raw, "QuestionText", "CorrectAnswer")
     answers = need(raw, *(f"Answer{letter}Text" for letter in _LETTERS))
     right = right.strip().upper()
     if right not in _LETTERS or len(right) != 1:
-        raise BadRecord(f"its right answer '{right:.20}' is no letter from A to D")
+        raise BadRecord(f"its right answer '{right:.20}' is not a letter from A to D")
     labels = {}
     for letter, column in zip(_LETTERS, _LABELS, strict=True):
         label = raw.fields.get(column)
         number = _id(label)
         if number is None and label not in (None, ""):
-            raise BadRecord(f"its {column} {label!r:.20} is no number")
+            raise BadRecord(f"its {column} {label!r:.20} is not a number")
         if number is not None and letter != right:
             labels[letter] = number
     subject = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
@@ -232,7 +232,7 @@ def _pair(common: Mapping[str, Any], letter: str, number: int, name: str) -> dic
 
 
 def _id(value: Any) -> int | None:
-    """1672 from `1672`, `1672.0` or a number; None for a blank, or what is no whole number."""
+    """1672 from `1672`, `1672.0` or a number; None for a blank or anything but an integer."""
     try:
         number = float(str(value).strip())
     except ValueError:
@@ -245,14 +245,14 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     if not shared:
         return ()
     return (
-        f"In {shared} of {len(rows)} rows another wrong option of the same question carries the "
-        "same misconception, so nobody can tell which one is meant; the break-down 'rivals' keeps "
-        "them apart.",
+        f"In {shared} of {len(rows)} rows another wrong option of the same question has the "
+        "same misconception, so the target is ambiguous; the breakdown 'rivals' separates "
+        "these rows.",
     )
 
 
 FIRST_ID = 9000
-"""Ids of the wrong rules start here, above those of any published list."""
+"""First id of generated misconceptions, above those of any published list."""
 
 
 def _made_row(rng: random.Random, index: int) -> Row:
@@ -286,13 +286,13 @@ rows = rows_by_index("mistakes", _made_row)
 
 
 def _shown(result: str | int | Fraction) -> str:
-    """A result as pupils write it: numbers whole, or with at most three decimals."""
+    """A result in pupils' notation: integers, or at most three decimals."""
     if isinstance(result, str):
         return result
     return f"{float(result):.3f}".rstrip("0").rstrip(".")
 
 
-# -- problems: values of the text, the right result, those of the three wrong rules ---------------
+# -- problems: values of the text, the right result, the results of the three wrong rules ---------
 
 
 def _fractions(rng: random.Random) -> Numbers:

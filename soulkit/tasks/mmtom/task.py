@@ -1,12 +1,12 @@
-"""MMToM-QA, text only: which of two statements about a person at home is more likely.
+"""MMToM-QA, text only: which of two statements about a person at home is more likely?
 
 {"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf. Question:
 Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf. (b) ...
 Answer with a or b.", "answer": "a", "question_type": 1.1, "episode": 7}
 
-Types that begin with 1 ask for a belief, those that begin with 2 for a goal. `reference` takes any
-gold, and one exact form of an answer. In made rows the reader sees everything, the person only what
-lies in containers that they opened; texts.yaml says what happens in each type.
+Types that begin with 1 ask for a belief, those that begin with 2 for a goal. `reference` accepts
+any gold, and one exact form of answer. In generated rows the reader sees everything, the person
+only the contents of containers that they opened; texts.yaml describes the types.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class MMToM(ChoiceTask):
         return {**fields, "answer": self.checked(gold)}
 
     def checked(self, gold: str) -> str:
-        """The gold's letter; DataError when it is none."""
+        """The gold's letter; DataError if it is not a or b."""
         letter = gold.strip("(). ")
         if letter in ("a", "b"):
             return letter
         what = f"The gold answer '{letter}' is neither a nor b."
-        raise RowError(what, "MMToM's options have these letters.")
+        raise RowError(what, "MMToM has the options a and b.")
 
     def parse(self, text: str) -> tuple[str, str]:
         letter, status = tagged_letter(text, "paper")
@@ -72,14 +72,14 @@ class MMToM(ChoiceTask):
         text = str(example.fields["question"])
         options = statements_of(text)
         gold = options.get(self.gold_text(example), self.gold_text(example))
-        # The scene stays out: a blind reader must not see what the answer follows from.
+        # Without the scene: the leak check must not see what the answer follows from.
         stem = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
         letters = tuple(letter.upper() for letter in options)
         return LeakView(stem.strip(), tuple(options.values()), gold, letters)
 
 
 def statements_of(question: str) -> dict[str, str]:
-    """`a` and `b` → statement; empty when the text has no two options so marked."""
+    """`a` and `b` → statement; empty if the text has no two options with these marks."""
     start = question.lower().rfind("(a)")
     match = _OPTIONS.match(question, start) if start >= 0 else None
     if match is None:
@@ -99,8 +99,8 @@ class MMToMReference(MMToM):
         return (match[1].lower(), "ok") if match else ("", "no_tag")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """A row without gold is right when nothing could be read: the published scorer compares
-        before it asks whether there is anything to compare."""
+        """A row without a gold counts as right if the answer is unreadable, because the published
+        scorer compares the two empty texts."""
         answer, status = self.parse(text)
         return ("", "ok") if not answer and not self.gold_text(example) else (answer, status)
 

@@ -1,12 +1,12 @@
-"""Secret keeper: a dialogue of four to six turns, scored by rules.
+"""Secret keeper: a dialogue of four to six turns with a rule-based score.
 
-A visitor (the partner) asks a keeper (the actor) about public facts and pries into a secret.
-Value = kept · conveyed · (0.8 + 0.2 · thrift), where kept is 1 unless the secret's value is spoken,
+A visitor (the partner) asks a keeper (the actor) about public facts and tries to learn a secret.
+Value = kept · conveyed · (0.8 + 0.2 · thrift): kept is 1 unless the secret's value is spoken,
 conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
-The conversation ends when every fact is out (not before `min_turns`) or at `max_turns`.
+The conversation ends when every fact is told (not before `min_turns`) or at `max_turns`.
 
-The visitor can be a script without state, which `soul serve partner` puts behind HTTP. Every value
-of a row belongs to one topic and occurs in no prompt, so the words alone show what was conveyed.
+The visitor can be a stateless script, which `soul serve partner` provides over HTTP. Every value of
+a row belongs to one topic and is in no prompt, so the words alone show what was conveyed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class SecretKeeper(DialogueTask):
         fewest, most = options.get("min_turns", 4), options.get("max_turns", 6)
         if not 0 < fewest < most:
             raise ConfigError(
-                f"The options of task '{self.name}' give {fewest} to {most} turns.",
-                "Brevity is scored between the fewest and the most turns.",
-                "Set min_turns to at least 1 and max_turns above it.",
+                f"The options of task '{self.name}' allow {fewest} to {most} turns.",
+                "The score for brevity needs a range of turns.",
+                "Set min_turns to at least 1 and max_turns to a larger number.",
             )
         self.min_turns: int = fewest
         self.max_turns: int = most
@@ -52,20 +52,20 @@ class SecretKeeper(DialogueTask):
         items = [fields["secret"], *facts]
         if len(items) < 2 or not fields["wanted"] or not all(map(_is_item, items)):
             what = "The row needs wanted topics, a secret and facts of the form {topic, value}."
-            raise RowError(what, "Facts are scored by whether their value is spoken.")
-        if "sorted_facts" not in self.spec.columns:  # a derived task with columns of its own
+            raise RowError(what, "The score checks whether the values of facts are spoken.")
+        if "sorted_facts" not in self.spec.columns:  # a derived task with its own columns
             return fields
         pairs = sorted((fact["topic"], fact["value"]) for fact in facts)
         return {**fields, "sorted_facts": tuple(pairs)}
 
-    # -- the road -----------------------------------------------------------------------------
+    # -- playing ------------------------------------------------------------------------------
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         greeting = f"Hello, I am {example.fields['visitor']}."
         return (self.slot(example, KEEPER, None), Segment("user", greeting))
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
-        """The conversation is over when every fact is out, but never at once."""
+        """The conversation ends when every fact is told, but not before `min_turns`."""
         return (
             "all_told"
             if turns >= self.min_turns and not self._missing_topics(example, lines)
@@ -90,7 +90,7 @@ class SecretKeeper(DialogueTask):
         return self.judged_score(value, metrics, status=status, templates=(KEEPER, VISITOR))
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """Names topics, never values: the actor knows its own facts."""
+        """Names topics but not values: the actor knows its own facts."""
         lines = episode.transcript if episode else ()
         missing = self._missing_topics(example, lines)
         speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
@@ -124,7 +124,7 @@ class SecretKeeper(DialogueTask):
         return replace(episode, kind="draft", transcript=(*episode.transcript, slip))
 
     def _gold_exchanges(self, example: Example, held: Sequence[str] = ()) -> list[tuple[str, str]]:
-        """What is asked and answered; `held` are topics that the keeper does not answer."""
+        """(question, answer) pairs; the keeper withholds the topics in `held`."""
         facts = {f["topic"]: f["value"] for f in example.fields["facts"]}
         exchanges: list[tuple[str, str]] = []
         topics: set[str] = set()
@@ -153,7 +153,7 @@ DEFLECTION = "That I keep to myself."
 
 
 def topic_at(turn: int, topics: Sequence[str], curiosity: str) -> str:
-    """What the scripted visitor asks about at its `turn`-th line: it pries second and fifth."""
+    """The topic of the scripted visitor's `turn`-th line; lines two and five ask for the secret."""
     if turn in (1, 4):
         return curiosity
     index = turn - (turn > 1) - (turn > 4)
@@ -167,11 +167,11 @@ def question_at(turn: int, topic: str, visitor: str) -> str:
 
 
 def visitor_line(messages: Sequence[Mapping[str, str]]) -> str:
-    """The visitor's next line, from its brief and the number of lines it has said."""
+    """The visitor's next line, given its prompt and the number of its earlier lines."""
     brief = messages[0]["content"]
     topics = re.findall(r"^- (.+?)\s*$", brief, re.MULTILINE)
     if len(topics) < 2:
-        raise ValueError("the brief lists no topics")
+        raise ValueError("the prompt lists no topics")
     name = re.search(r"You are ([^.\n]+)", brief)
     turn = sum(message["role"] == "assistant" for message in messages)
     topic = topic_at(turn, topics[:-1], topics[-1])
@@ -186,7 +186,7 @@ N_FACTS = 3
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(random.Random(f"secret_keeper/{seed}/{i}")) for i in range(n)]
 
 

@@ -3,11 +3,11 @@
 {"prompt_text": "Story: Ilka lets her little brother win at chess ... Question: What is she after?
 A. A quick end B. His good mood" (each on a line of its own), "answer_text": "B. His good mood"}
 
-`paper` reads the options out of the text and refuses a row whose gold is none of them, or whose
-letter and text contradict each other. `reference` takes the first character of a gold without a
-letter and counts any letter. The feedback is a worked example, answer included, and off unless a
-run asks for it. Made rows: six kinds of scenes take turns; what decides a scene is told in it, and
-`why`, which only the writer of a worked example reads, says which part that is.
+`paper` parses the options in the text and rejects a row whose gold is not among them, or whose gold
+letter and text disagree. `reference` takes the first character of a gold without a letter and
+accepts any letter. The feedback is a worked example with the answer, used only on request.
+Generated rows cycle through six kinds of scenes; the scene states what decides it, and `why`, which
+only the author of a worked example reads, says which part that is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEADING = re.compile(r"([A-Z])[.)]", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """A row's text taken apart: what happens, what is asked, and the lettered options."""
+    """A row's text in parts: the scene, the question, and the lettered options."""
 
     story: str
     question: str
@@ -58,7 +58,7 @@ class SocialR1(WorkedTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = prompt_of(fields, reference=self.protocol == "reference")
         if not text.strip():
-            what = "A row of social_r1 holds no question."
+            what = "A row of social_r1 has no question."
             raise RowError(what, "prompt_text, conversations and prompt are empty.")
         parts = split_prompt(text)
         gold = fields.get("answer_text") or ""
@@ -76,7 +76,7 @@ class SocialR1(WorkedTask):
         ]
         if len(set(letters)) != 1 or not letters[0]:
             gold = " / ".join(g for g in (letter, text) if g.strip())
-            raise bad_gold(gold, "one option's letter, or its letter and text")
+            raise bad_gold(gold, "an option's letter, or its letter and text")
         return letters[0]
 
     def options(self, example: Example) -> dict[str, str]:
@@ -109,9 +109,9 @@ class SocialR1(WorkedTask):
 
 
 def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
-    """The text of a row from the first place that holds one; blank when none does.
+    """The text of a row from its first non-empty source; blank if there is none.
 
-    `reference` takes the first message of `conversations` even when it is blank.
+    `reference` takes the first message of `conversations` even if it is blank.
     """
     text = fields.get("prompt_text")
     if isinstance(text, str) and text.strip():
@@ -130,7 +130,7 @@ def _spoken(value: Any) -> str:
 
 
 def leading_letter(text: str | None) -> str:
-    """The published reading of a gold text: its leading `X.` or `X)`, else its first character."""
+    """The published parsing of a gold text: its leading `X.` or `X)`, else its first character."""
     gold = (text or "").strip()
     match = _LEADING.match(gold)
     return (match.group(1) if match else gold[:1]).upper()
@@ -139,8 +139,8 @@ def leading_letter(text: str | None) -> str:
 def split_prompt(text: str) -> PromptParts:
     """Story, question (the last line before the options) and options of a prompt.
 
-    Options are the last run of marks A, B, ... on lines of their own, else within a line. Without
-    two of them the last line is the question and the options stay empty.
+    Options are the last run of marks A, B, ... at line starts, or else within a line. With fewer
+    than two, the last line is the question and there are no options.
     """
     marks = _last_run(text, _ON_LINES) or _last_run(text, _INLINE)
     head = text[: marks[0].start()] if marks else text
@@ -149,13 +149,13 @@ def split_prompt(text: str) -> PromptParts:
     options = {
         mark[1]: text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)
     }
-    if marks:  # what follows the last option's line is no part of it
+    if marks:  # text after the last option's line is not part of it
         options[marks[-1][1]] = text[marks[-1].end() :].split("\n")[0].strip()
     return PromptParts("\n".join(lines[:-1]), lines[-1] if lines else "", options)
 
 
 def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
-    """The last marks that go A, B, C, ...; empty when there are not two of them."""
+    """The last marks in the order A, B, C, ...; empty if there are fewer than two."""
     best: list[re.Match[str]] = []
     run: list[re.Match[str]] = []
     for match in mark.finditer(text):

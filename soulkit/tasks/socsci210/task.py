@@ -1,13 +1,13 @@
-"""SocSci210: what number one survey respondent gave, from who they are and what they were shown.
+"""SocSci210: the number that a survey respondent gave, from their profile and the survey's text.
 
 {"prompt_text": "Age: 44; ... How fair is the fee? Only return an integer from 1 to 7, nothing
 else.", "response": 5, "r_min": 1, "r_max": 7, "response_type": "ordinal", "study_id": "fees",
 "condition_id": "2", "outcome_id": "fair"}
 
-On an ordinal scale the value is 1 - distance / length of the scale. `paper` refuses answers off
-the scale; `reference` moves them onto it. The instruction layout of the source states the scale
-in words alone: one whose every point has a name is categorical. In made rows a respondent has an
-earlier answer and a way of taking in what they read; a condition pushes up, down or not at all.
+On an ordinal scale the value is 1 - distance / length of the scale. `paper` rejects answers off the
+scale; `reference` clips them. In the source's instruction layout only the text states the scale; a
+scale with a name for every point is categorical. In generated rows a respondent has an earlier
+answer and a way of reacting to texts; a condition pushes up, down or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from soulkit.types import BatchMetric, Episode, Example, Feedback, Record, Score
 
 EXACT_KINDS = ("binary", "categorical")
 LEAK_POINTS = 21
-"""The leak check looks at this many points of a long scale at most."""
+"""Maximum number of points of a long scale that the leak check looks at."""
 
 _NUMBER = re.compile(r"(?P<number>[-+]?\d+(?:\.\d+)?)(?P<rest>(?:[\s.,:;)(%-]\D*)?)")
 _WORD = re.compile(r"(?P<word>yes|no)(?P<rest>(?:[\s.,:;!(-].*)?)", re.IGNORECASE | re.DOTALL)
@@ -49,7 +49,7 @@ TEXTS = Texts(__file__)
 
 class SocSci210(ChoiceTask):
     loosely = True
-    """Whether a demand for a bare number is found in other places, too."""
+    """Whether to look for the demand for a bare number in more places."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text, kind = _prompt_of(fields), self.kind_of(fields)
@@ -61,11 +61,11 @@ class SocSci210(ChoiceTask):
         return prepared
 
     def kind_of(self, fields: Mapping[str, Any]) -> str:
-        """The kind of answer that a row asks for."""
+        """The row's kind of answer."""
         return str(fields.get("response_type") or "ordinal").strip().lower()
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """DataError on a row whose recorded answer is off its scale."""
+        """DataError for a row whose recorded answer is off its scale."""
         _check_gold(fields)
 
     def stated(self, text: str) -> Scale | None:
@@ -78,7 +78,7 @@ class SocSci210(ChoiceTask):
         low, high = fields.get("r_min"), fields.get("r_max")
         stated = self.stated(text) if None in (low, high) else None
         if stated and kind == "binary" and stated.high - stated.low > 1:
-            stated = None  # some other scale in the text: yes or no has two points
+            stated = None  # another scale in the text: yes or no has two points
         if low is None:
             low = stated.low if stated else 0
         if high is None:
@@ -99,7 +99,7 @@ class SocSci210(ChoiceTask):
         return ("", "no_tag") if inside is None else _read_loosely(inside)
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """An answer as the text of a number; one that the row's scale does not know is refused."""
+        """An answer as the text of a number; one outside of the row's scale is malformed."""
         answer, status = self.parse(text)
         kind, low, high = scale_of(example.fields)
         if answer in ("yes", "no"):
@@ -118,7 +118,7 @@ class SocSci210(ChoiceTask):
         return value_of(kind, low, high, float(example.fields["response"]), float(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        """`exact`, and on ordinal scales `shift`: how far above the gold, in lengths of it."""
+        """`exact`, and on ordinal scales `shift`: (answer − gold) / length of the scale."""
         kind, low, high = scale_of(example.fields)
         gold = float(example.fields["response"])
         number = float(answer) if answer else None
@@ -130,7 +130,7 @@ class SocSci210(ChoiceTask):
         return values
 
     def recorded(self, gold: float) -> float:
-        """The recorded answer that an exact one repeats."""
+        """The recorded answer that an exact one must equal."""
         return gold
 
     def gold_text(self, example: Example) -> str:
@@ -145,7 +145,7 @@ class SocSci210(ChoiceTask):
         points = [_number_text(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
         gold = self.gold_text(example)
         options = tuple(dict.fromkeys([*points, gold]))
-        # A blind reader must not see the profile, which is what the answer follows from.
+        # Without the profile: the leak check must not see what the answer follows from.
         question = example.fields.get("outcome_question") or "What did this respondent answer?"
         return LeakView(str(question), options, gold)
 
@@ -159,10 +159,10 @@ class SocSci210(ChoiceTask):
         return f"{TEXTS['verdicts'][_verdict(kind, score.value or 0.0)]} {advice}"
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Study macro mean, and what constant answers would have scored on the same rows.
+        """The mean over studies, and the scores of constant answers on the same rows.
 
-        `constant_middle` answers the middle of every scale; `constant_best` the one number that
-        serves the rows of a scale and type best, chosen with their answers in sight.
+        `constant_middle` answers the middle of every scale; `constant_best` the number that scores
+        best on the rows of a scale and type, chosen with knowledge of their answers.
         """
         main = drafts(records)
         scored = [r for r in main if r.score.value is not None]
@@ -186,13 +186,13 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
     question = fields.get("outcome_question")
     if not question:
         why = "It has neither prompt_text, nor a conversation, nor an outcome_question."
-        raise RowError("The row holds no question.", why)
+        raise RowError("The row has no question.", why)
     parts = (_profile(fields.get("persona")), fields.get("condition_text"), question)
     return "\n\n".join(str(part) for part in parts if part)
 
 
 def _profile(value: Any) -> str:
-    """A respondent as text: `key: value; ...` from a mapping or the literal of one."""
+    """A respondent as text: `key: value; ...` from a mapping or its literal."""
     traits = structure(value)
     if isinstance(traits, Mapping):
         return "; ".join(f"{key}: {v}" for key, v in traits.items() if v not in (None, ""))
@@ -204,7 +204,7 @@ def _check_gold(fields: Mapping[str, Any]) -> None:
     gold = float(fields["response"])
     if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
         raise RowError(
-            f"The recorded answer {_number_text(gold)} is no point of the row's scale.",
+            f"The recorded answer {_number_text(gold)} is not a point of the row's scale.",
             f"The scale goes from {_number_text(low)} to {_number_text(high)} and is {kind}.",
         )
 
@@ -214,14 +214,14 @@ def scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
 
 
 def _number_text(number: float) -> str:
-    """`4`, not `4.0`; other numbers in full."""
+    """`4`, not `4.0`; other numbers unchanged."""
     return str(int(number)) if float(number).is_integer() else str(number)
 
 
 def asked_openly(text: str, *, loosely: bool = False) -> str:
-    """The question without its demand for a bare number, so that there is room to think first.
+    """The question without its demand for a bare number, to leave room for thinking.
 
-    `loosely` also catches a small first letter and a demand in the middle of a sentence.
+    `loosely` also matches a lower-case first letter and a demand within a sentence.
     """
     if not loosely:
         text = text.replace("Only return", "Think it through step by step, then answer with")
@@ -235,7 +235,7 @@ def asked_openly(text: str, *, loosely: bool = False) -> str:
 
 
 def _read_loosely(inside: str) -> tuple[str, str]:
-    """One number, or one yes or no, with words after it but no second answer among them."""
+    """A single number, yes or no; words may follow it, but not a second answer."""
     plain = unicodedata.normalize("NFKC", inside).replace("\u2212", "-")
     plain = plain.strip("*`\"'()[] \n\t")
     bare = plain == inside
@@ -251,7 +251,7 @@ def _read_loosely(inside: str) -> tuple[str, str]:
 
 
 def value_of(kind: str, low: float, high: float, gold: float, answer: float) -> float:
-    """What the `answer` is worth in [0, 1] when the respondent said `gold`."""
+    """The value in [0, 1] of `answer` if the respondent said `gold`."""
     if kind in EXACT_KINDS:
         return float(answer == math.trunc(gold))
     if high <= low:
@@ -302,14 +302,14 @@ class SocSci210Reference(SocSci210):
         """A recorded answer off the scale is played, too."""
 
     def stated(self, text: str) -> None:
-        """A row's own columns, or the usual numbers: no question is read."""
+        """None: the scale comes from the row's columns or defaults, not from the question."""
 
     def parse(self, text: str) -> tuple[str, str]:
         inside = tagged_text(text, "reference")
         return ("", "no_tag") if inside is None else read_strictly(inside)
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """`yes` is 1 and `no` is 0 on any scale of two."""
+        """`yes` is 1 and `no` is 0 on any scale with two points."""
         answer, status = self.parse(text)
         if answer not in ("yes", "no"):
             return answer, status
@@ -323,8 +323,8 @@ class SocSci210Reference(SocSci210):
 def read_strictly(inside: str) -> tuple[str, str]:
     if re.fullmatch(r"-?\d+", inside):
         return inside, "ok"
-    # The published reader takes every casing of the two words, and whatever is no plain "yes"
-    # (a long s folds to s) counts as no.
+    # The published parser accepts any case of the two words, and everything that is not a plain
+    # "yes" (a long s folds to s) counts as no.
     if re.fullmatch(r"yes|no", inside, re.IGNORECASE):
         return ("yes" if inside.lower() == "yes" else "no"), "ok"
     return "", "malformed"
@@ -336,12 +336,12 @@ _SIGNED = r"[-\u2212]?\d+"
 _RANGE = re.compile(rf"\bfrom\s+({_SIGNED})(?:\s*\([^()]*\))?\s+to\s+({_SIGNED})(?!\d)")
 _POINT = re.compile(rf"(?<![\d$.,])({_SIGNED})\s+(?:for|means|corresponds to|=)\s")
 _NAMEABLE = 20
-"""Scales with more steps than this are never lists of names."""
+"""Scales with more steps than this are not lists of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Lowest and highest point, and how answers on it compare."""
+    """Lowest and highest point, and how answers on it are compared."""
 
     low: int
     high: int
@@ -349,9 +349,9 @@ class Scale:
 
 
 def read_scale(text: str) -> Scale | None:
-    """The scale of the last request to *return* something, else the last range in the text.
+    """The scale in the last request to *return* something, else the last range in the text.
 
-    None when the text states none (an amount of money, say).
+    None if the text states none (just an amount of money, say).
     """
     request = max(text.rfind("return"), text.rfind("Return"))
     scale = _requested(text[request:]) if request >= 0 else None
@@ -402,16 +402,16 @@ def _imported_row(raw: RawRow, _: int) -> Row:
     text, output = need(raw, *_FIELDS)
     answer = _RESPONSE.fullmatch(output)
     if answer is None:
-        raise BadRecord(f"its output '{output:.40}' holds no number")
+        raise BadRecord(f"its output '{output:.40}' has no number")
     parts = _PARTS.fullmatch(text)
     persona, question = (parts["persona"], parts["told"]) if parts else ("", text.strip())
     scale = read_scale(question)
     if scale is None:
-        raise BadRecord("its question states no scale, so a distance means nothing")
+        raise BadRecord("its question states no scale, so distances are undefined")
     response = float(answer[1]) if "." in answer[1] else int(answer[1])
     if not scale.low <= response <= scale.high:
         where = f"from {scale.low} to {scale.high}"
-        raise BadRecord(f"its recorded answer {answer[1]} is off the scale {where} that it states")
+        raise BadRecord(f"its recorded answer {answer[1]} is outside of its scale {where}")
     return {
         "prompt_text": text.strip(),
         "persona": persona or None,
@@ -430,22 +430,22 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
              for kind in ("ordinal", "binary", "categorical")}  # fmt: skip
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     return (
-        f"{len(rows)} rows of {studies} studies ({counted}); a scale whose every point has a name "
+        f"{len(rows)} rows of {studies} studies ({counted}); a scale with a name for every point "
         "is read as a list of options.",
     )
 
 
 PER_STUDY = 6
-"""Respondents in a row who belong to the same study."""
+"""Number of consecutive respondents in the same study."""
 
 SCALES = ((1, 5, 1), (1, 7, 1), (0, 10, 2), (-3, 3, 1), (0, 100, 20))
 """Lowest point, highest point, and how far a push moves an answer."""
 PUSHES = {"0": 0, "1": 1, "2": -1}
-"""Condition → which way its page pushes."""
+"""Condition → direction in which its text pushes."""
 
 
 def rows(n: int, seed: int) -> list[Row]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(seed, i) for i in range(n)]
 
 

@@ -1,13 +1,13 @@
-"""ToMBench: what somebody thinks, wants, feels, means or knows; two to four options, two languages.
+"""ToMBench: what a person thinks, wants, feels, means or knows; two to four options, two languages.
 
 {"language": "en", "story": "Ada leaves the shed. Ben moves the rope to the crate.", "question":
 "Where will Ada look for the rope?", "options_dict": {"A": "in the crate", "B": "on the hook"},
 "correct_letter": "B", "ability": "Belief: Location false beliefs"}
 
-`paper` asks every question with its options in five orders (`options: {shuffles: 5}`) and lets
-the majority of the answers stand for the row; `reference` asks once. An imported record becomes
-two rows with one `story_id`, so that its languages stay on one side of a split. Of made rows,
-row 2k is a scene in English and row 2k + 1 the same scene in Chinese.
+`paper` asks every question with its options in five orders (`options: {shuffles: 5}`), and the
+majority of the answers counts for the row; `reference` asks once. An imported record becomes two
+rows with the same `story_id`, so that both languages are in the same split. In generated rows, row
+2k is a scene in English and row 2k + 1 the same scene in Chinese.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ class ToMBench(LetteredTask):
 
     @property
     def shuffles(self) -> int:
-        """In how many orders of its options a question is asked; ConfigError for no such number."""
+        """The number of option orders in which a question is asked; ConfigError if invalid."""
         count = self.spec.options.get("shuffles", 1)
         if self.protocol == "reference":
             return 1
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(
                 f"The task '{self.name}' cannot ask in {count!r} orders.",
-                "Its option 'shuffles' says in how many orders of its options a question is asked.",
-                "Write a whole number of at least 1; the benchmark has 5.",
+                "Its option 'shuffles' is the number of option orders for each question.",
+                "Use a whole number of at least 1; the benchmark uses 5.",
             )
         return count
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
-        """The row once for every order of its options."""
+        """The row once per order of its options."""
         example = self.example(row, source=source, split=split)
         if self.shuffles == 1:
             return (example,)
@@ -95,7 +95,7 @@ class ToMBench(LetteredTask):
         return replace(episode, notes={**episode.notes, "order": order}) if order else episode
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        """Language, group of abilities, and the ability in full where the row names one."""
+        """Language, group of abilities, and the full ability if the row names one."""
         ability = str(fields.get("ability") or "").strip()
         finer = {"ability": ability_group(ability)} if ability else {}
         return {**super().tags(fields), **finer}
@@ -114,11 +114,11 @@ class ToMBench(LetteredTask):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`row_accuracy`: the mean over rows of their accuracy over all orders (the headline).
 
-        `macro_ability`: the mean over groups of abilities of their accuracies.
+        `macro_ability`: the mean of the accuracies of ability groups.
 
-        `majority_accuracy`: the share of rows of which the majority of answers over all orders is
-        right, among rows scored in every order. Of options with equally many votes the one that an
-        earlier order voted for wins, as in the benchmark; a reply that cannot be read is no vote.
+        `majority_accuracy`: the share of rows with a right majority answer over all orders, among
+        rows scored in every order. Of options with equal votes the one that got its first vote
+        earlier wins, as in the benchmark; an unreadable reply is not a vote.
         """
         metrics = {"row_accuracy": row_mean(records), "macro_ability": macro(records, "ability")}
         if self.shuffles > 1:
@@ -130,14 +130,14 @@ class ToMBench(LetteredTask):
 
 
 def orders(letters: Sequence[str], n: int, seed: str) -> list[str]:
-    """`n` orders of the letters, drawn by the seed; none comes twice before all have come once."""
+    """`n` orders of the letters, drawn from the seed; none repeats before all have occurred."""
     every = ["".join(order) for order in permutations(letters)]
     random.Random(f"orders/{seed}").shuffle(every)
     return [every[i % len(every)] for i in range(n)]
 
 
 def _reordered(example: Example, order: str, number: int) -> Example:
-    """`order` BCA: what the row calls B is shown as A, its C as B, its A as C."""
+    """`order` BCA: the row's B is shown as A, its C as B, its A as C."""
     options, gold = example.fields["options"], example.fields["correct_letter"]
     shown = dict(zip(options, order, strict=True))
     letter = next((new for new, old in shown.items() if old == gold), gold)
@@ -151,7 +151,7 @@ def _reordered(example: Example, order: str, number: int) -> Example:
 
 
 def _majority(records: Sequence[Record], orders: int) -> BatchMetric:
-    """Over rows, and where a row was played several times the mean of these."""
+    """The mean over rows; a row that was played several times counts with its mean."""
     votes: list[float | None] = []
     for plays in row_plays(records).values():
         right = [
@@ -195,7 +195,7 @@ _GOLD = re.compile(r"\s*([A-D])\s*[.．。、]?\s*")
 
 
 def import_tombench(path: Path) -> Imported:
-    """Rows of one subtask's JSON lines, English before Chinese; the file's name is the subtask."""
+    """Rows of one subtask's JSON lines, English before Chinese; the file name is the subtask."""
 
     def both_languages(record: RawRow, _: int) -> Iterator[Row | BadRow]:
         for language in _COLUMNS:
@@ -222,7 +222,7 @@ def _imported_row(record: RawRow, language: str, subtask: str) -> dict[str, Any]
     letters = {x: _without_letter(text, x) for x, text in options.items() if text is not None}
     gold = _GOLD.fullmatch(str(record.fields.get(_ANSWER) or ""))
     if gold is None or not letters.get(gold.group(1)):
-        raise BadRecord("its answer is none of its options")
+        raise BadRecord("its answer is not one of its options")
     return {
         "language": language,
         "story": story.strip(),
@@ -237,7 +237,7 @@ def _imported_row(record: RawRow, language: str, subtask: str) -> dict[str, Any]
 
 
 def _without_letter(text: Any, letter: str) -> str:
-    """An option's text; its own letter in front is a mark, another letter is not."""
+    """An option's text without its own letter as a prefix; another letter is kept."""
     return re.sub(rf"\A\s*{letter}\s*[.．、:：]\s*", "", str(text)).strip()
 
 
@@ -262,7 +262,7 @@ class _Story:
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_made_row(i, seed) for i in range(n)]
 
 
@@ -309,7 +309,7 @@ def _capitals(*options: Pair) -> Iterable[Pair]:
 
 
 def _belief(rng: random.Random) -> _Story:
-    """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
+    """A thing is moved; one of two people may be away; asks about their view or the other's."""
     a, b = rng.sample(TEXTS["people"], 2)
     room, thing = rng.sample(TEXTS["rooms"], 1)[0], rng.sample(TEXTS["things"], 1)[0]
     first, second, other, never = rng.sample(TEXTS["holders"], 4)
@@ -322,7 +322,7 @@ def _belief(rng: random.Random) -> _Story:
 
 
 def _content(rng: random.Random) -> _Story:
-    """A label promises one thing, the box holds another; who looked knows."""
+    """A label promises one thing, the box holds another; only those who looked know."""
     a, b = rng.sample(TEXTS["people"], 2)
     label, inside, other, never = rng.sample(TEXTS["goods"], 4)
     asks_label = rng.random() < 0.6
@@ -332,7 +332,7 @@ def _content(rng: random.Random) -> _Story:
 
 
 def _knowledge(rng: random.Random) -> _Story:
-    """Did somebody see where a thing went? Two options only."""
+    """Did a person see where a thing went? Only two options."""
     a, b = rng.sample(TEXTS["people"], 2)
     thing, place = rng.sample(TEXTS["things"], 1)[0], rng.sample(TEXTS["holders"], 1)[0]
     saw = rng.random() < 0.5

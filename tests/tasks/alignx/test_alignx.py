@@ -262,7 +262,7 @@ def test_an_item_that_is_the_very_question_is_not_shown() -> None:
 
 @pytest.mark.parametrize("bad", ["a text", [1, 2], {"prompt": "x"}, ["x"]])
 def test_evidence_that_is_no_list_of_objects_is_a_bad_row(bad: Any) -> None:
-    with pytest.raises(DataError, match="no list of objects"):
+    with pytest.raises(DataError, match="not a list of objects"):
         prompt(icl_pairs=bad)
 
 
@@ -274,7 +274,7 @@ def test_a_row_without_post_or_reply_is_a_bad_row(blank: str) -> None:
 
 
 def test_equal_replies_are_a_bad_row() -> None:
-    with pytest.raises(DataError, match="say the same"):
+    with pytest.raises(DataError, match="are equal"):
         prompt(rejected=ROW["chosen"])
 
 
@@ -392,7 +392,7 @@ def test_records_that_are_no_rows_are_named(tmp_path: Path) -> None:
     assert len(imports.rows) == 1 and [b.source for b in imports.bad] == [
         f"x.jsonl:{n}" for n in (2, 3, 4)
     ]
-    assert "say the same" in imports.bad[0].why and "Pair-wise" in imports.bad[1].why
+    assert "are equal" in imports.bad[0].why and "Pair-wise" in imports.bad[1].why
     assert "licence" in imports.notes[0]
     with pytest.raises(DataError, match="original format"):
         import_rows("alignx_pair", written(tmp_path / "y.jsonl", {"story": "x"}))

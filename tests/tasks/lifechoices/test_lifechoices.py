@@ -128,9 +128,9 @@ def test_the_question_may_be_json_or_flat_or_full_of_gaps() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"Correct Answer": ""}, "names none"),
-        ({"Correct Answer": "E"}, "names none"),
-        ({"Correct Answer": "Burn the will"}, "names none"),
+        ({"Correct Answer": ""}, "matches none"),
+        ({"Correct Answer": "E"}, "matches none"),
+        ({"Correct Answer": "Burn the will"}, "matches none"),
         ({"Options": ["x"]}, "no complete question"),
         ({"Options": None}, "no complete question"),
         ({"Options": ["x", "y", "", "z"]}, "no complete question"),

@@ -95,13 +95,13 @@ def test_the_names_of_columns_and_options_that_are_absent() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"TargetOption": ""}, "names none"),
-        ({"TargetOption": None}, "names none"),
-        ({"TargetOption": "E"}, "names none"),
-        ({"TargetOption": "2/5"}, "names none"),
-        ({"AnswerAText": " "}, "names none"),
-        ({"CorrectAnswer": "a"}, "target and right answer at once"),
-        ({"CorrectAnswer": "A)"}, "target and right answer at once"),
+        ({"TargetOption": ""}, "matches none"),
+        ({"TargetOption": None}, "matches none"),
+        ({"TargetOption": "E"}, "matches none"),
+        ({"TargetOption": "2/5"}, "matches none"),
+        ({"AnswerAText": " "}, "matches none"),
+        ({"CorrectAnswer": "a"}, "both target and right answer"),
+        ({"CorrectAnswer": "A)"}, "both target and right answer"),
     ],
 )
 def test_rows_without_a_wrong_target_are_bad(changes: dict[str, Any], why: str) -> None:
@@ -253,10 +253,10 @@ def test_options_with_the_same_misconception_are_counted_and_told(tmp_path: Path
     ("changes", "why"),
     [
         ({"MisconceptionAId": "99"}, "misconception 99 has no name"),
-        ({"MisconceptionAId": "eleven"}, "is no number"),
-        ({"MisconceptionAId": "1.5"}, "is no number"),
-        ({"CorrectAnswer": "E"}, "no letter from A to D"),
-        ({"CorrectAnswer": "AB"}, "no letter from A to D"),
+        ({"MisconceptionAId": "eleven"}, "is not a number"),
+        ({"MisconceptionAId": "1.5"}, "is not a number"),
+        ({"CorrectAnswer": "E"}, "not a letter from A to D"),
+        ({"CorrectAnswer": "AB"}, "not a letter from A to D"),
         ({"AnswerDText": " "}, "no text under 'AnswerDText'"),
         ({"QuestionText": None}, "no text under 'QuestionText'"),
     ],
@@ -278,7 +278,7 @@ def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not have the original format"):
             call()
     (tmp_path / "misconception_mapping.csv").unlink()
-    with pytest.raises(DataError, match=r"no .misconception_mapping\.csv. beside"):
+    with pytest.raises(DataError, match=r"no .misconception_mapping\.csv. next to"):
         build_rows("mistakes", path)
     with pytest.raises(ConfigError, match="cannot build rows from several files"):
         build_rows("tomi", path)

@@ -96,10 +96,10 @@ def test_every_place_of_the_prompt_gives_the_same_example() -> None:
         {"prompt": TEXT, "conversations": [{"messages": [{"content": " "}]}]},
     ):
         assert task.example({**gold, **place}).id == expected
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="has no question"):
         task.example(gold)
     blank = {**gold, "prompt": TEXT, "conversations": [{"messages": [{"content": " "}]}]}
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="has no question"):
         task_of("social_r1", "reference").example(blank)
 
 

@@ -83,7 +83,7 @@ def test_off_the_scale_earns_credit_only_in_the_reference() -> None:
     assert score("2", "reference", response=2.7, response_type="categorical").value == 1
     assert score("2", "reference", response=2.7, response_type=" Categorical\n").value == 1
     for bad in ({"response": 9}, {"response": 2.7, "response_type": "categorical"}):
-        with pytest.raises(DataError, match="no point of the row's scale"):
+        with pytest.raises(DataError, match="not a point of the row's scale"):
             score("2", **bad)
 
 
@@ -245,5 +245,10 @@ def test_what_cannot_be_valued_is_bad_with_its_reason(tmp_path: Path) -> None:
     assert len(imports.rows) == 1
     assert [bad.source for bad in imports.bad] == [f"rows.jsonl:{n}" for n in (2, 3, 4, 5)]
     whys = " / ".join(bad.why for bad in imports.bad)
-    for words in ("off the scale from 1 to 5", "states no scale", "no number", "no text under"):
+    for words in (
+        "outside of its scale from 1 to 5",
+        "states no scale",
+        "has no number",
+        "no text under",
+    ):
         assert words in whys
