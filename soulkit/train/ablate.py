@@ -250,7 +250,7 @@ def refuse_unlike(runs: Sequence[PlannedRun], *, judged_alike: bool = False) -> 
         raise ConfigError(
             f"The methods would not be measured the same way ({'; '.join(reasons)}).",
             "Differences between methods would then be mixed with differences in measurement.",
-            "Score the final episodes of all methods with one judge with --eval-judge MODEL, or "
+            "Let one judge score the final episodes of all methods with --eval-judge MODEL, or "
             "compare anyway with --force-mixed."
             if only_judges
             else "Set judge, partner, samples, rows and protocol for the whole command, or compare "

@@ -36,7 +36,7 @@ from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import TASKS, shade_options, steps_of, train, write_coach
 from tests.support.training import config, random_model
 
-LEAK = "16 of 16 feedbacks leak the answer (gold_text)"
+LEAK = "16 of 16 feedback texts leak the answer (gold_text)"
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +177,16 @@ LEAKED, SILENT = record(1, received=TELLING), record(2)
     ("refines", "records", "words"),
     [
         (True, USED, ""),
-        (True, (LEAKED,), "nothing was refined: 1 of 1 feedbacks leak the answer (gold_text)"),
-        (False, (LEAKED,), "nothing was taught: 1 of 1 feedbacks leak the answer (gold_text)"),
+        (True, (LEAKED,), "nothing was refined: 1 of 1 feedback texts leak the answer (gold_text)"),
+        (False, (LEAKED,), "nothing was taught: 1 of 1 feedback texts leak the answer (gold_text)"),
         (False, (record(0, received=ADVICE),), ""),
         (True, (record(0, received=ADVICE),), "no other draft had feedback to swap for 1 of 1"),
         (True, (SILENT,), "the coach gave no feedback on 1 of 1 drafts"),
         (True, (record(0, coach_failure="gone"),), "the coach failed on 1 of 1 drafts"),
-        (True, (LEAKED, SILENT), "1 of 2 feedbacks leak the answer (gold_text), the coach gave"),
+        (True, (LEAKED, SILENT), "1 of 2 feedback texts leak the answer (gold_text), the coach"),
         (True, (USED[0], record(0, "refined", BROKEN)), "1 of 1 refined rollouts have no score"),
         (True, (USED[0], record(0, "refined", context=Segment("user", "Q."))),
-         "1 of 1 feedbacks are in no prompt"),
+         "1 of 1 feedback texts are missing from the prompt"),
         (True, (record(0, score=BROKEN),), ""),  # an unscored draft leaves before
     ],
 )  # fmt: skip
@@ -220,7 +220,7 @@ def test_steps_in_vain_are_counted_while_they_follow_each_other() -> None:
 def test_of_a_mixture_the_task_without_use_is_named() -> None:
     other = (record(3, received=ADVICE, task="mute"), record(3, "refined", task="mute"))
     counts = after(monitor("kind", "mute"), LEAKED, *other)
-    remark = "nothing was refined for kind: 1 of 1 feedbacks leak the answer (gold_text)"
+    remark = "nothing was refined for kind: 1 of 1 feedback texts leak the answer (gold_text)"
     assert (counts.missing, counts.in_vain) == ({"kind": remark}, 0)
 
 

@@ -92,7 +92,9 @@ def test_what_depends_on_the_number_is_said_and_the_warm_up_stays(
     capsys.readouterr()
     assert soul(*few, "--batch", 1, "--steps", 44, "--out", out) == 0
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("steps raised")]
-    assert "cosine that now ends at step 44" in line and "the warm-up stays 1 steps" in line
+    assert (
+        "cosine learning rate now ends at step 44" in line and "the warm-up stays 1 steps" in line
+    )
     assert read_config(out)["warmup_steps"] == 1
     rates = [one.lr for one in read_step_lines(out / "metrics.jsonl") if one.step >= 0]
     assert rates[19] is not None and rates[20] is not None and rates[20] > 4 * rates[19]

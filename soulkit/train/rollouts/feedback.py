@@ -66,11 +66,11 @@ STEPS_IN_VAIN = 3
 """Number of consecutive steps without usable feedback after which a run stops."""
 
 REASONS = {
-    "leaks": "{n} of {of} feedbacks leak the answer",
+    "leaks": "{n} of {of} feedback texts leak the answer",
     "silent": "the coach gave no feedback on {n} of {of} drafts",
     "failed": "the coach failed on {n} of {of} drafts",
     "unscored": "{n} of {of} refined rollouts have no score",
-    "unmarked": "{n} of {of} feedbacks are in no prompt",
+    "unmarked": "{n} of {of} feedback texts are missing from the prompt",
     "unshared": "no other draft had feedback to swap for {n} of {of} drafts",
 }
 
@@ -107,7 +107,7 @@ class FeedbackOutcome:
     """Kinds of leaks among missing feedback."""
 
     def sentence(self) -> str:
-        """The reasons as text, such as `16 of 16 feedbacks leak the answer (gold_text)`."""
+        """The reasons as text, such as `16 of 16 feedback texts leak the answer (gold_text)`."""
         of = self.missing.total()
         parts = [
             form.format(n=n, of=of) for why, form in REASONS.items() if (n := self.missing[why])
