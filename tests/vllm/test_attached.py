@@ -228,7 +228,7 @@ def test_another_models_tokenizer_is_refused(
     from soulkit.models.local.tiny import tiny_tokenizer
 
     codec = Codec(tiny_tokenizer(["apple", "where", "box", "nobody"]))
-    with pytest.raises(IncompatibleServer, match="another tokenizer"):
+    with pytest.raises(IncompatibleServer, match="different tokenizer"):
         asyncio.run(probe_servers(fleet(address), str(tiny_model), codec))
 
 
