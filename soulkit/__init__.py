@@ -1,10 +1,10 @@
-"""soulkit: evaluate, train and understand human simulators.
+"""soulkit: evaluate and train language models as human simulators.
 
     import soulkit as sk
 
     summary = sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"})
 
-The names below are loaded when they are first used: importing soulkit imports nothing else.
+The names below are imported on first use, so `import soulkit` is fast.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The functions of `import soulkit as sk`: the commands, from Python.
+"""The Python API, `import soulkit as sk`: the commands as functions.
 
-Each does what the command of the same purpose does, with the same checks, files and resume, and
-returns what the command would print. Settings are those of the command line, with underscores.
-They also work in a notebook, where an event loop runs; `aevaluate` and `atrain_model` are for
-asynchronous code.
+Each function has the same checks, files and resume as its command, and returns the results that the
+command prints. Settings have the names of the options, with underscores. The functions also work in
+notebooks; `aevaluate` and `atrain_model` are for asynchronous code.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ if TYPE_CHECKING:
 def evaluate(
     model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
 ) -> Summary:
-    """Score a model on tasks, as `soul eval` does; returns the summary that `summary.json` holds.
+    """Evaluate a model on tasks, like `soul eval`; returns the content of `summary.json`.
 
-    A checkpoint on this machine, or with `base_url` a model behind an OpenAI-compatible server.
+    `model` is a checkpoint on this machine or, with `base_url`, a model behind an OpenAI-compatible
+    server.
 
         sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"}, out="runs/after")
         sk.evaluate("gpt-5-nano", ["TASK", "OTHER"], base_url="https://api.openai.com/v1")
 
-    Raises a UserError for whatever the command would refuse.
+    Raises a UserError if the command would fail with one.
     """
     from soulkit.runs.coroutines import run_beside_loop
 
@@ -44,9 +44,9 @@ def evaluate(
 async def aevaluate(
     model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
 ) -> Summary:
-    """`evaluate`, without holding up the event loop: `await sk.aevaluate(...)`.
+    """`evaluate` without blocking the event loop: `await sk.aevaluate(...)`.
 
-    Cancelled, it stops like a command after Ctrl-C: the same call with the same `out` resumes.
+    Cancellation stops it like Ctrl-C stops the command; the same call with the same `out` resumes.
     """
     from soulkit.runs.coroutines import run_in_thread
 
@@ -75,14 +75,14 @@ def train_model(
     out: str | Path | None = None,
     **settings: Any,
 ) -> TrainSummary:
-    """Train an adapter, as `soul train METHOD` does; returns the summary.
+    """Train an adapter, like `soul train METHOD`; returns the summary.
 
-    `tasks` may say mixing ratios. The weights are in `out/model` afterwards.
+    `tasks` may map tasks to mixing ratios. The weights are written to `out/model`.
 
         sk.train_model("ditto", "runs/warm/model", "TASK", data={"TASK": "synth:2000"},
                        partner="scripted:lines.yaml", steps=50, out="runs/ditto")
 
-    Raises a UserError for whatever the command would refuse.
+    Raises a UserError if the command would fail with one.
     """
     from soulkit.runs.coroutines import run_beside_loop
 
@@ -98,7 +98,7 @@ async def atrain_model(
     out: str | Path | None = None,
     **settings: Any,
 ) -> TrainSummary:
-    """`train_model`, without holding up the event loop: `await sk.atrain_model(...)`."""
+    """`train_model` without blocking the event loop: `await sk.atrain_model(...)`."""
     from soulkit.runs.coroutines import run_in_thread
 
     with _explained():
@@ -122,7 +122,7 @@ def _training(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """A package that is not installed is a UserError that says how to install it."""
+    """Turn a missing optional package into a UserError that says how to install it."""
     from soulkit.errors import MissingPackage
 
     try:
@@ -135,8 +135,8 @@ def _explained() -> Iterator[None]:
 
 
 def _with_rows(config: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with rows as the configuration holds them, where they are written as an option of
-    the command line: "synth:100", or ["TASK=FILE", ...]."""
+    """`settings` with `data` converted from the notation of the command line: "synth:100" or
+    ["TASK=FILE", ...]."""
     rest = {name: value for name, value in settings.items() if name != "data"}
     if not isinstance(settings.get("data"), str | list):
         return dict(settings)
@@ -147,12 +147,12 @@ def compare(
     a: str | Path, b: str | Path, metric: str = "headline", *, suite: str = "",
     force_mixed: bool = False, shared_rows: bool = False,
 ) -> Comparison:  # fmt: skip
-    """B minus A on the episodes that both runs scored, task by task, as `soul compare` does.
+    """The difference B - A per task on episodes that both runs scored, like `soul compare`.
 
         sk.compare("runs/before", "runs/after").tasks[0].paired.difference
 
-    With `shared_rows` on the rows alone that both evaluations have. RunError when the runs share no
-    episode or were not measured the same way.
+    `shared_rows` restricts it to rows that both evaluations contain. RunError if the runs share no
+    episode or were measured differently.
     """
     from soulkit.eval.comparison.compare import compare_runs
 
@@ -161,11 +161,11 @@ def compare(
 
 
 def load_run(path: str | Path) -> RunData:
-    """One run folder: its summary, its training steps, its episodes.
+    """The summary, training steps and episodes of a run folder.
 
         [record.score.value for record in sk.load_run("runs/after").records]
 
-    RunError when `path` holds no run.
+    RunError if `path` is not a run.
     """
     from soulkit.report.load import load_runs
 
@@ -173,11 +173,12 @@ def load_run(path: str | Path) -> RunData:
 
 
 def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol = "paper") -> Task:
-    """A task, ready to bind rows, play, score and critique; `tasks` is a file with your own.
+    """A task that can bind rows, run episodes, score and give feedback. `tasks` is a YAML file with
+    your own tasks.
 
         sk.load_task("TASK").example({"question": "…", "answer": "box"})
 
-    ConfigError when nobody declares it, or for another protocol.
+    ConfigError for an unknown task or an unsupported protocol.
     """
     from soulkit.tasks.kit.registry import load_registry
     from soulkit.tasks.kit.spec import protocol_named

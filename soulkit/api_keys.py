@@ -1,4 +1,4 @@
-"""Keys that this process has read, and how they are cut out of texts of servers and libraries."""
+"""The API keys that this process has read, and their removal from texts of servers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 MASK = "[key]"
 SHORTEST = 8
-"""Characters of a key. Shorter values are placeholders such as "x"; masking them would garble."""
+"""Minimum length of a key. Shorter values are placeholders such as "x"; masking them would garble
+texts."""
 _WORD = 20
-"""A key without a digit that is shorter is taken for a word."""
+"""A key without a digit that is shorter counts as a word."""
 _PART = 12
-"""Characters of a part of a key at least."""
+"""Minimum length of a part of a key."""
 _ROUNDS = 3
-"""Of escapes within escapes."""
+"""Depth of escapes within escapes."""
 _SPACE = bytes(b for b in range(256) if not 0x21 <= b <= 0x7E)
-"""What no key has: white space, controls, and whatever is not ASCII."""
+"""Characters that no key contains: white space, controls and non-ASCII."""
 _ESCAPE = re.compile(
     # A run of backslashes is taken whole, from its first one, or long runs would take long.
     r"(?<!\\)\\++(?:(?:u00|x)(?P<json>[0-9a-f]{2})|[nrt]|(?P<sign>[^\w\s]))"
@@ -28,28 +29,28 @@ _ESCAPE = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"\\(?:u00|x)[0-9a-f]|%[0-9a-f]{2}|&[\#a-z]", re.IGNORECASE)
-"""Escapes that stand for a letter or a digit; those of JSON's white space are everywhere."""
+"""Escapes of letters and digits; JSON's white space escapes are too common to count."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
 _remembered: dict[str, None] = {}
 
 Spelled = tuple[str, list[tuple[int, int]]]
-"""Characters that a text spells, and where each one begins and ends in it."""
+"""The unescaped characters of a text, and where each begins and ends."""
 
 
 def remember(key: str) -> None:
-    """Have `key` masked from now on, in whatever any server says."""
+    """Mask `key` from now on in all texts from servers."""
     if len(key) >= SHORTEST:
         _remembered[key] = None
 
 
 def holds_key(text: str) -> bool:
-    """Whether a remembered key stands in `text`, however it is written."""
+    """Whether `text` contains a remembered key in any notation."""
     words, needles = _sought(tuple(_remembered))
     return bool((needles and _hides(text, needles)) or (words and _says(text, words)))
 
 
 def masked(text: str) -> str:
-    """`text` without keys; without anything where a key cannot be told from what is around it."""
+    """`text` with masked keys; only a mask if a key cannot be separated from its surroundings."""
     if not holds_key(text):
         return text
     for escapes in (True, False):
@@ -58,9 +59,9 @@ def masked(text: str) -> str:
 
 
 def masked_json(raw: str) -> str:
-    """A JSON text as it came, or written anew with every string masked where it holds a key.
+    """A JSON text unchanged, or rewritten with masked strings if it contains a key.
 
-    What is no JSON is masked like any other text.
+    Text that is not JSON is masked like any other text.
     """
     if not holds_key(raw):
         return raw
@@ -71,12 +72,12 @@ def masked_json(raw: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as it may be printed: without keys, and without users and passwords of addresses."""
+    """`text` without keys and without users and passwords in addresses."""
     return _CREDENTIALS.sub(f"{MASK}@", masked(text))
 
 
 def shown_address(url: str) -> str:
-    """An address, or what was given for one, without user, password, query and fragment."""
+    """An address (or the text given as one) without user, password, query and fragment."""
     return printable(url.rpartition("@")[2].partition("?")[0].partition("#")[0])
 
 
@@ -95,7 +96,7 @@ def _without(value: Any) -> Any:
 
 @cache
 def _sought(keys: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Those of `keys` that are words, and what gives the others away."""
+    """The `keys` that are words, and the patterns that reveal the others."""
     words = [key for key in keys if _is_word(key)]
     return words, [needle for key in keys if not _is_word(key) for needle in _needles(key)]
 
@@ -107,7 +108,7 @@ def _is_word(key: str) -> bool:
 
 @cache
 def _needles(key: str) -> tuple[str, ...]:
-    """What gives `key` away, in lower case: itself, its halves, and other ways of writing it."""
+    """The texts that reveal `key`, in lower case: itself, its halves, and other notations."""
     half = max(_PART, (len(key) + 1) // 2)
     halves = (key[:half], key[-half:]) if half < len(key) else (key,)
     written = (*halves, key.encode().hex(), *_base64(key))
@@ -195,14 +196,14 @@ def _spelled(text: str, escapes: bool) -> Spelled:
 
 
 def _folded(spelled: Spelled) -> Spelled:
-    """The same in lower case, without what no key has."""
+    """The same in lower case, without characters that no key contains."""
     pairs = zip(*spelled, strict=True)
     letters = [(c.lower(), place) for c, place in pairs if "\x21" <= c <= "\x7e"]
     return "".join(c for c, _ in letters), [place for _, place in letters]
 
 
 def _spans(spelled: Spelled) -> list[tuple[int, int]]:
-    """Beginning and end of everything in a text that belongs to a key, in order."""
+    """Start and end of all parts of keys in a text, in order."""
     folded, spans = _folded(spelled), []
     for key in _remembered:
         letters, places = spelled if _is_word(key) else folded
@@ -217,7 +218,7 @@ def _spans(spelled: Spelled) -> list[tuple[int, int]]:
 
 
 def _stretched(letters: str, begin: int, end: int, key: str) -> tuple[int, int]:
-    """A found part of `key` with as much of the key as stands on both sides of it."""
+    """A found part of `key`, extended over the adjacent characters of the key."""
     at = key.find(letters[begin:end])
     before, behind = at, at + end - begin
     while at >= 0 and before > 0 and begin > 0 and letters[begin - 1] == key[before - 1]:

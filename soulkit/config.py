@@ -1,14 +1,14 @@
-"""Settings: strict, merged in one order, and told apart when they are wrong.
+"""Settings: validated strictly and merged in a fixed order.
 
     defaults < file < environment (SOULKIT_*) < flags
 
-An unknown key is an error with the nearest known one; all problems are reported at once, each with
-its origin. Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means `lora.r`.
-Other SOULKIT_ variables are left alone, unless they nearly are a setting of this command. A file
-that a run wrote acts only while its seal fits, or with `trust` (trust.py).
+An unknown key is an error that suggests the nearest known key; all problems are reported at once,
+each with its origin. Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means
+`lora.r`. Other SOULKIT_ variables are ignored unless they look like a typo of a setting. A
+settings file written by a run takes effect only with a valid seal or with `trust` (trust.py).
 
-A setting is declared once, as a field made by `setting`. The command line (cli/options.py) and the
-tables of the documentation follow from it. Importing this module never imports torch.
+A setting is declared once, as a field made by `setting`; the command line (cli/options.py) and the
+reference pages are made from it. Importing this module never imports torch.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from soulkit.option_texts import given_twice, row_sources, settings_from_texts, 
 
 PREFIX = "SOULKIT_"
 RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
-"""SOULKIT_ variables that are no settings."""
+"""SOULKIT_ variables that are not settings."""
 
 ASKING = ("plays", "check")
-"""Traits of the commands that ask models beside the actor."""
+"""Traits of the commands that call other models than the actor."""
 _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
 
 
 OPTION = "option"
-"""Under this name a field's `json_schema_extra` holds what `setting` was told of its option."""
+"""The key in a field's `json_schema_extra` with the facts about its option."""
 
 
 def setting(
@@ -48,11 +48,11 @@ def setting(
     only: Collection[str] = (), unset: str = "", metavar: str | None = None,
     complete: str | None = None, factory: Any = None, **limits: Any,
 ) -> Any:  # fmt: skip
-    """A field of Settings with everything that is to be known of it.
+    """A field of Settings with its option and help.
 
-    `flag` is its option: --its-name unless told otherwise, None for --set NAME=VALUE alone.
-    `only` names the commands, methods or traits of methods that it matters to; nothing: to all.
-    `unset` says what None stands for, `complete` what its values are completed from.
+    `flag` is the option: empty for --its-name, None for --set NAME=VALUE only. `only` lists the
+    commands, methods or traits that the setting applies to; empty means all. `unset` describes the
+    value None, `complete` names the shell completion.
     """
     facts: dict[str, Any] = {
         "flag": flag, "section": section, "only": sorted(only), "unset": unset, "metavar": metavar,
@@ -63,39 +63,41 @@ def setting(
 
 
 def section(title: str, *, only: Collection[str] = ()) -> Callable[..., Any]:
-    """`setting` for the fields of one part of the help, and what they matter to."""
+    """`setting` for fields of one help section and the same `only`."""
     return partial(setting, section=title, only=only)
 
 
 class MissingSetting(ValueError):
-    """Raised by a validator when a setting is missing that other settings could replace. Pydantic's
-    own `missing` is about required settings alone."""
+    """Raised by a validator for a missing setting that another one could replace.
 
-    def __init__(self, name: str, message: str) -> None:
+    Pydantic's own `missing` covers only required settings.
+    """
+
+    def __init__(self, name: str, message: str, why: str, fix: str) -> None:
         super().__init__(message)
-        self.name = name
+        self.name, self.why, self.fix = name, why, fix
 
 
 class MissingSettings(ConfigError):
-    """Nothing is wrong with the settings but that some are missing."""
+    """Some settings are missing and nothing else is wrong."""
 
     names: tuple[str, ...] = ()
-    """The settings."""
+    """The missing settings."""
 
 
 class Settings(BaseModel):
-    """Base of a command's configuration: unknown keys are errors, values do not change."""
+    """Base class of a command's settings: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, defer_build=True
     )
     WHOLE: ClassVar[frozenset[str]] = frozenset()
-    """Mappings that a later layer replaces as a whole: a choice, not a collection."""
+    """Mappings that a later layer replaces as a whole instead of merging."""
     _foreign: bool = PrivateAttr(default=False)
 
     @property
     def foreign(self) -> bool:
-        """Whether some of it stood in a run's file that is not known to be the user's own."""
+        """Whether some settings come from a run's file that is not known to be the user's own."""
         return self._foreign
 
     @classmethod
@@ -110,10 +112,10 @@ class Settings(BaseModel):
     ) -> Self:
         """Merge file, environment and flags over the defaults.
 
-        `file` is YAML (or JSON); `env` defaults to this process's; a flag that is None was not
-        given; a dotted flag name means a nested setting. ConfigError lists everything wrong.
-        TrustError for a run's file that is not known to be the user's own, unless `trust`; settings
-        in `unread` are those that the caller never acts on.
+        `file` is YAML (or JSON); `env` defaults to os.environ; a flag of None counts as not given;
+        a dotted flag name means a nested setting. ConfigError lists all problems. TrustError for a
+        run's file that is not known to be the user's own, unless `trust`; `unread` lists settings
+        that the caller never uses.
         """
         text = _text_of(file) if file is not None else b""
         raw = _parsed(file, text) if file is not None else {}
@@ -151,10 +153,10 @@ class Settings(BaseModel):
     def from_file(
         cls, raw: Mapping[str, Any], over: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The settings that a file means, and setting → the name that the file gives it.
+        """The settings in a file, and setting → its name in the file.
 
-        A file may name a setting as its option is named, and write it as the option is written.
-        `over` is what goes before the file.
+        A file may use the names and the notation of the options. `over` are the layers above the
+        file.
         """
         return settings_in_file(cls, raw, over)
 
@@ -162,24 +164,24 @@ class Settings(BaseModel):
     def read_rows(
         cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
     ) -> dict[str, str]:
-        """`[TASK=]WHERE` texts of the setting `name` as task → where; `settings` are all others."""
+        """`[TASK=]ROWS` texts of the setting `name` as task → rows; `settings` are all others."""
         return row_sources(texts, ())
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Every setting that has a default, with it, in plain JSON types."""
+        """The default of every optional setting, in plain JSON types."""
         optional = {n: f for n, f in cls.model_fields.items() if not f.is_required()}
         settings = cls.model_construct(**{n: f.get_default(call_default_factory=True)
                                        for n, f in optional.items()})  # fmt: skip
         return settings.model_dump(mode="json", include=set(optional))
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting with its value, in plain JSON types: what a run folder stores."""
+        """Every setting with its value, in plain JSON types, as stored in a run folder."""
         return self.model_dump(mode="json")
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; ConfigError when it is missing, no YAML, or no mapping."""
+    """The mapping in a YAML file; ConfigError if it is missing, not YAML or not a mapping."""
     return _parsed(file, _text_of(file))
 
 
@@ -201,7 +203,7 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"The config file {file} holds a {type(loaded).__name__}, not settings.",
+            f"The config file {file} contains a {type(loaded).__name__} instead of settings.",
             "Settings are lines of the form 'name: value'.",
             "Write the settings at the top level of the file.",
         )
@@ -210,10 +212,10 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
 
 @cache
 def once_loader(*, fast: bool = False) -> Any:
-    """A loader of plain YAML that refuses a repeated key, which would replace the first silently.
+    """A YAML loader that refuses repeated keys instead of silently using the last one.
 
-    `fast` takes libyaml where it is installed. It crashes on deeply nested input, so it is only for
-    files that come with soulkit.
+    `fast` uses libyaml if it is installed. libyaml crashes on deeply nested input, so `fast` is
+    only for files that come with soulkit.
     """
     import yaml
 
@@ -226,7 +228,7 @@ def once_loader(*, fast: bool = False) -> Any:
                 if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                     if key.value in seen:
                         raise yaml.constructor.ConstructorError(
-                            None, None, f"'{key.value}' stands here twice", key.start_mark
+                            None, None, f"the key '{key.value}' appears twice", key.start_mark
                         )
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
@@ -237,13 +239,13 @@ def once_loader(*, fast: bool = False) -> Any:
 def _unreadable(file: Path, error: Exception) -> ConfigError:
     return ConfigError(
         f"The config file {file} cannot be read: {' '.join(str(error).split())}.",
-        "Its settings would be missing from the run.",
-        "Check the path and the YAML in it.",
+        "The run would start without its settings.",
+        "Check the path and the YAML syntax.",
     )
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` with the values of `over` laid on top; mappings merge, everything else replaces."""
+    """`under` updated with `over`: mappings merge, other values replace."""
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
@@ -271,7 +273,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _FileOption:
-    """An option as a file may write it."""
+    """An option as it may appear in a file."""
 
     setting: str
     """Its dotted name."""
@@ -301,7 +303,7 @@ def _file_options(cls: type[BaseModel], under: str = "") -> dict[str, _FileOptio
 def settings_in_file(
     cls: type[Settings], raw: Mapping[str, Any], over: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """`raw` under the names of the settings and in their forms; setting → its name in `raw`."""
+    """`raw` as settings in their own form, and setting → its name in `raw`."""
     options = _file_options(cls)
     by_setting = {option.setting: option for option in options.values()}
     keys: dict[str, str] = {}
@@ -331,8 +333,9 @@ def _meant(
     cls: type[Settings], key: str, value: Any, options: Mapping[str, _FileOption],
     by_setting: Mapping[str, _FileOption],
 ) -> _FileOption | None:  # fmt: skip
-    """The option that `key` stands for; None for a setting without one, and for no setting. Where
-    the name is also that of another setting, a text that ends like a file's name is the file."""
+    """The option that `key` stands for; None for a setting without an option and for unknown keys.
+    If the name is also that of another setting, a text that ends like a file name means the file.
+    """
     named = options.get(key.replace("-", "_"))
     if key not in cls.model_fields or (named is not None and named.setting == key):
         return named
@@ -349,7 +352,7 @@ def _texts(value: Any) -> list[str]:
 def _refuse_both(
     settings: Mapping[str, Any], parts: Mapping[str, Any], keys: Mapping[str, str], key: str
 ) -> None:
-    """ConfigError where a part of a group is given a second time."""
+    """ConfigError if a part of a group is given twice."""
     for group, value in parts.items():
         before = settings.get(group)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
@@ -399,7 +402,7 @@ def nested_settings(kind: Any) -> type[BaseModel] | None:
 
 
 def _read_variable(variable: str, text: str, kind: Any) -> Any:
-    """Text as the setting wants it: `[…]`/`{…}` are YAML, a list may also be `a,b,c`."""
+    """The text of a variable as a value: `[…]` and `{…}` are YAML, a list may also be `a,b,c`."""
     import yaml
 
     if text.lstrip()[:1] in ("[", "{"):
@@ -407,7 +410,7 @@ def _read_variable(variable: str, text: str, kind: Any) -> Any:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(
-                f"The environment variable {variable} starts like a list but is none.",
+                f"The environment variable {variable} starts like a list but is not a valid one.",
                 f"It cannot be read: {' '.join(str(error).split())}.",
                 f"Write it as [a, b] or unset it: unset {variable}",
             ) from error
@@ -421,9 +424,9 @@ def _refuse_part(variable: str, variables: Mapping[str, Any]) -> None:
     whole, _, part = variable.partition("__")
     if part and whole in variables:
         raise ConfigError(
-            f"The environment variable {variable} is a part of no setting.",
-            f"It would be ignored: {whole} has no part of that name, or is a list.",
-            f"Give the whole, such as {whole}='[{{...}}]', or unset it: unset {variable}",
+            f"The environment variable {variable} does not match any setting.",
+            f"It would be ignored: {whole} has no part of that name, or it is a list.",
+            f"Set {whole} as a whole, such as {whole}='[{{...}}]', or unset it: unset {variable}",
         )
 
 
@@ -431,8 +434,8 @@ def _refuse_slip(variable: str, variables: Mapping[str, Any]) -> None:
     near = difflib.get_close_matches(variable, variables, n=1, cutoff=0.95)
     if near:
         raise ConfigError(
-            f"The environment variable {variable} is no setting.",
-            f"It would be ignored, and it looks like {near[0]}.",
+            f"The environment variable {variable} is not a setting.",
+            f"It would be ignored, but it looks like a typo of {near[0]}.",
             f"Rename it to {near[0]}, or unset it: unset {variable}",
         )
 
@@ -441,13 +444,13 @@ def _refuse_slip(variable: str, variables: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(cls: type[BaseModel], layers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Before validation, so that a misspelled key is not reported as a missing one as well."""
+    """Runs before validation, so that a misspelled key is not also reported as missing."""
     for source, layer in layers.items():
         for path, names in _unknown(cls, layer, ""):
             hint = did_you_mean(path.rsplit(".", 1)[-1], names)
             raise ConfigError(
-                f"'{path}' in {source} is no setting.",
-                "A setting that nobody reads would change nothing.",
+                f"'{path}' in {source} is not a setting.",
+                "Unknown settings are refused instead of being ignored.",
                 hint,
             )
 
@@ -472,23 +475,34 @@ def _config_error(
 ) -> ConfigError:  # fmt: skip
     items = [dict(item) for item in error.errors(include_url=False)]
     problems = [_problem(cls, item, layers, keys) for item in items]
-    count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     missing = [_missing_name(item) for item in items]
-    made = (MissingSettings if all(missing) else ConfigError)(
-        f"{count} wrong: {'; '.join(problems)}.",
-        "The run would not do what the configuration says.",
-        "Correct what is named above and start again.",
-    )
-    if isinstance(made, MissingSettings):
-        made.names = tuple(missing)
+    count = "A setting is" if len(items) == 1 else f"{len(items)} settings are"
+    if not all(missing):
+        lacking = [f"{p} is missing" if m else p for p, m in zip(problems, missing, strict=True)]
+        return ConfigError(
+            f"{count} wrong: {'; '.join(lacking)}.",
+            "Settings are checked before anything runs.",
+            "Correct the values named above and run the command again.",
+        )
+    why = "Required settings have no default."
+    fix = f"Add {' and '.join(problems)} on the command line or in the file of --config."
+    if len(items) == 1 and (raised := _raised(items[0])):
+        why, fix = raised.why, raised.fix
+    made = MissingSettings(f"{count} missing: {'; '.join(problems)}.", why, fix)
+    made.names = tuple(missing)
     return made
 
 
 def _missing_name(item: Mapping[str, Any]) -> str:
     if item["type"] == "missing":
         return ".".join(str(part) for part in item["loc"])
-    raised = item.get("ctx", {}).get("error")
-    return raised.name if isinstance(raised, MissingSetting) else ""
+    raised = _raised(item)
+    return raised.name if raised else ""
+
+
+def _raised(item: Mapping[str, Any]) -> MissingSetting | None:
+    error = item.get("ctx", {}).get("error")
+    return error if isinstance(error, MissingSetting) else None
 
 
 def _problem(
@@ -501,7 +515,7 @@ def _problem(
     if not path:  # a rule about several settings names them itself
         return message
     if item["type"] == "missing":
-        return f"{name} is required ({flag})" if flag else f"{name} is required"
+        return flag or name
     shown = item.get("input")
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
@@ -512,7 +526,7 @@ def _problem(
 
 
 def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
-    """How the option of a setting is written; empty where it has none."""
+    """The flag of a setting; empty if it has none."""
     group = cls
     for depth, part in enumerate(path):
         info = group.model_fields.get(part)
@@ -525,13 +539,13 @@ def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
 
 
 def about(info: Any) -> dict[str, Any]:
-    """What `setting` was told of a field's option; empty for another field."""
+    """The facts that `setting` stored about a field's option; empty for other fields."""
     extra = info.json_schema_extra
     return dict(extra.get(OPTION, {})) if isinstance(extra, Mapping) else {}
 
 
 def flag_of(name: str, info: Any, under: str = "") -> str | None:
-    """How the option of the field `name` is written: `--top-p`, `--thinking/--no-thinking`."""
+    """The flag of the field `name`, such as `--thinking/--no-thinking`; None without an option."""
     flag: str | None = about(info).get("flag")
     if flag != "":
         return flag

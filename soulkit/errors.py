@@ -1,12 +1,11 @@
-"""One error tree.
+"""The error classes of soulkit.
 
-* `UserError`: something the user can mend. Three sentences: what happened, why it matters or came
-  about, and the way out. The command line prints them on three lines and exits with 2.
-* `CallError`: a call to a model broke. The engine turns it into a Failure on the episode; it never
-  becomes dialogue, a hint or a verdict.
+* `UserError`: the user can fix it. It has three sentences: what is wrong, why, and how to fix it.
+  The command line prints them on three lines and exits with 2.
+* `CallError`: a call to a model failed. The engine records it as a Failure of the episode; its text
+  never enters a dialogue, a hint or a verdict.
 
-To add one: subclass, give it a `what`, a `why` and a `way_out`; never print a secret in any of
-them.
+To add one: subclass, and pass `what`, `why` and `way_out`; never include a secret.
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ from collections.abc import Callable, Iterable
 from soulkit.extras import EXTRAS, install_line
 from soulkit.types import Usage
 
+LIKELY = 0.65
+"""Similarity from which a name counts as a typo of another; one wrong letter of three is 0.67."""
+
 
 class SoulError(Exception):
-    """Base of every error that soulkit raises on purpose."""
+    """Base class of all errors that soulkit raises on purpose."""
 
 
 class UserError(SoulError):
-    """A mistake that the user can mend; exit code 2."""
+    """An error that the user can fix; exit code 2."""
 
     def __init__(self, what: str, why: str, way_out: str) -> None:
         super().__init__(what)
@@ -38,7 +40,7 @@ class ConfigError(UserError):
 
 
 class RunStopped(UserError):
-    """A run ended by a rule before its steps were done; it resumes. Exit code 1."""
+    """A rule stopped a run before its last step; the run can be resumed. Exit code 1."""
 
 
 class DataError(UserError):
@@ -46,22 +48,22 @@ class DataError(UserError):
 
 
 class RowError(DataError):
-    """One row cannot be used."""
+    """A row is unusable."""
 
     def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why, "Mend the row, or leave it out.")
+        super().__init__(what, why, "Correct the row, or remove it.")
 
 
 class ModelLoadError(UserError):
-    """A model folder or endpoint cannot be used."""
+    """A model folder or endpoint is unusable."""
 
 
 class RunError(UserError):
-    """A run folder belongs to something else or was started with another configuration."""
+    """A run folder does not fit the command: another kind of run, or other settings."""
 
 
 class MissingPackage(UserError):
-    """A package of EXTRAS is needed for what was asked."""
+    """A package of EXTRAS is required but not installed."""
 
     def __init__(self, package: str, purpose: str) -> None:
         super().__init__(
@@ -72,58 +74,58 @@ class MissingPackage(UserError):
 
     @classmethod
     def of(cls, error: ModuleNotFoundError, purpose: str) -> MissingPackage | None:
-        """What to say of an import that failed; None where no extra would bring the package."""
+        """The error for a failed import; None if no extra provides the package."""
         package = (error.name or "").partition(".")[0]
         return cls(package, purpose) if package in EXTRAS else None
 
 
 class CallError(SoulError):
-    """A call to a model failed for good, after its retries. `reason` is a Failure slug."""
+    """A call to a model failed after all retries. `reason` is a Failure slug."""
 
     reason = "provider_error"
-    why = "A model did not answer, and no result is made up for it."
-    way_out = "Check the endpoint, then run the same command again."
-    """What the command line says where such an error ends a run."""
+    why = "The model did not reply, so there is no result."
+    way_out = "Check the server, then run the same command again to resume."
+    """The fix that the command line prints."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
         self.usage = Usage()
-        """What replies cost that came before it gave up, and that nobody else has counted."""
+        """Usage of replies that arrived before the failure and are not counted elsewhere."""
 
 
 class ProviderError(CallError):
-    """The server answered with an error, or not at all, until the retries ended."""
+    """The server returned errors or did not reply until the retries ended."""
 
 
 class PartnerError(CallError):
-    """A partner or environment model failed: the actor is not to blame."""
+    """A partner or environment model failed, not the actor."""
 
     reason = "partner_error"
 
 
 class ContextOverflow(CallError):
-    """The prompt does not fit the model's context; nothing is cut silently."""
+    """The prompt does not fit the model's context. Prompts are never truncated automatically."""
 
     reason = "context_overflow"
 
 
 class TaskError(CallError):
-    """A task's own code raised, or gave back what is no score: the row stays unscored."""
+    """A task's code raised an error or returned no valid score; the row stays unscored."""
 
     reason = "task_error"
-    why = "The code of the task broke, and no score is made up for it."
+    why = "The code of the task raised an error, so there is no score."
     way_out = (
-        "Mend the task at that line. What was played is scored again by `soul rescore RUN`; what "
-        "could not be played, and a training, needs another --out."
+        "Fix the task's code at that line. `soul rescore RUN` scores finished episodes again; "
+        "episodes that could not run, and trainings, need a new --out."
     )
 
 
 class UnreadableVerdict(CallError):
-    """A judge or coach answered something that cannot be read.
+    """A judge or coach sent an unreadable reply.
 
-    `forgery` says whether somebody's words hold what poses as such an answer; None where nothing
-    was answered, so that nobody's words can be the cause.
+    `forgery` tells whether a text contains an imitation of such a reply; None if there was no
+    reply.
     """
 
     reason = "judge_error"
@@ -134,7 +136,16 @@ class UnreadableVerdict(CallError):
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """A hint such as \" Did you mean 'model'?\", or the sorted list when nothing is near."""
+    """A hint such as "Did you mean 'model'?", or all `words` if none is close."""
     names = sorted(words)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."
+    near = nearest(word, names)
+    return f"Did you mean '{near}'?" if near else f"Choose one of: {', '.join(names)}."
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that `word` probably stands for: a likely typo, or a beginning of the name."""
+    start, names = word.lstrip("-").casefold(), sorted(names)
+    alike = [n for n in names if start and n.lstrip("-").casefold().startswith(start[0])]
+    near = difflib.get_close_matches(word, alike, n=1, cutoff=LIKELY)
+    whole = [n for n in sorted(alike, key=len) if len(start) > 2 and n.startswith(word)]
+    return next(iter([*near, *whole]), None)

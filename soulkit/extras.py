@@ -1,9 +1,9 @@
-"""The extra that brings an optional package, and the line that adds one to *this* installation.
+"""The extra of an optional package, and the command that adds it to *this* installation.
 
-A bare name means whatever the index at hand has under it, perhaps nothing or somebody else's. So
-the line names what this installation was made from: the checkout whose code runs, or what the
-installer noted beside the package (`direct_url.json`, PEP 610): a folder, an archive, a repository
-at its commit. Without a note it came from an index, and the version that is there satisfies pip.
+A bare package name would install whatever the current index has under it. So the command names the
+source of this installation: the running checkout, or the folder, archive or repository commit that
+the installer recorded (`direct_url.json`, PEP 610). Without such a record the package came from an
+index, and the command pins the installed version.
 
 To add an optional package: a row in EXTRAS, and its extra in `pyproject.toml`.
 """
@@ -37,7 +37,7 @@ EXTRAS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-"""Optional package → the extra of soulkit that brings it."""
+"""Optional package → the extra of soulkit that contains it."""
 
 NAME = "soulkit"
 HOME = Path(__file__).resolve().parent
@@ -61,10 +61,10 @@ def install_line(extra: str, home: Path = HOME) -> str:
 
 
 def declared_requirements(home: Path = HOME) -> tuple[str, list[str], dict[str, list[str]]]:
-    """(the Pythons, the packages of the core, extra → its packages) of the installation at `home`.
+    """(Python versions, core requirements, extra → requirements) of the installation at `home`.
 
-    Each is a requirement as installers read it. They stand in the checkout's pyproject.toml, else
-    in what the installer noted; of code without either nothing is known, and all is empty.
+    Read from the checkout's pyproject.toml, else from the installer's metadata; all empty without
+    either.
     """
     if project := _project(home.parent):
         extras = project.get("optional-dependencies", {})
@@ -93,14 +93,14 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def _distribution(home: Path) -> Distribution | None:
-    """What was noted beside the code that runs; another copy's notes say nothing about it."""
+    """The metadata installed next to the running code, not that of another copy."""
     from importlib.metadata import distributions
 
     return next(iter(distributions(name=NAME, path=[str(home.parent)])), None)
 
 
 def _folder_or_file(note: dict[str, Any], extra: str) -> str:
-    """The local source that `note` names; empty when it names another kind, or one that is gone."""
+    """The local source in `note`; empty for other kinds, or if it no longer exists."""
     from urllib.request import url2pathname
 
     parts = urlsplit(note.get("url", ""))
@@ -112,9 +112,10 @@ def _folder_or_file(note: dict[str, Any], extra: str) -> str:
 
 
 def _address(note: dict[str, Any], extra: str) -> str:
-    """The remote source that `note` names, without secrets; empty when it has none, or needs them.
+    """The remote source in `note` without secrets; empty without one, or if it needs secrets.
 
-    A password is left out, and so is a user: many a token is sent as one. ssh alone needs a name.
+    Passwords and user names are removed, because user names are often tokens; only ssh keeps its
+    user.
     """
     parts = urlsplit(note.get("url", ""))
     vcs = note.get("vcs_info")

@@ -2,8 +2,8 @@
 
 a,b:0.5              task → mixing ratio
 TAG=REGEX            name → text
-[TASK=]WHERE         task, or `*` for every other one → where its rows are
-[TASK=]WHO           a player of a role, for all tasks or for one
+[TASK=]ROWS         task, or `*` for every other one → where its rows are
+[TASK=]PLAYER           a player of a role, for all tasks or for one
 [TASK=]ADAPTER       an adapter, for all tasks or for one
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 
 from soulkit.errors import ConfigError, did_you_mean
 
-BY_TASK = "[TASK=]WHO"
-"""How a player is written that may be meant for one task."""
+BY_TASK = "[TASK=]PLAYER"
+"""The metavar of a player for all tasks or for one task."""
 ADAPTERS = "[TASK=]ADAPTER"
-"""The metavar of an adapter for all tasks whose option takes one for a single task as well: those
-stand in the setting of the plural name."""
+"""The metavar of an adapter for all tasks or for one task; adapters for one task are stored in the
+setting with the plural name."""
 
 _PAIRS = {
     "--option": "NAME=VALUE; soul tasks show TASK lists the names",
@@ -32,10 +32,10 @@ _PAIRS = {
 
 
 def text_form(annotation: Any, metavar: str | None) -> str:
-    """How texts are read that stand for more than one value; empty for a single value.
+    """How several texts of an option are read; empty for a single value.
 
-    `players`, `panel` and `adapters` for everything or for single tasks; `rows`, `numbers` and
-    `texts` by name; `tasks` and other lists.
+    `players`, `panel` and `adapters` are for all tasks or for single ones; `rows`, `numbers` and
+    `texts` have names; `tasks` and `list` are lists.
     """
     parts = plain_parts(annotation)
     several = typing.get_origin(parts[0]) if len(parts) == 1 else None
@@ -53,14 +53,14 @@ def text_form(annotation: Any, metavar: str | None) -> str:
 
 
 def plain_parts(annotation: Any) -> list[Any]:
-    """The alternatives in an annotation, None left out."""
+    """The alternatives of an annotation, without None."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     parts = typing.get_args(annotation) if union else (annotation,)
     return [part for part in parts if part is not type(None)]
 
 
 def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str, Any]:
-    """Texts in a form, as the settings that they stand for."""
+    """The settings that texts in the given form stand for."""
     if form == "numbers":
         return {name: mixing_ratios(",".join(value))}
     if form == "texts":
@@ -73,12 +73,12 @@ def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str
 
 
 def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
-    """The error for an option that holds one value; `how` says for what, or by what, it came."""
+    """The error for an option given twice; `how` says for what, or in which ways."""
     see = f"; see: {command} --help" if command else ""
     return ConfigError(
         f"{option} is given twice{f' {how}' if how else ''}.",
-        "It holds one value, and only the last one would count.",
-        f"Leave one of them out{see}.",
+        "The option takes one value, and only the last one would count.",
+        f"Remove one of them{see}.",
     )
 
 
@@ -103,8 +103,8 @@ def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
 def _nameless(flag: str, text: str) -> ConfigError:
     shown = flag if flag == "--headers" else f"{flag} {text}"  # a header's value may be a secret
     return ConfigError(
-        f"{shown} has no name with an equals sign.",
-        "The option sets one thing by its name.",
+        f"{shown} has no equals sign after a name.",
+        "The option takes pairs of a name and a value.",
         f"Write {flag} {_PAIRS.get(flag, 'TAG=REGEX; soul data show FILE names the tags')}.",
     )
 
@@ -121,7 +121,7 @@ def mixing_ratios(text: str) -> dict[str, float]:
         if not 0 < ratio < math.inf:
             raise ConfigError(
                 f"'{part}' is not a task with a mixing ratio.",
-                "A ratio is a positive number after a colon: 0.5 takes half of the rows.",
+                "A ratio is a positive number after a colon: 0.5 uses half of the rows.",
                 f"Write {name} or {name}:0.5.",
             )
         if mixture.get(name, ratio) != ratio:
@@ -131,7 +131,7 @@ def mixing_ratios(text: str) -> dict[str, float]:
 
 
 def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
-    """`TASK=FILE` options → task → file; a bare FILE is meant for the only task there is."""
+    """`TASK=FILE` options → task → file; FILE alone is for the only task."""
     names = list(mixing_ratios(tasks)) if tasks else []
     rows: dict[str, str] = {}
     for text in texts or ():
@@ -141,7 +141,7 @@ def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
         elif not equals:
             raise ConfigError(
                 f"'{text}' does not say which task it is for.",
-                f"There are {len(names)} tasks.",
+                f"The command has {len(names)} tasks.",
                 f"Write --data TASK={text} for each task.",
             )
         if name in rows:
@@ -151,7 +151,7 @@ def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
 
 
 def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """`TASK=WHERE` options as task → where; a bare WHERE is meant for every (other) task."""
+    """`TASK=ROWS` options as task → rows; ROWS alone is for every other task."""
     rows: dict[str, str] = {}
     for text in texts:
         name, equals, where = text.partition("=")
@@ -161,8 +161,8 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
             raise given_twice("--data", how=f"for {'every task' if key == '*' else repr(key)}")
         if named and tasks and name not in tasks:
             raise ConfigError(
-                f"--data has rows for '{name}', which is not evaluated here.",
-                "They would be ignored.",
+                f"--data has rows for '{name}', but this command does not evaluate that task.",
+                "The rows would be ignored.",
                 did_you_mean(name, tasks),
             )
         rows[key] = value
@@ -172,9 +172,9 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
 def player_settings(
     role: str, texts: Sequence[str] | str, flag: str, several: bool
 ) -> dict[str, Any]:
-    """`WHO` and `TASK=WHO` options of a role as settings: for all tasks, and for single ones.
+    """`PLAYER` and `TASK=PLAYER` options of a role as settings, for all tasks and for single ones.
 
-    `several` players may fill the role together.
+    `several`: more than one player may fill the role.
     """
     everywhere: list[str] = []
     alone: dict[str, list[str]] = {}
@@ -196,9 +196,9 @@ def player_settings(
 
 
 def adapter_settings(setting: str, texts: Sequence[str], flag: str) -> dict[str, Any]:
-    """`ADAPTER` and `TASK=ADAPTER` options as settings: for all tasks, and for single ones.
+    """`ADAPTER` and `TASK=ADAPTER` options as settings, for all tasks and for single ones.
 
-    A folder that is there is one, whatever its name looks like.
+    An existing folder counts as an adapter even if its name contains an equals sign.
     """
     settings: dict[str, Any] = {}
     alone: dict[str, str] = {}

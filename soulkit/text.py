@@ -1,9 +1,9 @@
-"""Text from models and files, made safe to show; sizes, money, times and lists in words.
+"""Safe display of text from models and files; sizes, money, times and lists in words.
 
-What a model writes may hold terminal escape sequences, carriage returns that overwrite a line, or
-bidirectional overrides that reorder it. Everything that reaches a terminal or a report goes through
-`sanitise` first. Scores and records keep the original text: only the showing is cleaned. What a
-user gave as an address is read here as well, for all who send requests.
+Model text may contain terminal escape sequences, carriage returns that overwrite a line, or
+bidirectional overrides that reorder it. Everything shown in a terminal or report goes through
+`sanitise` first; scores and records keep the original text. The module also parses addresses given
+by the user.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ def sanitise(text: str) -> str:
 
 
 _MARKS_IN_A_ROW = 30
-"""Of a longer run the rest is nobody's writing; sorting a run costs the square of its length."""
+"""Combining marks kept of a longer run. Real text has no longer runs, and sorting takes quadratic
+time."""
 
 
 _SIGNS_KEPT = 1 << 18
 
 
 class SignTable(dict[int, str]):
-    """A table for `str.translate` that works out what becomes of a sign when it first meets it.
+    """A table for `str.translate` that computes the replacement of a character on first use.
 
-    Translating costs the same for every sign of every script, where a regular expression slows
-    down with each sign it replaces and with each range of signs that it looks for.
+    Translating costs the same for every script, while a regular expression slows down with each
+    replaced character and each range in its class.
     """
 
     def __init__(self, spell: Callable[[str], str]) -> None:
-        """`spell` gives what stands for one sign; it may depend on nothing else."""
+        """`spell` returns the replacement of one character and depends on nothing else."""
         super().__init__()
         self._spell = spell
 
@@ -63,7 +64,7 @@ class SignTable(dict[int, str]):
 
 
 def is_mark(sign: str) -> bool:
-    """Whether a sign joins the letter before it, in whatever form."""
+    """Whether a character combines with the letter before it, in any form."""
     return bool(unicodedata.combining(unicodedata.normalize("NFKD", sign)[0]))
 
 
@@ -85,7 +86,7 @@ def _mark_runs() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def _complement(codes: list[int]) -> str:
-    """Every sign of two bytes but `codes`, as ranges for a class of a regular expression."""
+    """All characters up to U+FFFF except `codes`, as ranges for a regular expression class."""
     pairs = zip([-1, *codes], [*codes, 0x10000], strict=True)
     ranges = ((before + 1, after - 1) for before, after in pairs if after - before > 1)
     return "".join(rf"\u{first:04x}-\u{last:04x}" for first, last in ranges)
@@ -103,7 +104,7 @@ def _without_heaps(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """NFKC in time that grows with the length: of a long run of combining marks the first stay."""
+    """NFKC in linear time; a long run of combining marks is shortened."""
     return text if text.isascii() else unicodedata.normalize("NFKC", _without_heaps(text))
 
 
@@ -111,12 +112,12 @@ _WORD_SIGNS = SignTable(lambda sign: sign if sign.isalnum() else " ")
 
 
 def words_only(text: str) -> str:
-    """The letters and digits of `text`, with one blank for whatever else stands between them."""
+    """The letters and digits of `text`; everything between them becomes one space."""
     return " ".join(text.translate(_WORD_SIGNS).split())
 
 
 def web_address(text: str) -> SplitResult | None:
-    """The parts of an http or https address; None when no request could be sent to it."""
+    """The parts of an http or https address; None if it is not a usable address."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

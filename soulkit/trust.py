@@ -1,13 +1,11 @@
-"""Whose settings are these? A config that somebody else wrote acts only with `--trust`.
+"""Trust in settings files: a config of someone else's run takes effect only with `--trust`.
 
-A config of a run names addresses, variables whose values go there as keys, code, and files. In a
-folder from a hub or a shared disk they are a stranger's. A config whose seal (runs/folder.py) fits
-is trusted. Of anything else all that it names is shown, and it acts when the user says `--trust`:
-for this one command, and what is made of it is not sealed. A settings file that a user writes by
-hand, outside of run folders, is the user's own word, and so is every option.
-
-What is shown is told apart by the names of settings. An endpoints file and a tasks file are opened
-to be shown, where they are regular files: they say what else would be reached.
+A run's config names addresses, environment variables whose values are sent as keys, code, and
+files. In a folder from the Hub or a shared disk they may be malicious. A config with a valid seal
+(runs/folder.py) is trusted. For any other config, the command lists everything it would reach and
+stops; with `--trust` it continues, for this command only, and the new run is not sealed. Options
+and settings files outside run folders are the user's own. Endpoints files and tasks files are
+opened to list what they would reach.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ GROUPS = frozenset((
     "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
     "teacher_adapters", "vllm_arg", "args",
 ))  # fmt: skip
-"""Settings whose members are all alike, whatever their names are."""
+"""Settings whose members are all of one kind."""
 ROWS = ("data", "eval_data", "held_out")
-"""Settings that name files of rows, or how many to make."""
+"""Settings that name files with rows, or a number of rows to generate."""
 FILES = frozenset((
     "adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file",
     "experts", "corpora", "validation", "path",
@@ -50,23 +48,23 @@ CODE = frozenset((
     "vllm_python", "vllm_arg", "args", "module", "reference", "rows", "binder", "synth", "importer",
     "builder", "drafting", "audit", "scripted_partner",
 ))  # fmt: skip
-"""Of a tasks file's entries."""
+"""Keys in entries of a tasks file."""
 ABOUT = frozenset({"url", "citation", "licence"})
-"""Of a tasks file's entries: addresses that people read and nothing is sent to."""
+"""Keys in entries of a tasks file with addresses for readers; nothing is sent to them."""
 DEFAULT_KEY = "OPENAI_API_KEY"
-"""The variable that a player's key comes from when none is named."""
+"""The default variable with a player's key."""
 SERVERS_KEY = "VLLM_API_KEY"
 """The variable that goes as a key to vLLM servers that run already: where vLLM itself reads
 it from, since an address has no place for one."""
 DEFAULT_SERVER = "OpenAI's own address, or that in OPENAI_BASE_URL"
 OPENED = 1_000_000
-"""Bytes of a named file at most that are read to be shown."""
+"""Maximum bytes of a named file that are read."""
 SHOWN = 40
-"""Of one kind; there are no more in any run that soulkit wrote."""
+"""Maximum number of items per kind; runs written by soulkit never have more."""
 
 
 class TrustError(UserError):
-    """Settings that are not known to be the user's own, and were not trusted."""
+    """Settings are not known to be the user's own, and --trust was not given."""
 
 
 # -- what settings reach -------------------------------------------------------------------------
@@ -74,7 +72,7 @@ class TrustError(UserError):
 
 @dataclass
 class Reach:
-    """What settings make a command do outside of their own folder."""
+    """The addresses, variables, code and files outside its folder that settings use."""
 
     addresses: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -83,7 +81,7 @@ class Reach:
     files: list[str] = field(default_factory=list)
 
     def words(self) -> str:
-        """All of it in one line, safe for a terminal; empty when nothing is reached."""
+        """Everything in one line, safe for a terminal; empty if nothing is reached."""
         parts = {
             "addresses": self.addresses,
             "variables whose values go there as keys": self.keys,
@@ -106,7 +104,7 @@ def _quoted(name: str) -> str:
 
 
 def reach_of(settings: Mapping[str, Any]) -> Reach:
-    """What the settings of an evaluation or a training reach."""
+    """What the settings of an evaluation or training reach."""
     reach = Reach()
     _add_actor(reach, settings)
     _add_mapping(reach, "", settings, set())
@@ -114,7 +112,7 @@ def reach_of(settings: Mapping[str, Any]) -> Reach:
 
 
 def _add_actor(reach: Reach, settings: Mapping[str, Any]) -> None:
-    """The model under test, as far as its settings stand at the top."""
+    """What the model under test reaches."""
     kind, address = settings.get("kind"), settings.get("base_url")
     if kind == "api" and "base_url" in settings and address is None:
         reach.addresses.append(DEFAULT_SERVER)
@@ -131,7 +129,7 @@ def _add_mapping(
 
 
 def _add_omitted(reach: Reach, under: str, player: Mapping[Any, Any]) -> None:
-    """What a player reaches by what it leaves out, and the file it is made of."""
+    """What a player reaches by default, and the file it is made from."""
     kind = player.get("kind", "endpoint")
     server, key = player.get("base_url"), player.get("api_key_env")
     if server is not None and key is None:
@@ -194,7 +192,7 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
 
 
 def _add_player(reach: Reach, text: str) -> None:
-    """A player written as text: `endpoint:MODEL@URL#KEY`, `scripted:FILE`, a name."""
+    """What a player in text form reaches: `endpoint:MODEL@URL#KEY`, `scripted:FILE`, a name."""
     kind, _, rest = text.strip().partition(":")
     if kind in ("local", "vllm", "scripted"):
         reach.files.append(rest)
@@ -207,7 +205,7 @@ def _add_player(reach: Reach, text: str) -> None:
 
 
 def _contents(file: str) -> Iterator[Mapping[Any, Any]]:
-    """What stands in an endpoints or tasks file, as far as it can be shown."""
+    """The content of an endpoints or tasks file, if it is readable."""
     import yaml
 
     try:
@@ -225,9 +223,10 @@ def _contents(file: str) -> Iterator[Mapping[Any, Any]]:
 
 
 def is_own(folder: Path, text: bytes, settings: Mapping[str, Any]) -> bool:
-    """Whether `text`, read from the `config.yaml` of `folder`, is as a run of this user wrote it.
+    """Whether `text`, the `config.yaml` of `folder`, is unchanged since a run of this user wrote
+    it.
 
-    `settings` is what it says.
+    `settings` is its parsed content.
     """
     try:
         noted = read_environment(folder)
@@ -239,10 +238,10 @@ def is_own(folder: Path, text: bytes, settings: Mapping[str, Any]) -> bool:
 def is_foreign(
     file: Path, text: bytes, settings: Mapping[str, Any], fields: Collection[str]
 ) -> bool:
-    """Whether a settings file is a run's and not known to be the user's own.
+    """Whether a settings file belongs to a run and is not known to be the user's own.
 
-    A run's is one in a run folder, and one that looks like a copy of it: it names more than half
-    of the (many) settings, `fields`, which nobody does by hand.
+    A file in a run folder belongs to a run, and so does a likely copy: one that names more than
+    half of the settings in `fields`.
     """
     copied = len(fields) >= 20 and 2 * len(set(settings) & set(fields)) > len(fields)
     configs = [place for place in _places(file) if place.name == CONFIG]
@@ -253,7 +252,7 @@ def is_foreign(
 
 
 def in_run(file: Path) -> bool:
-    """Whether a file lies in the folder of a run, at any depth."""
+    """Whether a file is in a run folder, at any depth."""
     return any(is_run(above) for place in _places(file) for above in place.parents)
 
 
@@ -262,9 +261,9 @@ def _places(file: Path) -> tuple[Path, Path]:
 
 
 def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a file's settings acts although `over` goes before it.
+    """The settings of a file that `over` does not replace.
 
-    Groups merge. What an address or a model of the file is combined with is told with it.
+    Groups merge. Settings combined with an address or model of the file are included.
     """
     acting = {
         name: value for name, value in settings.items()
@@ -279,14 +278,14 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
 
 
 def inside_runs(settings: Mapping[str, Any]) -> dict[str, Path]:
-    """The endpoints and tasks files of `settings` in a folder of a run: no seal covers them."""
+    """The endpoints and tasks files of `settings` in a run folder; no seal covers them."""
     named = [name for name in ("endpoints", "tasks_file") if settings.get(name)]
     paths = {name: Path(str(settings[name])) for name in named}
     return {name: path for name, path in paths.items() if in_run(path)}
 
 
 def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:
-    """TrustError naming all that foreign settings reach; nothing when that is nothing."""
+    """TrustError with everything that foreign settings reach; returns if that is nothing."""
     words = reach_of(settings).words()
     if words:
         raise TrustError(
@@ -300,7 +299,7 @@ def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:
 def run_settings(folder: Path) -> tuple[dict[str, Any], bool]:
     """The settings of the run in `folder`, and whether they are known to be the user's own.
 
-    Both are of the same reading of the file. RunError when `folder` is no run.
+    Both come from one reading of the file. RunError if `folder` is not a run.
     """
     text = config_bytes(folder)
     settings = parsed_config(folder, text)

@@ -1,8 +1,7 @@
-"""The records of the road: what every layer reads and writes.
+"""The records that all layers read and write.
 
-Frozen dataclasses, no I/O, no live models, no torch. An Example is played into an Episode, an
-Episode is scored, a Score may be critiqued into Feedback, and Feedback conditions a refined
-Episode.
+Frozen dataclasses without I/O, live models or torch. An Example becomes an Episode, an Episode
+gets a Score, a Score may lead to Feedback, and Feedback conditions a refined Episode.
 """
 
 from __future__ import annotations
@@ -13,35 +12,36 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach", "drafter", "filter"]
-"""What a live model does; a Cast fills the roles at the table with models. `drafter` and `filter`
-sit at none: one writes what a row lacks, the other says whether it may become one."""
+"""What a model does in a run; a Cast assigns models to the roles of an episode. `drafter` and
+`filter` have no part in episodes: one drafts rows, the other keeps or rejects them."""
 
 Kind = Literal["draft", "refined", "gold"]
-"""How an episode came about. (A *copy* is a training sequence, not an episode.)"""
+"""The kind of an episode. (A *copy* is a training sequence, not an episode.)"""
 
 Protocol = Literal["paper", "reference"]
 
 LeakCheck = Literal["off", "log", "drop"]
-"""What becomes of feedback that gives the answer away."""
+"""What happens to feedback that gives the answer away."""
 
 
 MAX_TOKENS = 8192
-"""The longest reply where neither a task nor a setting says less (Ditto paper, §5)."""
+"""Default maximum of tokens per reply (Ditto paper, §5)."""
 
 LEAST_ROOM = 512
-"""A row fits where its reply has room for so many tokens, or for its limit where that is less."""
+"""A row fits if the context leaves this many tokens for the reply, or the reply's limit if lower.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row of a task, its fields bound to the seats that may see them."""
+    """One row of a task, with the seats that may see each field."""
 
     id: str
-    """Content hash: equal rows have equal ids, wherever they were read."""
+    """Content hash: equal rows have equal ids in every file."""
     task: str
     fields: Mapping[str, Any]
     audience: Mapping[str, tuple[str, ...]]
-    """Field name → who may see it: seats, or the readers `judge`, `coach` and `gold`."""
+    """Field name → its audience: seats, or the readers `judge`, `coach` and `gold`."""
     seats: Mapping[str, Role]
     """Seat → the role that plays it in this row."""
     split: str = "test"
@@ -50,9 +50,9 @@ class Example:
     cluster: str = ""
     """Rows of one cluster (one story, one conversation) are resampled together."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Values that break-downs group by: order, deception, question type."""
+    """Values that breakdowns group by: order, deception, question type."""
     origin: str = ""
-    """The file of somebody's own that the row was made of; empty for any other row."""
+    """The user's own file that the row was made from; empty for other rows."""
 
     def visible(self, reader: str) -> dict[str, Any]:
         """The fields that `reader` (a seat, `judge`, `coach` or `gold`) may see."""
@@ -75,9 +75,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The shape that a reply is asked to have: a JSON Schema as canonical JSON text, and its name.
+    """The requested format of a reply: a JSON Schema as canonical JSON text, and its name.
 
-    A server that cannot hold a model to it is asked without; whoever reads the reply checks it.
+    Servers without structured output are asked without it; the caller validates the reply.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Form:
 
 
 ADDED_LATER = MappingProxyType({"added": "later"})
-"""Marks a setting that older keys do not hold; its default must be neutral."""
+"""Marks a setting that older keys do not contain; its default must be neutral."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample one completion. Servers may refuse some of it; what is dropped is recorded."""
+    """How to sample one completion. Settings that a server refuses are dropped and recorded."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -101,13 +101,13 @@ class Sampling:
     reasoning_effort: str | None = None
     form: Form | None = field(default=None, metadata=ADDED_LATER)
     top_k: int = field(default=0, metadata=ADDED_LATER)
-    """Draw from so many of the likeliest tokens; 0: from all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     min_p: float = field(default=0.0, metadata=ADDED_LATER)
-    """Draw from tokens at least so many times as likely as the likeliest one; 0: from all."""
+    """Sample from tokens at least this many times as likely as the most likely one; 0: from all."""
 
     @classmethod
     def first_of(cls, *sources: Mapping[str, Any]) -> Sampling:
-        """Each setting from the first source that names it (None is no value), else its default."""
+        """Each setting from the first source that has it (not None), else its default."""
         names = [setting.name for setting in fields(cls)]
         return cls(**{
             name: source[name]
@@ -116,23 +116,23 @@ class Sampling:
 
     @property
     def cuts(self) -> bool:
-        """Whether unlikely tokens are left out of the draw."""
+        """Whether unlikely tokens are excluded from sampling."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def identity(self) -> dict[str, Any]:
-        """The settings that name a reply in ledgers. Settings that were added later are left out
-        where they have their default, so that keys recorded before stay valid."""
+        """The settings that are part of a ledger key. Settings that were added later are omitted
+        at their default, so that older keys stay valid."""
         later = {one.name: one.default for one in fields(self) if one.metadata == ADDED_LATER}
         return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
 
 
 CONTROL_PURPOSE = "control/"
-"""What the purpose of every call about a control begins with; the control's name follows."""
+"""Prefix of the purpose of all calls about a control; the control's name follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Who asks for a completion: keys its random stream and its ledger entry."""
+    """The origin of a completion: the key of its random stream and ledger entry."""
 
     role: Role
     example_id: str
@@ -140,33 +140,34 @@ class Call:
     kind: Kind = "draft"
     turn: int = 0
     sample: int = 0
-    """Repetition of one question: the judge samples of an episode, the reads of a blind reader."""
+    """Number of the repetition: judge samples of an episode, attempts of a blind reader."""
     step: int = 0
-    """The training step (0 in evaluation): the same example drafted at two steps is two calls."""
+    """The training step, 0 in evaluation: drafts of one example at two steps are two calls."""
     seat: str = ""
-    """Which seat speaks, where several of one role have a turn."""
+    """The seat that speaks, if a role has several seats."""
     purpose: str = ""
-    """What the call is for, where one role has several things to do in a turn."""
+    """The purpose of the call, if a role makes several calls per turn."""
 
     def identity(self) -> dict[str, Any]:
-        """The fields that name the call; seat and purpose are left out where they are empty, so
-        that whoever needs neither keeps the keys and random streams from before there were any."""
+        """The fields that identify the call. Empty seat and purpose are omitted, so that older
+        keys and random streams stay valid."""
         fields = asdict(self)
         return {k: v for k, v in fields.items() if v != "" or k not in ("seat", "purpose")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What completions cost. `cost` is in US dollars, None when no price is known."""
+    """Calls, tokens, time and cost of completions. `cost` is in US dollars, None without a known
+    price."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    """With the reasoning, as it is billed."""
+    """Includes the reasoning tokens, as billed."""
     seconds: float = 0.0
     cost: float | None = None
     reasoning_tokens: int = 0
-    """Of the completion tokens those of the reasoning, as far as servers tell."""
+    """The reasoning tokens among them, if the server reports them."""
 
     def __add__(self, other: Usage) -> Usage:
         costs = [c for c in (self.cost, other.cost) if c is not None]
@@ -191,23 +192,23 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     """One per emitted id, of logits / temperature, from the sampler."""
     stop_reason: str = "stop"
-    """`stop` | `length` | `content_filter` | `refusal` (the reply says why) | whatever else the
-    server says."""
+    """`stop` | `length` | `content_filter` | `refusal` (the reply says why) | another word of the
+    server."""
     reasoning: str = ""
     usage: Usage = Usage()
     dropped: tuple[str, ...] = ()
     """Sampling parameters that the server refused."""
     ignored: tuple[str, ...] = ()
-    """Sampling parameters that the server took, and that its reply shows it did not follow."""
+    """Sampling parameters that the server accepted but, judging by the reply, did not follow."""
     policy: str = ""
-    """Hash of the adapter that sampled, empty without one."""
+    """Hash of the sampling adapter; empty without one."""
     server: str = ""
-    """Address of the vLLM server that sampled the reply; empty for any other model."""
+    """Address of the vLLM server that sampled the reply; empty for other models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a seat saw and what it then emitted."""
+    """The context a seat saw, and its completion."""
 
     context: tuple[Segment, ...]
     completion: Completion
@@ -231,10 +232,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode is unscored: something outside the actor broke.
+    """Why an episode is unscored: something other than the actor failed.
 
     `reason` is a slug: `provider_error`, `partner_error`, `judge_error`, `context_overflow`,
-    `task_error` (the task's own code broke: `detail` names file and line).
+    `task_error` (an error in the task's code; `detail` names file and line).
     """
 
     reason: str
@@ -243,26 +244,26 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What happened in one play of one example."""
+    """The record of one episode of an example."""
 
     example_id: str
     task: str
     kind: Kind = "draft"
     rollout: int = 0
     step: int = 0
-    """The training step, 0 in evaluation: whoever judges the episode keys its calls with it."""
+    """The training step, 0 in evaluation; part of the keys of judge calls."""
     traces: tuple[Trace, ...] = ()
-    """One trace per acted seat (the seats of role `actor`), none for the others."""
+    """One trace per acted seat (role `actor`)."""
     transcript: tuple[Line, ...] = ()
     stop: str = "done"
     failure: Failure | None = None
     usage: Usage = Usage()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Recorded facts that are no score: word-budget cuts, dropped parameters."""
+    """Recorded facts other than scores: word-budget cuts, dropped parameters."""
 
     @property
     def final(self) -> Completion | None:
-        """The last completion of the episode: of the acted seat that spoke last."""
+        """The last completion of the acted seat that spoke last."""
         turns = {trace.seat: trace.turns for trace in self.traces if trace.turns}
         spoke = (line.seat for line in reversed(self.transcript) if line.seat in turns)
         seat = next(spoke, next(iter(turns), None))
@@ -271,35 +272,38 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one judge said, once: its reply as it was read, never a number in its place."""
+    """One reply of one judge, as parsed; never replaced by a default score."""
 
     judge: str
-    """The judge's name, with a digit where two judges are called alike."""
+    """The judge's name, with a digit if two judges have the same name."""
     purpose: str
     """Which question it answered: `score`, `audit`, `detector` …"""
     sample: int = 0
     said: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of the verdict; empty when it could not be read."""
+    """The fields of the verdict; empty if the reply was unreadable."""
     problem: str = ""
-    """Why it could not be read, empty when it could."""
+    """Why the reply was unreadable; empty if it was readable."""
     replies: int = 0
-    """So many replies it took; 0 where none was read, or nobody counted."""
+    """Number of replies it took; 0 if none was read or counted."""
     quoting: int = 0
-    """So many of them repeated a verdict that an actor or partner had written for the judge."""
+    """How many of them repeated a verdict that the actor or partner had written for the judge."""
     ignored: tuple[str, ...] = ()
-    """What its server took of the sampling and did not follow: `form`."""
+    """Sampling settings that the server accepted but did not follow: `form`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """`value` is the headline, `reward` what training maximises; both None when unscored. A value
-    without a reward is scored in evaluation and unscored in training; `reason` says why.
+    """The score of an episode: `value` for evaluation, `reward` for training; both None if
+    unscored.
 
-    `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
-    actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: a verdict
-    of its own making left none of the judge's; scored at the task's minimum), or `unscored` with a
-    `reason`. A dialogue in which turns were cut is `truncated`, one with a turn in which the actor
-    said nothing `empty`; both are scored as they stand.
+    A score with a value but no reward counts in evaluation and is unscored in training; `reason`
+    says why.
+
+    `status` is `ok`, `salvaged` (readable, but not in the requested format; scored like `ok`), a
+    failure of the actor (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: only
+    verdicts written by the actor itself were found; scored at the task's minimum), or `unscored`
+    with a `reason`. A dialogue with truncated turns is `truncated`, one with an empty turn of the
+    actor `empty`; both keep their score.
     """
 
     value: float | None
@@ -308,12 +312,12 @@ class Score:
     status: str = "ok"
     reason: str = ""
     words: str = ""
-    """The judge's words; for rule-scored tasks what was read from the answer."""
+    """The judge's words; for rule-scored tasks, the answer as parsed."""
     protocol: Protocol = "paper"
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Template name → hash, for every template used."""
+    """Template name → hash, for all templates used."""
     verdicts: tuple[Verdict, ...] = ()
-    """What every judge said, the unreadable ones included; the raw replies are in the ledger."""
+    """The verdicts of all judges, including unreadable ones; the raw replies are in the ledger."""
 
     @property
     def scored(self) -> bool:
@@ -321,7 +325,7 @@ class Score:
 
 
 def unscored(failure: Failure, protocol: Protocol = "paper") -> Score:
-    """The Score of an episode that something outside the actor broke."""
+    """The Score of an episode that failed for a reason other than the actor."""
     return Score(
         value=None,
         reward=None,
@@ -342,26 +346,26 @@ class Feedback:
     kind: Literal["coach", "worked_example"] = "coach"
     dimensions: tuple[str, ...] = ()
     leak: str = ""
-    """Empty, or how it gives something away: `gold_text`, `gold_letter`, `gold_place`,
-    `answerable`, `private_text`, `rubric_words`, `gold_reference`, `too_long`."""
+    """Empty, or the kind of leak: `gold_text`, `gold_letter`, `gold_place`, `answerable`,
+    `private_text`, `rubric_words`, `gold_reference`, `too_long`."""
     blind: float | None = None
-    """How often a reader who sees question, options and this text, but not the story, picks the
-    gold."""
+    """How often a reader picks the gold answer from question, options and this text, without the
+    story."""
     chance: float | None = None
-    """What guessing would give that reader: 1 / number of options."""
+    """The reader's score by guessing: 1 / number of options."""
     kept: bool = False
-    """Whether it is used although it leaks: its run drops none (`--leak-check log` or `off`)."""
+    """Whether it is used although it leaks (`--leak-check log` or `off`)."""
 
     @property
     def usable(self) -> bool:
-        """Whether an actor may see it: what leaks may only where leaking is the point, or where the
-        run drops nothing."""
+        """Whether the actor may see it: it does not leak, is a worked example, or the run keeps
+        leaks."""
         return not self.leak or self.kept or self.kind == "worked_example"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One line of `episodes.jsonl`: a scored episode with the feedback on both sides of it."""
+    """One line of `episodes.jsonl`: a scored episode with the feedback before and after it."""
 
     key: str
     """`step/example_id/rollout/kind`, unique in a run; a later line replaces an earlier one."""
@@ -374,26 +378,26 @@ class Record:
     cluster: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
-    """The file of somebody's own that the row was made of; empty for any other row."""
+    """The user's own file that the row was made from; empty for other rows."""
     step: int = 0
     given: Feedback | None = None
-    """The feedback this (refined) episode was conditioned on."""
+    """The feedback that this refined episode was conditioned on."""
     received: Feedback | None = None
-    """The feedback this (draft) episode earned, leaking ones included (their `leak` says how)."""
+    """The feedback on this draft, including leaking feedback (see its `leak`)."""
     prompt: str = ""
-    """What the actor first saw, for readers."""
+    """The actor's first prompt, for readers."""
     gold: str = ""
     """The gold answer, for readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRecord:
-    """One line of `controls.jsonl`: what the judges made of a control."""
+    """One line of `controls.jsonl`: the judges' score of a control."""
 
     task: str
     example_id: str
     rollout: int
-    """Of the draft that it is about; 0 for a control of the row."""
+    """The rollout of the draft; 0 for a control of the row."""
     name: str
     score: Score
     cluster: str = ""
@@ -406,38 +410,38 @@ class ControlRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetric:
-    """A number over a batch, which is no mean over its episodes: joint accuracy, diversity."""
+    """A number over a batch that is not the mean over episodes: joint accuracy, diversity."""
 
     value: float | None
-    """None when nothing that it needs was scored."""
+    """None if nothing that it needs was scored."""
     n: int
-    """So many units it is about, and of so many it was made."""
+    """Number of units in the batch; `n_scored` of them have a score."""
     n_scored: int
     unit: str = "episodes"
     """What is counted, in the plural: `rows`, `stories`, `conversations`."""
     low: float | None = None
     high: float | None = None
-    """The ends of its scale, where it has any."""
+    """The bounds of its scale, if any."""
     is_mean: bool = False
-    """Whether it is the plain mean over its units, each counting alike."""
+    """Whether it is the unweighted mean over its units."""
     beside: bool = False
-    """Whether it is shown beside the headline, as what controls make of a batch always is."""
+    """Whether it is shown next to the headline, like all numbers from controls."""
     parts: tuple[tuple[str, str], ...] = ()
-    """(label, name of the number) of what it is the mean of, where it is one (tasks/parts.py)."""
+    """(label, metric name) of the parts that it is the mean of, if any (tasks/parts.py)."""
     over: str = ""
-    """The tag whose values are the labels of `parts`. A part has no other name then: it is this
-    number over the rows with the value."""
+    """The tag whose values are the labels of `parts`. A part is then this number over the rows
+    with that value."""
     missing: tuple[tuple[str, str], ...] = ()
-    """(label, why) of the parts without a number: `value` is then the mean of the others."""
+    """(label, reason) of parts without a number; `value` is then the mean of the others."""
     origin: str = ""
-    """The person's own file that all its rows come from."""
+    """The user's own file that all its rows come from."""
     not_applicable: str = ""
     """Why `n` is 0 although there are records, for readers: `none of these rows has a choice
     question`. A headline without it gets a general sentence."""
 
 
 def row_id(example_id: str) -> str:
-    """What the ids of all forms of a row begin with; of a row in one form, its id."""
+    """The common prefix of the ids of all forms of a row; the id itself for a row in one form."""
     return example_id.partition("-")[0]
 
 

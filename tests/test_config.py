@@ -60,7 +60,7 @@ def test_lists_and_groups_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_part_of_what_has_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="SOULKIT_TASKS__MODEL is a part of no setting"):
+    with pytest.raises(ConfigError, match="SOULKIT_TASKS__MODEL does not match any setting"):
         load(tmp_path, SOULKIT_TASKS__MODEL="x")
     assert load(tmp_path, SOULKIT_OTHER__MODEL="x").model == "m"
 
@@ -71,7 +71,9 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unknown_keys_get_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'temprature' in the file .* is no setting") as caught:
+    with pytest.raises(
+        ConfigError, match=r"'temprature' in the file .* is not a setting"
+    ) as caught:
         load(tmp_path, "model: m\ntemprature: 1")
     assert caught.value.way_out == "Did you mean 'temperature'?"
     with pytest.raises(ConfigError, match=r"'judge\.vote' in the command line") as caught:
@@ -81,7 +83,7 @@ def test_unknown_keys_get_a_hint(tmp_path: Path) -> None:
 
 def test_other_variables_are_left_alone_but_slips_are_not(tmp_path: Path) -> None:
     load(tmp_path, SOULKIT_LEARNING_RATE="1", SOULKIT_DEBUG="1", SOULKIT_TEST_DATA="x")
-    with pytest.raises(ConfigError, match="SOULKIT_TEMPERATUR is no setting"):
+    with pytest.raises(ConfigError, match="SOULKIT_TEMPERATUR is not a setting"):
         load(tmp_path, SOULKIT_TEMPERATUR="1")
 
 
@@ -90,7 +92,7 @@ def test_every_problem_is_told_with_its_origin(tmp_path: Path) -> None:
         load(tmp_path, "temperature: warm\njudge: {votes: 0}", SOULKIT_OUT="x")
     what = caught.value.what
     assert what.startswith("3 settings are wrong:")
-    assert "model is required" in what
+    assert "model is missing" in what
     assert "(got 'warm', from the file" in what
     assert "judge.votes" in what
 
@@ -103,7 +105,7 @@ def test_secrets_are_not_echoed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "holds a list"), ("a: [", "cannot be read"), ("a: \x00", "cannot be read")],
+    [("- a", "contains a list"), ("a: [", "cannot be read"), ("a: \x00", "cannot be read")],
 )
 def test_files_that_hold_no_settings(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -113,7 +115,7 @@ def test_files_that_hold_no_settings(tmp_path: Path, text: str, message: str) ->
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         Eval.load(tmp_path / "nowhere.yaml", {})
-    with pytest.raises(ConfigError, match="model is required"):
+    with pytest.raises(ConfigError, match="missing: model"):
         load(tmp_path, "")
 
 

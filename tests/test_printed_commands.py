@@ -106,6 +106,7 @@ FILLED = (
     (r"--task TASK\b", "--task tomi"), (r"--model (?:FOLDER|\./m)(?= )", f"--model {MODEL}"),
     (r"--data FOLDER", "--data synth:4"), (r"--model MODEL\b", "--model m"),
     (r"WHO( .*)WHO", r"endpoint:j1\1endpoint:j2"), (r"\bWHO\b", "endpoint:j1"),
+    (r"PLAYER( .*)PLAYER", r"endpoint:j1\1endpoint:j2"), (r"\bPLAYER\b", "endpoint:j1"),
 )  # fmt: skip
 
 
@@ -123,7 +124,10 @@ class Printed:
     @property
     def with_torch(self) -> bool:
         return (
-            re.match(r"soul (?:(?:eval local|train|plan train)\b|.* runs/)", self.line) is not None
+            re.match(
+                r"soul (?:(?:eval local|train|plan train)\b|runs$|report$|.* runs/)", self.line
+            )
+            is not None
         )
 
 

@@ -1,19 +1,15 @@
-"""`soul`: the table of commands, signals, and the one place where an error becomes an exit code.
+"""`soul`: the table of commands, signal handling, and the mapping from errors to exit codes.
 
-The commands are registered as names and sentences; a module is imported when its command is called.
-So `soul --help` answers at once, and a broken or missing optional package hurts only the command
-that needs it. Exit codes: 0 done, 1 internal error or a silent model, 2 something the user can mend
-(always three lines: error, why, fix), 130, 143 and 129 interrupted.
-
-    SIGINT ─────────────────────────▶ KeyboardInterrupt, or in an event loop: the command's main
-    SIGTERM, SIGHUP ──▶ remembered ─▶ task is cancelled and ends what it must not leave half done
-
-What was ignored before the start stays ignored: `nohup` means SIGHUP, a shell that starts a command
-in the background means SIGINT. The library has no handlers.
+COMMANDS holds only names and help lines; a command's module is imported when the command is called,
+so `soul --help` is fast and a missing optional package breaks only the commands that need it. Exit
+codes: 0 done, 1 internal error or failed model call, 2 user error (three lines: error, why, fix),
+130, 143 and 129 interrupted. SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, or cancel the main
+task of an event loop. Signals that were ignored at the start stay ignored (`nohup`, background
+jobs). The library itself sets no handlers.
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
-group), `command` (a function) or `make_command` (makes the command from settings). A module of
-another name is listed in HOMES and has a function `<name>_command`.
+group), `command` (a function) or `make_command` (builds the command from settings). A command in
+another module is listed in HOMES; its function is `<name>_command`.
 """
 
 from __future__ import annotations
@@ -43,22 +39,22 @@ from soulkit.text import one_line
 from soulkit.version import __version__
 
 SAME_SIGNAL_S = 1.0
-"""A signal that follows within this time is the same one: `timeout` sends it to its child and to
-the group, and a closing terminal says it twice."""
+"""A second signal within this time counts as the same one: `timeout` sends it to its child and to
+the group, and a closing terminal sends it twice."""
 
 ENDING = ("SIGTERM", "SIGHUP")
-"""Beside SIGINT. Windows has no SIGHUP."""
+"""Signals besides SIGINT that stop a command. Windows has no SIGHUP."""
 
 
 class StopSignals:
-    """Within it the first signal interrupts, and a later one ends the process at once.
+    """Context manager: the first signal interrupts the command, a later one ends the process.
 
-    Outside of the main thread, where no handler can be set, it does nothing.
+    Does nothing outside the main thread, where handlers cannot be set.
     """
 
     def __init__(self) -> None:
         self.first: int | None = None
-        """The signal that came first; None also after Ctrl-C alone."""
+        """The first signal; None after a plain Ctrl-C."""
         self._at = 0.0
         self._terminals: list[int] = []
         self._before: dict[int, Any] = {}
@@ -88,8 +84,8 @@ class StopSignals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
 
     def _make_interruptible(self) -> None:
-        """Where SIGINT is ignored, event loops hear of no interruption at all: it is blocked
-        instead, which no Ctrl-C passes either, and has its usual handler for the others to use."""
+        """If SIGINT is ignored, event loops install no handler at all. Block it instead, which also
+        stops Ctrl-C, and restore its default handler so that the other signals can use it."""
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and hasattr(signal, "pthread_sigmask"):
             self._blocked = {signal.SIGINT}
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
@@ -103,17 +99,17 @@ class StopSignals:
             self._let_go_of_terminals()
             _interrupt(frame)
         elif time.monotonic() - self._at >= SAME_SIGNAL_S:
-            os._exit(self.exit_code)  # neither clean-up nor threads: files are whole all the time
+            os._exit(self.exit_code)  # no clean-up needed: files are always complete
 
     def _let_go_of_terminals(self) -> None:
-        """Print to nowhere from now on where the terminal has gone: a last word would fail."""
+        """Redirect closed terminals to /dev/null, because printing to them would fail."""
         for descriptor in self._terminals:
             if not _is_terminal(descriptor):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _interrupt(frame: FrameType | None) -> None:
-    """What Ctrl-C does just now: an event loop has put a handler of its own in place."""
+    """Call the current Ctrl-C handler, which an event loop may have replaced."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         raise KeyboardInterrupt
@@ -127,14 +123,15 @@ def _is_terminal(descriptor: int) -> bool:
 
 def completion_command(
     shell: Annotated[
-        Literal["bash", "zsh", "fish"], typer.Argument(help="The shell to print the script for.")
+        Literal["bash", "zsh", "fish"],
+        typer.Argument(metavar="bash|zsh|fish", help="Shell to print the script for."),
     ],
 ) -> None:
     """Print the shell completion script.
 
     bash: soul completion bash > ~/.local/share/bash-completion/completions/soul
 
-    zsh: soul completion zsh > a folder of your fpath, as the file _soul
+    zsh: soul completion zsh > FOLDER/_soul, where FOLDER is in your fpath
 
     fish: soul completion fish > ~/.config/fish/completions/soul.fish
     """
@@ -144,45 +141,45 @@ def completion_command(
 
 
 COMMANDS = {
-    "demo": "Try the whole road in minutes: no GPU, no key, no network.",
-    "doctor": "Look what is here, and whether every player answers.",
-    "tasks": "List tasks and suites; show one; check gold against scorer.",
-    "data": "Make, download, import, check, show and audit rows.",
-    "eval": "Score a model: a local checkpoint or any API endpoint.",
-    "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
-    "distill": "Make one model of many experts; measure what is kept.",
-    "plan": "Print the calls, tokens, cost, memory and time of a command.",
-    "runs": "List the runs of a folder: status, headline, cost.",
-    "show": "Show episodes: what was seen, said, judged, advised.",
-    "report": "Show what runs recorded: tables, figures, one HTML page.",
-    "rescore": "Score recorded episodes again, without asking any model.",
-    "ledger": "Look at paid replies: totals, single calls, damage.",
-    "compare": "Compare two runs, paired example by example.",
-    "judge": "Check a judge; have people rate, and correct its means.",
+    "demo": "Train and evaluate a tiny model end to end in three minutes.",
+    "doctor": "Check this machine, your keys and every configured model.",
+    "tasks": "List, show and check tasks, or create your own.",
+    "data": "Generate, download, import, check and inspect rows.",
+    "eval": "Evaluate a local checkpoint or a model behind an API.",
+    "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
+    "distill": "Distil several task experts into one model.",
+    "plan": "Estimate calls, tokens, cost, memory and time of a command.",
+    "runs": "List runs with their status, headline score and cost.",
+    "show": "Read episodes: prompts, replies, judgements and feedback.",
+    "report": "Show the results of runs as tables, figures or an HTML page.",
+    "rescore": "Score recorded episodes again without new model calls.",
+    "ledger": "Inspect recorded API calls: totals, single calls, integrity.",
+    "compare": "Compare two runs example by example.",
+    "judge": "Check a judge and calibrate it with human ratings.",
     "serve": "Serve a scripted conversation partner over HTTP.",
-    "completion": "Print the shell completion script for bash, zsh or fish.",
+    "completion": "Print the completion script for bash, zsh or fish.",
 }
 
 HOMES = {"compare": "report", "runs": "report", "completion": "app"}
-"""Commands that live in the module of another one."""
+"""Command → module, for commands in the module of another command."""
 
 MENDABLE = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT,
     errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
 }  # fmt: skip
-"""What the system says of a path that the user can change."""
+"""System errors about a path that the user can fix."""
 
 COMPLETE_VARIABLE = "_SOUL_COMPLETE"
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands from the table; imports one when it is called or completed."""
+    """Lists commands from COMMANDS; imports a command when it is called or completed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in that only knows its help line: enough for listing and for names."""
+        """A placeholder with only the help line, which is enough for lists and completion."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
@@ -198,7 +195,7 @@ def load(name: str) -> Any:
     function = getattr(module, f"{name}_command", None)
     if function is None and hasattr(module, "app"):
         group = typer.main.get_group(module.app)
-        group.name, group.no_args_is_help = name, True
+        group.name, group.no_args_is_help = name, not group.invoke_without_command
         group.help = group.help or COMMANDS[name]
         return group
     if function is None and hasattr(module, "make_command"):
@@ -229,19 +226,19 @@ def _print_version(version_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Evaluate, train and understand human simulators.")
+@app.callback(help="Evaluate and train language models as human simulators.")
 def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")
+        bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the command line.")
     ] = False,
 ) -> None:
-    """The options before the command. `main` takes --debug away, here it is only listed."""
+    """The options before the command. `main` handles --debug; here it is only listed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -254,20 +251,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _dispatch(arguments)
         except KeyboardInterrupt:
             code = 130
-        except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
+        except Exception as error:  # noqa: BLE001 - reported in one line, never swallowed
             if debug:
                 for part in traceback.format_exception(error):
                     print(printable(part), end="", file=sys.stderr)
             return _explain(error)
         if code != 130:
             return code
-        _say("interrupted: what was finished is kept; run the same command again to resume")
+        _say("interrupted: finished work is saved; run the same command again to resume")
         return stop.exit_code
 
 
 @contextmanager
 def _log_to_stderr(debug: bool) -> Iterator[None]:
-    """What tasks break on is said once a place; with --debug it comes with its traceback."""
+    """Print the log of soulkit, such as errors in tasks; with --debug including tracebacks."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Masked("%(message)s"))
     logger = logging.getLogger("soulkit")
@@ -282,14 +279,14 @@ def _log_to_stderr(debug: bool) -> Iterator[None]:
 
 
 class _Masked(logging.Formatter):
-    """Without keys, which an error or a line of a traceback may hold."""
+    """Masks API keys, which errors and tracebacks may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def _open_streams() -> None:
-    """A command whose output is closed (`>&-`) prints to nowhere; without a stream it dies."""
+    """Open /dev/null for closed output streams (`>&-`), because printing to None would fail."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     if sys.stderr is None:
@@ -297,7 +294,7 @@ def _open_streams() -> None:
 
 
 def take_debug(arguments: list[str]) -> bool:
-    """Remove --debug from `arguments`, wherever it stands before `--`; SOULKIT_DEBUG counts."""
+    """Remove --debug from `arguments` (before `--`); return whether it or SOULKIT_DEBUG is set."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     remaining = [word for word in arguments[:end] if word != "--debug"]
     debug = len(remaining) < end
@@ -318,7 +315,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as end:
         from soulkit.tasks.kit.user_code import broken_task
 
-        if broken := broken_task(end):  # else a command that did nothing would end well
+        if broken := broken_task(end):  # a task that calls exit(0) must not look like success
             raise broken from end
         code = end.code
     _flush()
@@ -327,7 +324,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def run_words(words: Sequence[str]) -> int:
-    """Run the command that `words` spell and return its exit code, or raise its error."""
+    """Run the command in `words` and return its exit code, or raise its error."""
     try:
         code = typer.main.get_group(app).main(
             args=list(words), prog_name="soul", complete_var=COMPLETE_VARIABLE,
@@ -342,7 +339,7 @@ def run_words(words: Sequence[str]) -> int:
 
 
 def _flush() -> None:
-    """Empty stdout now: a reader that left (`soul tasks list | head`) is no error."""
+    """Flush stdout; a closed pipe (`soul tasks list | head`) is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -350,7 +347,7 @@ def _flush() -> None:
 
 
 def _explain(error: Exception) -> int:
-    """Tell on stderr what went wrong, and return the exit code."""
+    """Print the error on stderr and return the exit code."""
     soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines())
@@ -371,7 +368,7 @@ def _explain(error: Exception) -> int:
 
 
 def _soul_error(error: Exception) -> SoulError | None:
-    """The soulkit error in `error`: itself, one in a task group's bundle, a missing extra."""
+    """The soulkit error behind `error`: itself, one of an exception group, or a missing extra."""
     if isinstance(error, SoulError):
         return error
     if isinstance(error, ExceptionGroup):
@@ -390,12 +387,12 @@ def _system_error(error: OSError) -> UserError:
     return UserError(
         f"{where} cannot be read or written.",
         f"The system says: {error.strerror}.",
-        "Check the path, its permissions and the space left, or name another place.",
+        "Check the path, its permissions and the free disk space, or use another path.",
     )
 
 
 def _three_lines(what: str, why: str, way_out: str) -> None:
-    # Masked here once more: an error of a library may quote what a server said.
+    # Masked again: the error of a library may quote a server's reply.
     _say(f"error: {one_line(printable(what))}")
     _say(f"why: {one_line(printable(why))}")
     _say(f"fix: {one_line(printable(way_out))}")

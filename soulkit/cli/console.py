@@ -1,12 +1,10 @@
-"""Where the commands print.
+"""Output of the commands: results on stdout, everything else on stderr.
 
-`out` is for results, `err` for everything said on the way. With --json stdout carries one JSON
-document and nothing else: print it with `print_json`, and everything else to `console(json=True)`,
-which is stderr. Progress always goes to stderr: a live bar in a terminal, else a plain line every
-few seconds while something is done and every half minute while nothing is, so that a log file stays
-readable. Text from models goes through `sanitise`.
-
-What to do next: the last line of a command, on stderr.
+With --json, stdout contains exactly one JSON document: use `print_json` for it and
+`console(json=True)`, which is stderr, for the rest. Progress goes to stderr: a live bar in a
+terminal, else a plain line every few seconds, or every half minute without progress, so that log
+files stay readable. Text from models goes through `sanitise`. The last line of a command says what
+to do next.
 """
 
 from __future__ import annotations
@@ -34,15 +32,15 @@ __all__ += ["print_note", "safe", "sanitise", "warn_unsealed"]
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
 QUIET = 30.0
-"""Seconds after which a plain line says what is under way, though nothing was done."""
+"""Seconds without progress after which a plain line names the current activity."""
 STARTING_EVERY = 15.0
-"""The same while something starts."""
+"""Seconds between two lines while a server starts."""
 BAR = 24
-"""Columns of a live bar."""
+"""Width of a live bar in columns."""
 
 
 class _Console(Console):
-    """A reader that left (`| head`) ends the printing, not the command and its exit code."""
+    """A console that stops printing into a closed pipe (`| head`) without ending the command."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -51,9 +49,9 @@ class _Console(Console):
 
 def _make(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    # A pipe has no width of its own; 80 columns would wrap tables that no one resizes.
+    # A pipe has no width; the default of 80 columns would wrap tables without need.
     piped = not stream.isatty() and "COLUMNS" not in os.environ
-    # No emoji: ":100:" in a row's name or a model's text is no picture.
+    # No emoji codes: ":100:" in a name or a model's text is plain text.
     return _Console(stderr=stderr, highlight=False, emoji=False, width=160 if piped else None)
 
 
@@ -62,26 +60,26 @@ err = _make(stderr=True)
 
 
 def console(json: bool = False) -> Console:
-    """Where tables go: stdout, or stderr when stdout is kept for JSON."""
+    """The console for tables: stdout, or stderr with --json."""
     return err if json else out
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Print one JSON document to stdout. ValueError for NaN and infinities."""
+    """Print one JSON document to stdout; ValueError for NaN and infinity."""
     text = json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False)
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # a reader that left, as in _Console
+    except BrokenPipeError:  # a closed pipe, as in _Console
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def safe(text: str) -> str:
-    """Model text for a rich console: sanitised, and its square brackets are no markup."""
+    """Model text for a rich console: sanitised, with square brackets escaped."""
     return escape(sanitise(text))
 
 
 class _State:
-    """Counts, and says rate and remaining time in words."""
+    """Counts steps and words the rate and the remaining time."""
 
     def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
         self.total, self.done, self.note, self.unit = total, 0, "", unit
@@ -132,14 +130,14 @@ class _LiveBar(Bar):
             self._show()
 
     def _make_room(self) -> None:
-        """Wipe the bar away; it comes back when there is something to show."""
+        """Remove the bar until there is progress to show."""
         self.bars.live.transient = True
         self.bars.stop()
         self.bars.live.transient = False
 
     def _show(self) -> None:
         amount = self.state.amount("/?")
-        # Rich would narrow the bar and the clock for the sake of long words.
+        # Rich would shrink the bar and the clock to fit long words.
         room = err.width - len(self.description) - BAR - len(amount) - len("0:00:00") - 5
         words = escape(one_line(self.state.words(), max(room, 20)))
         self.bars.update(self.task, completed=self.state.done, words=words, amount=amount)
@@ -147,7 +145,7 @@ class _LiveBar(Bar):
 
 
 class _PlainBar(Bar):
-    """Lines; a thread says what is under way while nothing is done."""
+    """Plain lines; a thread prints the current activity while there is no progress."""
 
     def __init__(self, state: _State, description: str) -> None:
         self.state, self.description = state, description
@@ -167,7 +165,7 @@ class _PlainBar(Bar):
             self.state.under_way = what
 
     def close(self) -> None:
-        """What was done since the last line is said, and nothing after it."""
+        """Print the progress since the last line, and stop."""
         self._over.set()
         self._thread.join()
         self._say()
@@ -178,7 +176,7 @@ class _PlainBar(Bar):
     def _watch(self) -> None:
         while not self._over.wait(PLAIN_EVERY / 5):
             with self._lock:
-                # What takes seconds before anything is done has a name; later the steps speak.
+                # Before the first step, name the activity early; later only after QUIET seconds.
                 fresh = not self.state.done and self.state.under_way != self.printed_what
                 if self._since() >= (PLAIN_EVERY if fresh else QUIET):
                     self._say_under_way()
@@ -200,7 +198,7 @@ class _PlainBar(Bar):
 
 
 class ConsoleReporter(Reporter):
-    """Shows on stderr what a command does, under its `title`."""
+    """Reports a command's progress on stderr, prefixed with its `title`."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -265,8 +263,8 @@ class ConsoleReporter(Reporter):
 
 
 class _StepReporter(ConsoleReporter):
-    """Moves a bar to each step of a training; a resumed one begins in the middle. With a `name` it
-    shows one of several, whose notes would be too many."""
+    """Moves a bar to each training step; a resumed training starts in the middle. With a `name` it
+    reports one of several trainings and drops their notes."""
 
     def __init__(self, bar: Bar, name: str = "", *, notes: bool = True) -> None:
         super().__init__(name)
@@ -279,7 +277,7 @@ class _StepReporter(ConsoleReporter):
 
     @contextmanager
     def starting(self, what: str, limit_s: float) -> Iterator[Callable[[float, str], None]]:
-        # Beside a live bar nothing else moves.
+        # No second live display next to the bar.
         yield _plain_start(what, limit_s) if self.notes else lambda seconds, line: None
 
     def run(self, name: str = "") -> Reporter:
@@ -316,7 +314,7 @@ def _bar(state: _State, title: str) -> Iterator[Bar]:
 
 
 def _plain_start(what: str, limit_s: float) -> Callable[[float, str], None]:
-    """A line now and then about something that starts."""
+    """Print a line from time to time while a server starts."""
     printed_at = 0.0
 
     def watch(seconds: float, line: str) -> None:
@@ -333,26 +331,24 @@ def _start_words(what: str, seconds: float, limit_s: float) -> str:
 
 
 def warn_unsealed() -> None:
-    """Say that a run will not be known as the user's own, where no key can be kept."""
+    """Warn if the run cannot be sealed as the user's own."""
     from soulkit.runs.folder import no_seal_reason
 
     if why := no_seal_reason():
         print_note(
-            f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
-            "run's folder will need --trust"
+            f"this run could not be sealed ({one_line(why, 200)}): commands that use its folder "
+            "will need --trust"
         )
 
 
 def print_note(remark: str) -> None:
-    """A remark on stderr, on a line of its own."""
+    """Print a remark on stderr, on one line."""
     err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 def print_next(*commands: str) -> None:
-    """`next: soul report runs/x; soul show runs/x`: commands as a shell reads them.
-
-    Commands with --json do not say it.
-    """
+    """Print `next: soul report runs/x; soul show runs/x`, quoted for a shell. Not used with
+    --json."""
 
     if commands:
         print_note(f"next: {'; '.join(commands)}")

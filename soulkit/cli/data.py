@@ -1,4 +1,4 @@
-"""`soul data`: make, download, import, check, show, split and audit the rows of a task."""
+"""`soul data`: generate, download, import, check, show, split and audit rows."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 app = CommandTable(add_completion=False, rich_markup_mode=None)
 
 
-SHOWN_SIGNS = 100_000
-"""Of one value; laying out a text of many megabytes for a terminal would take minutes."""
+SHOWN_CHARACTERS = 100_000
+"""Characters to show of one value; wrapping many megabytes for a terminal would take minutes."""
 
 
 app.command(context_settings=OWN_OPTIONS)(synth)
@@ -57,36 +57,28 @@ app.command(context_settings=OWN_OPTIONS)(synth)
 
 @app.command()
 def pull(
-    task: Annotated[
-        str | None,
-        typer.Option("--task", help="Tasks: NAME,NAME", autocompletion=COMPLETERS["tasks"]),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite", help="A named list of tasks instead.", autocompletion=COMPLETERS["suites"]
-        ),
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option("--corpus", help="mid-training or post-training instead.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train or eval; both without it.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Commit, branch or tag; else as before.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--out", help="Default: SOULKIT_DATA, or the folder data.", readable=False),
-    ] = None,
+    task: Annotated[str | None, typer.Option(
+        "--task", metavar="TASK", autocompletion=COMPLETERS["tasks"],
+        help="Tasks to download: NAME,NAME.")] = None,
+    suite: Annotated[str | None, typer.Option(
+        "--suite", metavar="SUITE", autocompletion=COMPLETERS["suites"],
+        help="Download all tasks of a suite instead of --task.")] = None,
+    corpus: Annotated[str | None, typer.Option("--corpus", metavar="CORPUS",
+        help="Download a training corpus instead: mid-training or post-training.")] = None,
+    split: Annotated[str | None, typer.Option("--split", metavar="train|eval",
+        help="Download only the train or the eval files. [default: both]")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", metavar="REVISION",
+        help="Commit, branch or tag to download. [default: the one downloaded before]")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", readable=False,
+        help="Target folder. [default: SOULKIT_DATA, else data]")] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
-    """Download released files from the Hugging Face hub.
+) -> None:  # fmt: skip
+    """Download released files from the Hugging Face Hub.
 
-    Without --task, --suite and --corpus: the files of every task. The same command resumes.
+    Without --task, --suite and --corpus it downloads the files of every task. The same command
+    resumes an interrupted download.
     """
     from soulkit.data.download import Hub
     from soulkit.data.files import data_folder
@@ -123,7 +115,7 @@ def show(
     row: Annotated[
         int | None,
         typer.Option(
-            "--row", "-r", help="Which row, counted from 1, as messages do. [default: the first]"
+            "--row", "-r", metavar="N", help="Row number, counted from 1. [default: the first row]"
         ),
     ] = None,
     task: RowsTask = None,
@@ -132,12 +124,12 @@ def show(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Show one row: fields, who may see them, the prompt.
+    """Show one row: its fields, who sees them, and the prompt.
 
-    PATH may also say which row, as messages do: rows.jsonl:3.
+    PATH may include the row number, as in messages: rows.jsonl:3.
 
-    With --side, one conversation as `soul train sft` learns from it, and what in it is learned;
-    the path may then be a folder, a pattern, or a data set of the hub.
+    With --side, the command shows one conversation and marks what `soul train sft` learns from it.
+    PATH may then also be a folder, a glob pattern or a Hub data set.
     """
     from soulkit.data.files import numbered_row, row_address
     from soulkit.tasks.kit.importing import (
@@ -149,7 +141,7 @@ def show(
 
     path, named = row_address(path)
     if named is not None and row is not None:
-        raise given_twice("The row", how="behind the file and with --row")
+        raise given_twice("The row", how="after the file name and with --row")
     row = named if row is None else row
     if side is not None:
         show_lesson(path, side, row, as_json)
@@ -184,20 +176,28 @@ def split(
     path: RowFile,
     by: Annotated[
         list[str],
-        typer.Option("--by", metavar="NAME,NAME", help="Columns whose combinations stay whole."),
+        typer.Option("--by", metavar="NAME,NAME", help="Columns to split by, such as job,town."),
     ],
-    share: Annotated[float, typer.Option("--share", help="Of the combinations, set aside.")] = 0.1,
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds choose alike.")] = 0,
+    share: Annotated[
+        float, typer.Option("--share", metavar="X", help="Share of the combinations to hold out.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
     folder: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Folder; default: FILE_split.", readable=False),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="Target folder. [default: FILE_split]",
+            readable=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set whole combinations of values aside, such as job and town.
+    """Split rows so that both files share no combination of values.
 
-    Writes train.jsonl and held_out.jsonl: no combination stands in both. The exit code is 2 when
-    some rows are malformed; the others are written. In training --dev-by does the same.
+    Writes train.jsonl and held_out.jsonl. The exit code is 2 if some rows are malformed; the
+    others are written. --dev-by does the same during training.
     """
     from soulkit.data.files import read_rows, write_rows
     from soulkit.data.rows import split_rows
@@ -237,7 +237,7 @@ def _splits(
     if len(selectors) > 1 or (corpus and split):
         raise ConfigError(
             f"{' and '.join([*selectors, *(['--split'] if split else [])])} do not go together.",
-            "Each of them says which files to download, and a corpus has no splits.",
+            "--task, --suite and --corpus each select files, and a corpus has no splits.",
             "Keep one of --task, --suite and --corpus.",
         )
     if split is None:
@@ -246,7 +246,7 @@ def _splits(
     if not matches:
         raise ConfigError(
             f"There is no split '{split}'.",
-            "Released files are for training or for evaluation.",
+            "The splits are train and eval.",
             did_you_mean(split, SPLITS),
         )
     return matches
@@ -261,7 +261,7 @@ def _task_names(registry: Registry, task: str | None, suite: str | None) -> Sequ
 
 
 def _again(command: str, options: Mapping[str, object]) -> str:
-    """The command line to run again, as a shell reads it."""
+    """The command line to run again, quoted for a shell."""
     arguments = [(name, str(value)) for name, value in options.items() if value is not None]
     return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in arguments)])
 
@@ -283,7 +283,7 @@ def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None
         cells = (one.name, byte_size(one.entry.bytes), one.state, one.entry.repo)
         table.add_row(*map(safe, cells))
     out.print(table)
-    out.print(f"in {safe(str(folder))}; where from: {safe(str(folder / LOCK))}", soft_wrap=True)
+    out.print(f"in {safe(str(folder))}; source: {safe(str(folder / LOCK))}", soft_wrap=True)
 
 
 def _by_seat(prompts: FirstPrompts) -> list[tuple[str, Segment]]:
@@ -328,6 +328,8 @@ def _print_example(example: Example, prompts: FirstPrompts) -> None:
 
 
 def _readable(text: str) -> str:
-    """The beginning of a text that nobody would read to its end, and how long it is."""
-    cut = len(text) > SHOWN_SIGNS
-    return f"{text[:SHOWN_SIGNS]} … ({len(text)} signs; --json has all)" if cut else text
+    """The beginning of a very long text, and its length."""
+    cut = len(text) > SHOWN_CHARACTERS
+    return (
+        f"{text[:SHOWN_CHARACTERS]} … ({len(text)} characters; --json prints all)" if cut else text
+    )

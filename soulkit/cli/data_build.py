@@ -1,5 +1,5 @@
-"""`soul data synth`, `import` and `build`: rows that are made, read from original files, or drafted
-by one model and filtered by another."""
+"""`soul data synth`, `import` and `build`: generate rows, read them from original files, or have
+models draft them."""
 
 from __future__ import annotations
 
@@ -41,34 +41,64 @@ Asking = dict[str, Any]
 TaskArgument = Annotated[
     str,
     typer.Argument(
-        help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
+        help="Task of the rows; `soul tasks show TASK` lists its options.",
+        autocompletion=COMPLETERS["tasks"],
     ),
 ]
-Source = Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)]
+Source = Annotated[Path, typer.Argument(help="First of the original files.", readable=False)]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False)
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="File to write. [default: TASK_NAME.jsonl]",
+        readable=False,
+    ),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(metavar="WHO", help="The model that drafts what rows lack.")
+    str | None,
+    typer.Option(metavar="PLAYER", help="Model that drafts the missing parts of the rows."),
 ]
 Filter = Annotated[
-    str | None, typer.Option("--filter", metavar="WHO", help="The model that keeps or rejects.")
+    str | None,
+    typer.Option("--filter", metavar="PLAYER", help="Model that keeps or rejects each draft."),
 ]
 Rows = Annotated[
-    int | None, typer.Option("-n", "--rows", min=1, help="Rows to draft; all without it.")
+    int | None,
+    typer.Option(
+        "-n", "--rows", metavar="N", min=1, help="Number of rows to draft. [default: all]"
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Which records come first.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Random seed of the order of the records.")
+]
 Endpoints = Annotated[
-    Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
+    Path | None,
+    typer.Option(
+        "--endpoints", metavar="FILE", help="YAML file with named models: URL, limits, prices."
+    ),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Its run folder; else one under runs/.")
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        help="Run folder of the build. [default: a new folder under runs/]",
+    ),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", min=1, help="Requests at once; 16.")
+    int | None,
+    typer.Option(
+        "--concurrency",
+        metavar="N",
+        min=1,
+        help="Maximum number of requests at once. [default: 16]",
+    ),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option("--max-cost", min=0, help="Stop after so many US dollars.")
+    float | None,
+    typer.Option("--max-cost", metavar="X", min=0, help="Stop after spending X US dollars."),
 ]
 
 
@@ -85,18 +115,18 @@ def build(
     folder: Folder = None,
     concurrency: Concurrency = None,
     max_cost: MaxCost = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to the cost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Put rows together from several files, or have models draft them.
+    """Build rows from several files, or have models draft them.
 
-    With --drafter and --filter, one model drafts what the rows lack and another keeps or rejects
-    it; the same command takes up a build that was stopped. Other files are options of the task,
-    such as --names: see soul tasks show TASK. The exit code is 2 when some records are malformed,
-    1 when some got no answer.
+    With --drafter and --filter, one model drafts the missing parts and another keeps or rejects
+    each draft. The same command resumes an interrupted build. A task may have more options, such
+    as --names: see soul tasks show TASK. The exit code is 2 if some records are malformed, 1 if
+    some calls got no reply.
     """
     from soulkit.tasks.kit.importing import build_rows
 
@@ -114,13 +144,13 @@ def build(
 
 
 def _refuse_asking(task: str, asking: Asking) -> None:
-    """ConfigError for an option of asking models where none is asked."""
+    """ConfigError for an option about models if the task builds rows without models."""
     named = next((name for name, value in asking.items() if value is not None), None)
     if named is not None:
         raise ConfigError(
-            f"--{named.replace('_', '-')} says how models are asked, and '{task}' asks none.",
-            "Its rows are put together from files alone.",
-            f"Leave it out; see: soul tasks show {task}",
+            f"--{named.replace('_', '-')} is about models, but '{task}' builds rows without any.",
+            "The option would have no effect.",
+            f"Leave the option out; see: soul tasks show {task}",
         )
 
 
@@ -159,7 +189,7 @@ def _draft(
 
 
 def _write(done: BuildResult, target: Path, as_json: bool) -> None:
-    """The rows, and beside them where they are from; exit code 1 and no rows where answers lack."""
+    """Write the rows and their origin; writes no rows and exits with 1 if replies are missing."""
     from soulkit.data.files import write_rows
     from soulkit.eval.drafted_rows import unreadable_records
     from soulkit.runs.jsonl import write_json
@@ -172,8 +202,8 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     counts = done.report["counts"]
     if not done.complete:
         print_note(
-            f"{counts['no_answer']} records got no answer, so no rows were written; the same "
-            "command asks about them again"
+            f"{counts['no_answer']} records got no reply, so no rows were written; the same "
+            "command asks for them again"
         )
         raise typer.Exit(1)
     if done.rows:
@@ -185,7 +215,7 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     else:
         _print(done, target)
     if not done.rows:
-        print_note("no draft was kept, so there is nothing to write")
+        print_note("the filter kept no draft, so no rows were written")
         raise typer.Exit(1)
     if not as_json:
         say_next_of(done.report["task"], target)
@@ -198,7 +228,7 @@ def _print(done: BuildResult, target: Path) -> None:
     cost = f"; cost {dollars(report['cost'])}" if report["cost"] is not None else ""
     for line in (
         f"{report['rows']} rows of {report['task']} → {target}",
-        f"{counts['asked']} records asked about: {counts['kept']} kept, rejected {rejected}, "
+        f"{counts['asked']} records drafted: {counts['kept']} kept, rejected {rejected}, "
         f"unreadable {unreadable}{cost}",
     ):
         console().print(safe(line), soft_wrap=True)
@@ -219,25 +249,37 @@ def synth(
     task: Annotated[
         str,
         typer.Argument(
-            help="Which task's; `soul tasks list` shows which can.",
+            help="Task of the rows; `soul tasks list` shows which tasks support this.",
             autocompletion=COMPLETERS["tasks"],
         ),
     ],
     n: Annotated[
-        int | None, typer.Option("-n", "--rows", help="How many rows; 100 without it.")
+        int | None,
+        typer.Option(
+            "-n", "--rows", metavar="N", help="Number of rows to generate. [default: 100]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", help="Random seed; the same seed makes the same rows."),
+    ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="File to write. [default: TASK_synth_N_sSEED.jsonl]",
+            readable=False,
+        ),
     ] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Make rows; equal seeds make equal rows.
+    """Generate rows; the same seed makes the same rows.
 
-    A task may have options of its own, such as --stories: see soul tasks show TASK.
+    A task may have more options, such as --stories: see soul tasks show TASK.
     """
     from soulkit.data.files import write_rows
     from soulkit.tasks.kit.made_rows import make_rows
@@ -254,23 +296,29 @@ def import_(
     task: Annotated[
         str,
         typer.Argument(
-            help="Which task's; `soul tasks list` shows which can.",
+            help="Task of the rows; `soul tasks list` shows which tasks support this.",
             autocompletion=COMPLETERS["tasks"],
         ),
     ],
-    path: Annotated[Path, typer.Argument(help="A file of the original release.", readable=False)],
+    path: Annotated[Path, typer.Argument(help="File of the original release.", readable=False)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="File to write. [default: TASK_NAME.jsonl]",
+            readable=False,
+        ),
     ] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Turn an original benchmark file into rows.
+    """Convert an original benchmark file to rows.
 
-    A task may have options of its own, such as --half: see soul tasks show TASK. The exit code is 2
-    when some records are malformed; the others are written.
+    A task may have more options, such as --half: see soul tasks show TASK. The exit code is 2 if
+    some records are malformed; the others are written.
     """
     from soulkit.tasks.kit.importing import import_rows
 
@@ -279,7 +327,7 @@ def import_(
 
 
 def own_options(context: typer.Context) -> dict[str, str]:
-    """The options on the command line that are the task's own: flag → text."""
+    """The task's own options on the command line: flag → text."""
     options: dict[str, str] = {}
     words = iter(context.args)
     for word in words:
@@ -287,9 +335,9 @@ def own_options(context: typer.Context) -> dict[str, str]:
         value = text if equals else next(words, None)
         if not flag.startswith("--") or value is None:
             raise ConfigError(
-                f"'{word}' is one word too many.",
-                "Options of a task are written --NAME VALUE.",
-                "See which there are: soul tasks show TASK",
+                f"Unexpected argument '{word}'.",
+                "Options of a task have the form --NAME VALUE.",
+                "Remove the word, or list the options: soul tasks show TASK",
             )
         if flag in options:
             raise given_twice(flag)
@@ -300,7 +348,8 @@ def own_options(context: typer.Context) -> dict[str, str]:
 def write_original(
     task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
 ) -> None:
-    """Write what `read` makes of original files beside what it left out; exit 2 for the latter."""
+    """Write the rows that `read` makes of original files and print what it left out; exit 2 if
+    any."""
     from soulkit.data.files import check_target, refuse_same, write_rows
 
     target = output or Path(f"{task}_{path.stem}.jsonl")
@@ -330,7 +379,7 @@ def _say_rows(
 
 
 def say_next_of(task: str, path: Path) -> None:
-    """Of soulkit's own tasks: others are known only to who names their file again."""
+    """Print the next commands for a built-in task; other tasks would need their --tasks file."""
     from soulkit.tasks.kit.registry import load_registry
 
     spec, name = load_registry().specs.get(task), shlex.quote(str(path))

@@ -1,4 +1,4 @@
-"""`soul data audit`, `contamination` and `dedupe`: checks of row files; one conversation shown."""
+"""`soul data check`, `audit`, `contamination` and `dedupe`: checks of row files."""
 
 from __future__ import annotations
 
@@ -30,25 +30,32 @@ RowsTask = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="The task of rows that do not say so themselves.",
+        metavar="TASK",
+        help="Task of rows that do not name their own.",
         autocompletion=COMPLETERS["tasks"],
     ),
 ]
 RowFile = Annotated[
-    Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
+    Path,
+    typer.Argument(help="File with rows: .jsonl, .json, .parquet, .csv or .tsv.", readable=False),
 ]
 LessonSide = Annotated[
     str | None,
     typer.Option(
         "--side",
-        help="Show what is learned of a conversation: human, assistant, or a speaker's name; "
-        "`corpus` asks corpora.yaml.",
+        metavar="SIDE",
+        help="Show a conversation as training data for this side: human, assistant, or a "
+        "speaker's name. `corpus` takes the side from corpora.yaml.",
     ),
 ]
 CleanChats = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--out", metavar="CLEAN", help="Write the rows that stay (.jsonl).", readable=False
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="Write the remaining rows to this file (.jsonl).",
+        readable=False,
     ),
 ]
 
@@ -59,7 +66,8 @@ BY_TABLE = "corpus"
 
 
 def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
-    """Print the lesson of row `row` (from 1), else the first one; DataError where it is none."""
+    """Print the training example of row `row` (counted from 1), else the first one; DataError if
+    the row has none."""
     from soulkit.data.corpora.stream import read_lessons
 
     rows = read_lessons(
@@ -69,9 +77,9 @@ def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
     if isinstance(lesson, str):
         raise DataError(
             f"'{path}' has no conversation {row}.",
-            f"That row cannot be learned from: {lesson}." if lesson else
-            "Rows are counted from 1, as messages count them; in several files they go on.",
-            "Give --row another number; without it the first conversation is shown.",
+            f"The row cannot be used for training: {lesson}." if lesson else
+            "Rows are counted from 1, over all files.",
+            "Choose another --row, or leave it out to show the first conversation.",
         )  # fmt: skip
     if as_json:
         print_json({
@@ -86,12 +94,12 @@ def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
         return
     _print_lesson(lesson)
     for why, count in rows.unusable.most_common():
-        err.print(f"left out before it: {count} × {safe(one_line(why, 200))}", soft_wrap=True)
+        err.print(f"left out before this row: {count} × {safe(one_line(why, 200))}", soft_wrap=True)
 
 
 def chat_without_side(path: Path, named: int | None, row: int | None) -> DataError | None:
-    """The error of recorded chats that are to be shown as rows; None for anything else. `named` is
-    the row that stands behind the path, `row` the one that is meant."""
+    """The error for a file of chats that was opened as task rows; None for other files. `named` is
+    the row number in the path, `row` the requested one."""
     from soulkit.data.chats import holds_chats
 
     if not holds_chats(path):
@@ -99,9 +107,9 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
     where = shlex.quote(str(path) if named is None else f"{path}:{named}")
     number = f" --row {row}" if named is None and row is not None else ""
     return DataError(
-        f"'{path}' holds chats, and without --side a row of a task is shown.",
-        "Which messages of a chat are learned, and which are only read, depends on the side.",
-        f"Show what is learned of the people: soul data show {where} --side human{number}",
+        f"'{path}' holds chats, but without --side the command shows rows of a task.",
+        "--side decides which messages of a chat are learned and which are only context.",
+        f"To learn the people's side, write: soul data show {where} --side human{number}",
     )
 
 
@@ -117,18 +125,24 @@ def _print_lesson(lesson: Lesson) -> None:
 
 def dedupe(
     path: Annotated[
-        Path, typer.Argument(help="Conversations: a file, a folder, a pattern.", readable=False)
+        Path,
+        typer.Argument(help="Conversations: a file, a folder or a glob pattern.", readable=False),
     ],
     output: CleanChats = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Shared word triples of near-duplicates.")
+        float,
+        typer.Option(
+            "--threshold",
+            metavar="X",
+            help="Share of common word triples from which two texts are near-duplicates.",
+        ),
     ] = 0.8,
     as_json: Json = False,
 ) -> None:
-    """Find conversations that a corpus holds twice, or nearly so.
+    """Find duplicate and near-duplicate conversations in a corpus.
 
-    With -o, the others are written. The exit code is 2 when some rows cannot be read: nothing is
-    known about those, and -o leaves them out.
+    With -o, the command writes the conversations without duplicates. The exit code is 2 if some
+    rows are unreadable; they are not checked, and -o leaves them out.
     """
     from soulkit.data.corpora.duplicates import find_duplicates
     from soulkit.data.corpora.file_rows import write_clean
@@ -160,9 +174,9 @@ def report_leaks(
     train: Path, evaluation: Sequence[Passage], bad: Sequence[BadRow], threshold: float,
     exclude: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the conversations of `train` that give rows of `evaluation` away, and print them.
+    """Print the conversations in `train` that contain rows of `evaluation`.
 
-    `bad` are evaluation rows that cannot be read. Clean conversations go to `exclude`.
+    `bad` are unreadable evaluation rows. Clean conversations are written to `exclude`.
     """
     from soulkit.data.corpora.duplicates import find_leaks
     from soulkit.data.corpora.file_rows import source_rows, write_clean
@@ -184,8 +198,8 @@ def report_leaks(
             table.add_row(kind, str(count), str(report.chats))
         out.print(table)
         out.print(
-            f"{len(report.evaluations)} of {report.evaluation_rows} evaluation rows are given "
-            f"away; {report.short} are too short to be looked for"
+            f"{len(report.evaluations)} of {report.evaluation_rows} evaluation rows are in the "
+            f"training data; {report.short} are too short to check"
         )
         for match in sorted(report.matches, key=lambda m: -m.similarity)[:SHOWN]:
             line = f"{match.train} {match.kind} {match.evaluation} ({match.similarity:.2f})"
@@ -217,31 +231,31 @@ def _say_written(written: int | None, path: Path | None) -> None:
 CleanFile = Annotated[
     Path | None,
     typer.Option(
-        "--exclude", metavar="OUT", help="Write the training rows that are clean.", readable=False
+        "--exclude",
+        metavar="FILE",
+        help="Write the clean training rows to this file.",
+        readable=False,
     ),
 ]
 
 
 def audit(
-    task: Annotated[
-        str, typer.Argument(help="A task; see: soul tasks list", autocompletion=COMPLETERS["tasks"])
-    ],
-    path: Annotated[str, typer.Argument(help="Rows, an original file, or synth:N.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help="Write the rows to look at here (.jsonl).", readable=False
-        ),
-    ] = None,
+    task: Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
+        help="Name of a task; `soul tasks list` shows them.")],
+    path: Annotated[str, typer.Argument(
+        help="File with rows, original file, or synth:N for N generated rows.")],
+    output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
+        help="Write the suspicious rows to this file (.jsonl).")] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
-    """Look for rows that are wrong, or right for a bad reason.
+) -> None:  # fmt: skip
+    """Find suspicious rows: wrong labels, duplicates, shortcuts.
 
-    Duplicates, one question with two golds, golds that stand in the prompt or mostly at one place,
-    lengths; for stories also whether a belief tracker agrees with the published labels. With -o,
-    the rows to look at are written; those that the tracker disputes with both answers.
+    Checks for duplicates, questions with two gold answers, gold answers that appear in the prompt
+    or mostly at one position, and lengths; for stories also whether a belief tracker agrees with
+    the labels. With -o, the command writes the suspicious rows; for disputed labels it writes both
+    answers.
     """
     from soulkit.data.files import check_target, refuse_same
     from soulkit.tasks.kit.loading import examples_to_inspect
@@ -269,32 +283,29 @@ def audit(
 
 
 def contamination(
-    train: Annotated[Path, typer.Argument(help="Rows to train on.", readable=False)],
-    evaluation: Annotated[
-        Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL", readable=False)
-    ],
+    train: Annotated[Path, typer.Argument(readable=False,
+        help="File with training rows.")],
+    evaluation: Annotated[Path, typer.Argument(metavar="EVAL", readable=False,
+        help="File with evaluation rows.")],
     task: RowsTask = None,
-    chats: Annotated[
-        bool,
-        typer.Option("--chats", help="TRAIN holds conversations: a file, folder or pattern."),
-    ] = False,
+    chats: Annotated[bool, typer.Option("--chats",
+        help="TRAIN contains conversations: a file, folder or glob pattern.")] = False,
     exclude: CleanFile = None,
-    drop: Annotated[
-        str, typer.Option("--drop", help="Kinds that --exclude leaves out: exact,near,persona")
-    ] = "exact,near",
-    threshold: Annotated[
-        float, typer.Option("--threshold", help="Shared word triples of near-duplicates.")
-    ] = 0.8,
+    drop: Annotated[str, typer.Option("--drop", metavar="KINDS",
+        help="Kinds of overlap that --exclude removes: exact,near,persona.")] = "exact,near",
+    threshold: Annotated[float, typer.Option("--threshold", metavar="X",
+        help="Share of common word triples from which two texts are near-duplicates.")] = 0.8,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
-    """Find training rows that give evaluation rows away.
+) -> None:  # fmt: skip
+    """Find training rows that overlap with evaluation rows.
 
-    The same row, nearly the same row, or the same persona, character or scenario. The exit code is
-    2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
+    Reports equal rows, near-duplicates, and rows with the same persona, character or scenario. The
+    exit code is 2 if some rows are unreadable; they are not checked, and --exclude leaves them
+    out.
 
-    With --chats: conversations that hold an evaluation row, or are a part of one.
+    With --chats, it finds conversations that contain an evaluation row or are part of one.
     """
     from soulkit.data.contamination import clean_rows, find_overlap
     from soulkit.data.files import check_target, refuse_same, write_rows
@@ -344,7 +355,7 @@ def _write_findings(rows: RowAudit, report: LabelAudit | None, path: Path) -> No
 
 
 class _Side:
-    """The rows of one file as passages, and what could not be read."""
+    """The rows of one file as passages, and its unreadable rows."""
 
     def __init__(self, registry: Registry, path: Path, task: str | None) -> None:
         from soulkit.data.files import read_rows
@@ -361,7 +372,7 @@ class _Side:
             raise DataError(
                 f"No row of '{path}' can be compared.",
                 f"{self.bad[0].source}: {self.bad[0].why.rstrip('.')}.",
-                "Name the task of the rows with --task, or see: soul data check FILE",
+                "Name the task of the rows with --task, or check the file: soul data check FILE",
             )
         usable = {passage.source for passage in self.passages}
         self.rows: list[RawRow] = [row for row in rows if row.source in usable]
@@ -393,19 +404,19 @@ def _remarks_on_options(rows: RowAudit) -> list[str]:
     lines = []
     if rows.positions:
         counts = ", ".join(f"{letter} {count}" for letter, count in rows.positions.items())
-        lines.append(f"the gold's letter: {counts}")
+        lines.append(f"letter of the gold answer: {counts}")
     if rows.position is not None:
         lines.append(f"always answering {rows.favourite} is right in {_against(rows.position)}")
     if rows.longest is not None:
         lines.append(f"the longest option is right in {_against(rows.longest)}")
     if rows.with_options:
         lines.append(
-            f"the prompt holds the gold's words outside its options in {rows.gold_in_prompt} rows, "
-            f"and of all options only the gold's in {rows.count('leak')}"
+            f"rows whose prompt contains the gold answer outside the options: "
+            f"{rows.gold_in_prompt}, and no other option: {rows.count('leak')}"
         )
-    lines.append(f"one question with several golds: {rows.count('contradiction')} rows")
+    lines.append(f"same question with different gold answers: {rows.count('contradiction')} rows")
     if rows.count("twin_options"):
-        lines.append(f"two options that say the same: {rows.count('twin_options')} rows")
+        lines.append(f"options with the same text: {rows.count('twin_options')} rows")
     return lines
 
 
@@ -425,8 +436,8 @@ def _print_tracker(task: str, report: LabelAudit) -> None:
         table.add_row(safe(tag), safe(value), *figures)
     out.print(table)
     out.print(
-        f"{len(report.disputed)} disputed rows of {safe(task)}, {len(report.unread)} not read, "
-        f"{report.contradictions} questions with two golds in the file"
+        f"{len(report.disputed)} disputed rows of {safe(task)}, {len(report.unread)} unreadable, "
+        f"{report.contradictions} questions with two gold answers in the file"
     )
 
 
@@ -482,7 +493,7 @@ def _overlap_dict(
 
 
 SHOWN_BAD = 50
-"""Bad rows printed one by one; --json has all of them."""
+"""Bad rows to print one by one; --json has all of them."""
 
 
 def check(
@@ -492,10 +503,10 @@ def check(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Count rows, columns and lengths, and name bad rows.
+    """Count rows, columns and lengths, and list bad rows.
 
-    Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
-    bad.
+    Warns if rows of different clusters are equal except for names. The exit code is 2 if any row
+    is bad.
     """
     from soulkit.tasks.kit.row_checks import check_row_file
 
@@ -547,10 +558,9 @@ def _print_check(path: Path, report: RowCheck) -> None:
 def _warn_renamed(task: str, renamed: RenamedRows) -> None:
     first, second = map(safe, renamed.example)
     err.print(
-        f"warning: {renamed.rows} rows in {renamed.clusters} clusters of {safe(task)} are equal up "
-        f"to names: only {renamed.distinct} of them differ otherwise. Two that are equal: {first} "
-        f"and {second}. Intervals and splits treat clusters as independent. If the answers depend "
-        "on what these rows share, declare those columns as the task's 'cluster' in its tasks "
-        "file.",
+        f"warning: {renamed.rows} rows in {renamed.clusters} clusters of {safe(task)} are equal "
+        f"except for names; only {renamed.distinct} of them are distinct. Example: {first} and "
+        f"{second}. Intervals and splits treat clusters as independent. If the answers depend on "
+        "columns that these rows share, declare them as the task's 'cluster' in its tasks file.",
         soft_wrap=True,
     )

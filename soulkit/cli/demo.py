@@ -1,4 +1,4 @@
-"""`soul demo`: the whole road in minutes, or in seconds with scripts for actors."""
+"""`soul demo`: train and evaluate a tiny model in minutes, or two scripted models in seconds."""
 
 from __future__ import annotations
 
@@ -29,17 +29,32 @@ OUT, SCRIPTED_OUT = Path("runs/demo"), Path("runs/demo-scripted")
 def command(
     out: Annotated[
         Path | None,
-        typer.Option(help="Where everything goes.", show_default=f"{OUT}, {SCRIPTED_OUT}"),
+        typer.Option(
+            metavar="FOLDER", help="Folder for all results.", show_default=f"{OUT}, {SCRIPTED_OUT}"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed tells other stories.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Ditto steps.")] = 30,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Random seed; another seed makes other stories.")
+    ] = 0,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of Ditto training steps.")
+    ] = 30,
     scripted: Annotated[
         bool,
-        typer.Option("--scripted", help="Seconds, without torch: two scripts are evaluated."),
+        typer.Option(
+            "--scripted",
+            help="Evaluate two scripted models instead: takes seconds and needs no PyTorch.",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the results.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only one JSON document to stdout.")
+    ] = False,
 ) -> None:
-    """Warm up a tiny model, train it with Ditto, measure before and after, write a report."""
+    """Train and evaluate a tiny model end to end, and write a report.
+
+    The demo fine-tunes a tiny model, trains it with Ditto, and evaluates it before and after. It
+    takes about three minutes and needs no GPU, API key or network.
+    """
     if scripted:
         _show_scripted(out or SCRIPTED_OUT, seed, as_json=as_json)
     else:
@@ -49,8 +64,8 @@ def command(
 def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     for package, use in (
         ("torch", "training (soul demo --scripted needs nothing more)"),
-        ("matplotlib", "the learning curves of the report"),
-    ):  # minutes before the report would say so
+        ("matplotlib", "the learning curves in the report"),
+    ):  # fail before the training, not after minutes
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package, use)
     from soulkit.demo.training import ON_THE_RESULTS, Demo
@@ -101,7 +116,7 @@ def _page(out: Path, *notes: str) -> str:
 
 
 def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
-    columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after its control"}
+    columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after control"}
     shown = plain_table("", *(f">{title}" for title in columns.values()), title="held-out stories")
     accuracies = (estimate_text(results[name], *results[f"{name}_ci"]) for name in columns)
     shown.add_row("accuracy", *accuracies)
@@ -110,10 +125,11 @@ def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
         shown.add_row(words, *(f"{results[f'beliefs_{one}'][name]:.3f}" for one in columns))
     where = console()
     where.print(shown)
-    where.print("its control: the same training, everybody with somebody else's feedback")
+    where.print("control: the same training, but every draft gets the feedback of another draft")
     where.print(
-        f"at the first step feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
-        f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
+        f"at the first step, feedback raises the reward by {_gap(results, 'loo_gap')} over the "
+        "other drafts of the row (leave-one-out gap, 95 % CI); with the control's feedback by "
+        f"{_gap(results, 'loo_gap_shuffled')}"
     )
     for line in notes:
         where.print(line)

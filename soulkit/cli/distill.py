@@ -32,13 +32,13 @@ STAGE is sample, select, train or report; without one, all of them. Each resumes
 """
 TRAITS = frozenset({"distill", "plays", "local", "rollouts", "train"})
 NOT_HERE = ("adapter", "suite", "playable")
-"""Settings of every command that plays which experts stand in the place of."""
+"""Settings of the other commands that experts replace."""
 BY_TASK = ("experts", "held_out")
-"""Settings that are written as --data is: bare, or for one task."""
+"""Settings written like --data: for all tasks, or for one."""
 
 
 def make_command() -> Any:
-    """The command; its settings are imported when it is called."""
+    """The command; imports its settings when it is called."""
     from soulkit.distill.config import DistillConfig
 
     options = [one for one in options_for(DistillConfig, TRAITS) if one.setting not in NOT_HERE]
@@ -57,7 +57,8 @@ def make_command() -> Any:
     stage = inspect.Parameter(
         "stage", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None,
         annotation=Annotated[
-            str | None, typer.Argument(metavar="[STAGE]", help="sample, select, train or report.",
+            str | None, typer.Argument(metavar="[STAGE]", help="Run only this stage: sample, "
+                                                               "select, train or report.",
                                        show_default=False)
         ],
     )  # fmt: skip
@@ -65,7 +66,7 @@ def make_command() -> Any:
 
 
 def _by_task(name: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """`[TASK=]WHERE` options as task, or `*` for every other one, → where."""
+    """`[TASK=]ROWS` options as task, or `*` for every other one, → where."""
     made: dict[str, str] = {}
     for text in texts or ():
         task, equals, where = text.partition("=")
@@ -74,8 +75,8 @@ def _by_task(name: str, texts: Sequence[str] | None) -> dict[str, str]:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{flag} is given twice for {'every task' if key == '*' else repr(key)}.",
-                "Only one of them could count.",
-                f"Write {flag} TASK=WHERE once for each task.",
+                "Each task has one folder or file of rows here.",
+                f"Write {flag} TASK=ROWS once for each task.",
             )
         made[key] = value
     return made
@@ -89,8 +90,8 @@ def _stages(name: str | None) -> tuple[Stage, ...]:
     stages = tuple(stage for stage in STAGES if stage == name)
     if not stages:
         raise ConfigError(
-            f"There is no stage '{name}' of a distillation.",
-            f"Its stages are {', '.join(STAGES)}, in this order.",
+            f"There is no stage '{name}'.",
+            f"The stages of a distillation are {', '.join(STAGES)}, in this order.",
             did_you_mean(name, STAGES),
         )
     return stages
@@ -152,7 +153,7 @@ def _dry_run(
 
 
 def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
-    """Print what every stage will ask for, and all of them together."""
+    """Print the plan of every stage, and their sum."""
     from soulkit.cli.plan import show_plan
     from soulkit.play.plan import in_turn
 

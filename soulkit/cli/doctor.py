@@ -1,7 +1,4 @@
-"""Everything that is looked at without asking a model: this machine, and what settings need.
-
-`soul doctor`: look, print, and say by the exit code whether something is wrong.
-"""
+"""`soul doctor`: check this machine and the requirements of a settings file."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 def settings_needs(
     path: Path, intended: str | None, *, yes: bool, trust: bool, vllm_python: str | None = None
 ) -> Needs:
-    """What the settings of `path`, a file or a run's folder, need; see `needs_of`."""
+    """The requirements of the settings in `path`, a file or a run folder; see `needs_of`."""
     from soulkit.doctor.needs import needs_of, settings_file
 
     flags: dict[str, Any] = {"yes": True if yes else None, "vllm_python": vllm_python}
@@ -44,7 +41,7 @@ def settings_needs(
 
 
 def check_lines(needs: Needs | None = None, vllm_python: str | None = None) -> Iterator[CheckLine]:
-    """Lines about what is here, and about what `needs` are not met."""
+    """The check lines for this machine, and for unmet `needs`."""
     yield from package_lines(needs.extras if needs else ())
     named = needs.config.vllm_python if needs and needs.config else None
     yield vllm_line(vllm_python or named)
@@ -61,34 +58,25 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 def command(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[CONFIG]", readable=False, show_default=False,
-            help="A run's config.yaml or folder, or a file for --config: its players are asked.",
-        ),
-    ] = None,
-    intended: Annotated[
-        str | None,
-        typer.Option("--for", metavar="COMMAND", help="What a file of your own is for: eval api, "
-                     "eval local, train METHOD, distill."),
-    ] = None,
-    load: Annotated[
-        bool, typer.Option("--load", help="Load checkpoints to ask them, too.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Confirm what the questions will cost.")
-    ] = False,
-    vllm_python: Annotated[
-        str | None,
-        typer.Option("--vllm-python", metavar="PATH", help="The Python interpreter that has vLLM."),
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(
+        metavar="[CONFIG]", readable=False, show_default=False,
+        help="Run folder, its config.yaml, or a file for --config. Each model in it is asked one "
+        "question.")] = None,
+    intended: Annotated[str | None, typer.Option("--for", metavar="COMMAND",
+        help="Command that CONFIG is for: eval api, eval local, train METHOD or distill. Needed "
+        "for your own files.")] = None,
+    load: Annotated[bool, typer.Option("--load",
+        help="Also load and ask local checkpoints.")] = False,
+    yes: Annotated[bool, typer.Option("--yes",
+        help="Skip the cost confirmation.")] = False,
+    vllm_python: Annotated[str | None, typer.Option("--vllm-python", metavar="PATH",
+        help="Python interpreter that has vLLM installed.")] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Look at what is here; with CONFIG ask each of its players one real question.
+    """Check this machine and your keys; with CONFIG, also ask each of its models one question.
 
-    Nothing is written or downloaded. Exit code 1: something that is needed is wrong.
+    Nothing is written or downloaded. The exit code is 1 if a requirement is not met.
     """
     from soulkit.doctor.checks import Checkup
 
@@ -117,16 +105,16 @@ def command(
 
 
 def _print_lines(lines: Iterable[CheckLine]) -> None:
-    table = plain_table("", "what", "how it is")
+    table = plain_table("", "what", "result")
     for one in lines:
         table.add_row(_health(one.health), safe(one.name), _with_way(one.words, one.way))
     console().print(table)
 
 
 def player_table(players: Iterable[PlayerCheck]) -> Table:
-    """Who answered what; with time, tokens and cost."""
+    """A table of the models' replies, with time, tokens and cost."""
     table = plain_table("", "role", "who", "answer")
-    table.columns[2].overflow = "fold"  # of an address no part may be missing
+    table.columns[2].overflow = "fold"  # addresses must stay complete
     for one in players:
         words = "; ".join(filter(None, (f"in {one.task}: {one.words}", call_figures(one))))
         table.add_row(_health(one.health), one.role, safe(one.who), _with_way(words, one.way))
@@ -134,7 +122,7 @@ def player_table(players: Iterable[PlayerCheck]) -> Table:
 
 
 def call_figures(one: PlayerCheck) -> str:
-    """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty where nobody was asked."""
+    """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty without calls."""
     if not one.calls:
         return ""
     calls = f"{one.calls} calls, " if one.calls > 1 else ""

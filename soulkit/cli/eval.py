@@ -1,4 +1,4 @@
-"""`soul eval local|api`: parse, call, print. Their options are made from EvalConfig."""
+"""`soul eval local|api`: parse, call, print. The options are made from EvalConfig."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from soulkit.runs.folder import Run
 
 KINDS = {
-    "local": "Score a checkpoint on this machine, with or without an adapter.",
-    "api": "Score a model behind any OpenAI-compatible server.",
+    "local": "Evaluate a checkpoint on this machine, with or without an adapter.",
+    "api": "Evaluate a model behind an OpenAI-compatible server.",
 }
 HERE = {
     "--base-url", "--adapter", "--protocol", "--repeats", "--temperature", "--max-tokens",
     "--concurrency",
 }  # fmt: skip
-"""What `--help` shows beside the options of every day."""
+"""Options that `--help` shows in addition to the everyday ones."""
 
 
 class Kinds(GroupFromSettings):
-    """The two kinds of models that are scored."""
+    """The subcommands: local checkpoints and API models."""
 
     def sentences(self) -> Mapping[str, str]:
         return KINDS
@@ -74,7 +74,7 @@ class Kinds(GroupFromSettings):
 app = CommandTable(cls=Kinds, rich_markup_mode=None)
 
 
-@app.callback(help="Score a model: a local checkpoint or any API endpoint.")
+@app.callback(help="Evaluate a local checkpoint or a model behind an API.")
 def group() -> None:
     """The commands are made by `Kinds`."""
 
@@ -115,32 +115,30 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
 
 
 def _silent(summary: Summary) -> str:
-    """What to say of tasks in which the model never said anything; else empty."""
+    """The warning for tasks in which every reply was empty; else empty."""
     from soulkit.eval.results.warnings import silent_tasks
 
     tasks = ", ".join(f"{name} ({n} of {n})" for name, n in silent_tasks(summary.limits).items())
-    why = "look at what the server sends, and whether its text stands outside the content"
+    why = "check whether the server sends its text in another field than 'content'"
     return f"every reply was empty: {tasks}; {why}" if tasks else ""
 
 
 def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
-    """What to say where more episodes are unscored or truncated than may be; else empty."""
+    """The message if too many episodes are unscored or truncated; else empty."""
     from soulkit.eval.results.warnings import truncated_total
 
     unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
     if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
         return ""
     most = f"more than --max-unscored {config.max_unscored:g} allows"
-    again = f"to play them again, run the same command with --out {run.path}"
-    longer = (
-        "give replies more room in a new run: a larger --max-tokens, or a model with more context"
-    )
+    again = f"to retry them, run the same command with --out {run.path}"
+    longer = "start a new run with a larger --max-tokens or a model with a longer context"
     if not cut:
         return f"{unscored} of {summary.n} episodes are unscored, {most}; {again}"
     if not unscored:
         return f"{cut} of {summary.n} episodes are truncated, {most}; {longer}"
     both = f"{unscored} of {summary.n} episodes are unscored and {cut} truncated"
-    return f"{both}, {most}; for the first, {again}; for the others, {longer}"
+    return f"{both}, {most}; unscored: {again}; truncated: {longer}"
 
 
 def _print_run(run: Run, config: EvalConfig) -> None:
@@ -165,8 +163,8 @@ def _say_next(run: Run, summary: Summary) -> None:
 
 
 def _say_failures(run: Run, summary: Summary) -> None:
-    """Statuses other than ok, replies that ran into their limit, settings that servers refused, and
-    the first failure of each kind in its own words."""
+    """Print statuses other than ok, truncated replies, settings that servers refused, and the
+    first error message of each kind of failure."""
     from soulkit.eval.results.warnings import dropped_text, limits_text, truncation_text
     from soulkit.eval.run.resume import unscored_controls
     from soulkit.eval.run.runner import failures
@@ -178,13 +176,11 @@ def _say_failures(run: Run, summary: Summary) -> None:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
             print_note(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
-        print_note(
-            f"replies that ran into their limit: {text}; 'worst to best' is what they may hide"
-        )
+        print_note(f"truncated replies: {text}; 'worst to best' shows the range they leave open")
     if text := limits_text(summary.limits, summary.statuses):
-        print_note(f"replies that ended at their limit, whatever was read of them: {text}")
+        print_note(f"replies cut at the token limit, readable or not: {text}")
     if text := dropped_text(summary.dropped_settings):
-        print_note(f"settings that servers refused, so that calls were sent without them: {text}")
+        print_note(f"settings that servers refused and that were left out: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         print_note(line)
     if summary.n_scored < summary.n:

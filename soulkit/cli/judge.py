@@ -1,4 +1,4 @@
-"""`soul judge`: check a judge, have people rate, and correct a run's means with their ratings."""
+"""`soul judge`: check a judge, collect human ratings, and correct a run's means with them."""
 
 from __future__ import annotations
 
@@ -39,51 +39,36 @@ SHOWN = 10
 """Bad rows printed one by one; --json has all of them."""
 
 RatedRun = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of an evaluation with a judge.")
+    Path, typer.Argument(metavar="RUN", help="Run folder of an evaluation with a judge.")
 ]
 
 
 def sheet(
     run: RatedRun,
-    sample: Annotated[
-        int, typer.Option("--sample", min=1, help="Clusters of each task; all if there are fewer.")
-    ] = 50,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw and of every order.")] = 0,
-    raters: Annotated[
-        int, typer.Option("--raters", min=1, max=50, help="Sheets, each in its own order.")
-    ] = 1,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="Which of two drafts of a row is better, instead.")
-    ] = False,
-    checks: Annotated[int, typer.Option("--checks", min=0, help="Hidden attention checks.")] = 2,
-    dimension: Annotated[
-        list[str] | None,
-        typer.Option("--dimension", help="Rate only this; may be repeated. [default: all]"),
-    ] = None,
-    scale: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scale", metavar="NAME=0:10", help="A scale the run does not tell; may be repeated."
-        ),
-    ] = None,
-    guide: Annotated[
-        Path | None,
-        typer.Option(
-            "--guide",
-            metavar="FILE",
-            help="Text for raters, shown above the cards.",
-            readable=False,
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write. [default: RUN-sheet]")
-    ] = None,
-) -> None:
-    """Write a blinded rating sheet: a page and a table for each rater.
+    sample: Annotated[int, typer.Option("--sample", metavar="N", min=1,
+        help="Clusters to draw per task; all if there are fewer.")] = 50,
+    seed: Annotated[int, typer.Option("--seed", metavar="N",
+        help="Random seed of the draw and of every order.")] = 0,
+    raters: Annotated[int, typer.Option("--raters", metavar="N", min=1, max=50,
+        help="Number of raters. Each gets a sheet in a different order.")] = 1,
+    pairs: Annotated[bool, typer.Option("--pairs",
+        help="Ask which of two drafts of a row is better, instead of for ratings.")] = False,
+    checks: Annotated[int, typer.Option("--checks", metavar="N", min=0,
+        help="Number of hidden attention checks per sheet.")] = 2,
+    dimension: Annotated[list[str] | None, typer.Option("--dimension", metavar="NAME",
+        help="Rate only this dimension. Repeatable. [default: all]")] = None,
+    scale: Annotated[list[str] | None, typer.Option("--scale", metavar="NAME=0:10",
+        help="Scale of a dimension, if the run does not record it. Repeatable.")] = None,
+    guide: Annotated[Path | None, typer.Option("--guide", metavar="FILE", readable=False,
+        help="Text file with instructions, shown above the cards.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER",
+        help="Folder to write. [default: RUN-sheet]")] = None,
+) -> None:  # fmt: skip
+    """Write a blinded rating sheet for human raters.
 
-    The page needs no network. Clusters of rows are drawn at random, and all that was judged in them
-    is on the sheet. key.json says which episode a row stands for: keep it, and hand out the raters'
-    folders alone.
+    Each rater gets an HTML page, which works offline, and a CSV table. Clusters of rows are drawn
+    at random, and the sheet shows everything that was judged in them. key.json maps the rows of
+    the sheet to episodes: keep it, and send the raters only their folders.
     """
     from soulkit.eval.judges.rating import SheetRequest, draw_sheet, sheet_folder, write_tables
     from soulkit.report.pages import write_sheet_page
@@ -119,16 +104,25 @@ def import_labels(
         typer.Argument(metavar="SHEET", help="Filled sheets, CSV or JSON.", readable=False),
     ],
     run: Annotated[
-        Path | None, typer.Option("--run", help="The run that the sheet was written for.")
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Run folder that the sheet was made from."),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option("--key", help="Its key. [default: RUN-sheet/key.json]", readable=False),
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Key file of the sheet. [default: RUN-sheet/key.json]",
+            readable=False,
+        ),
     ] = None,
     target: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Labels to write. [default: labels.jsonl beside the key]", readable=False
+            "--out",
+            metavar="FOLDER",
+            help="File to write. [default: labels.jsonl next to the key]",
+            readable=False,
         ),
     ] = None,
     drop_failed: Annotated[
@@ -136,9 +130,9 @@ def import_labels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read filled sheets, of any number of raters, as labels.
+    """Import filled-in rating sheets as labels.
 
-    Rows of no card, with a label off its scale or given twice are bad: they are named and left out.
+    Rows that match no card, have a label off the scale or appear twice are reported and left out.
     """
     from soulkit.eval.judges.rating import LABELS, import_sheets, read_sheet_key, write_labels
 
@@ -149,7 +143,7 @@ def import_labels(
         raise DataError(
             "No label is left.",
             f"All raters failed an attention check: {', '.join(filled.failed)}.",
-            "Read the sheets without --drop-failed, or have them filled in again.",
+            "Import without --drop-failed, or have the sheets filled in again.",
         )
     path = target or place.with_name(LABELS)
     write_labels(labels, path)
@@ -170,7 +164,7 @@ def _key_of(run: Path | None, key: Path | None) -> Path:
     if key is None and run is None:
         raise ConfigError(
             "Neither --run nor --key is given.",
-            "Rows of a sheet are blind: only its key says which episode each stands for.",
+            "The sheet is blinded: only its key maps rows to episodes.",
             "Write soul judge import FILE --run RUN.",
         )
     if key is not None or run is None:
@@ -178,7 +172,7 @@ def _key_of(run: Path | None, key: Path | None) -> Path:
     if not run.is_dir():
         raise RunError(
             f"There is no run '{run}'.",
-            "The key of its sheet is looked for beside it.",
+            "The key of the sheet is expected next to the run folder.",
             "Name the folder of the run, or the key with --key.",
         )
     return sheet_folder(run) / KEY
@@ -197,7 +191,7 @@ def _imported(filled: FilledSheets, labels: list[dict[str, Any]], path: Path) ->
 def _say_imported(filled: FilledSheets, drop_failed: bool) -> None:
     for rater in filled.failed:
         answers = filled.checks[rater]
-        end = "left out" if drop_failed else "counted all the same; leave them out: --drop-failed"
+        end = "left out" if drop_failed else "still counted; --drop-failed leaves the rater out"
         wrong = len(answers) - sum(answers)
         print_note(f"{rater} failed {wrong} of {len(answers)} attention checks and is {end}")
     for row in filled.bad[:SHOWN]:
@@ -205,7 +199,7 @@ def _say_imported(filled: FilledSheets, drop_failed: bool) -> None:
     if filled.bad[SHOWN:]:
         print_note(f"and {len(filled.bad) - SHOWN} more bad rows; --json has all of them")
     if filled.unrated:
-        print_note(f"{filled.unrated} rows are without an answer")
+        print_note(f"{filled.unrated} rows have no answer")
 
 
 def correct(
@@ -213,16 +207,19 @@ def correct(
     labels: Annotated[
         Path | None,
         typer.Option(
-            "--labels", metavar="FILE", help="[default: RUN-sheet/labels.jsonl]", readable=False
+            "--labels",
+            metavar="FILE",
+            help="Labels from `soul judge import`. [default: RUN-sheet/labels.jsonl]",
+            readable=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Correct the judge's means by what people said of a part.
+    """Correct the judge's means with human labels of a random part.
 
-    The corrected mean is what people would say of all, with a 95 % interval that is valid however
-    wrong the judge is (prediction-powered inference); the labelled clusters must be a random part,
-    as soul judge sheet draws them. Nobody is asked.
+    The corrected mean estimates the human mean over all episodes, with a 95 % interval that is
+    valid for any quality of the judge (prediction-powered inference). The labelled clusters must
+    be a random sample, as drawn by soul judge sheet. No model is called.
     """
     from soulkit.eval.judges.correction import correct_run
     from soulkit.eval.judges.rating import KEY, LABELS, read_sheet_key, sheet_folder
@@ -252,7 +249,7 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
                 safe(name), _estimate(cell["bias"]), f"{cell['lambda']:.2f}",
                 str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}",
             )  # fmt: skip
-        for made in (means, errors):  # in one, a line has no room for eleven numbers
+        for made in (means, errors):  # two tables: eleven numbers do not fit on one line
             made.columns[0].overflow = "fold"
             out.print(made)
     agreement = plain_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
@@ -279,15 +276,16 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
             yield name, "judge and people", cell["judge_and_people"]
 
 
-CHECK = """Judge a run's episodes again and measure how far verdicts agree.
+CHECK = """Judge a run's episodes again and measure the agreement.
 
-By dimension: with themselves, with another judge, with people where the rows carry their labels,
-and with the length of the text. Drafts of the same row are compared in both orders.
-"""
+        Per dimension: agreement of a judge with itself, with another judge, with people if the
+        rows have human labels, and correlation with text length. Drafts of the same row are
+        compared in both orders.
+        """
 
 
 class Checks(GroupFromSettings):
-    """`check` has the options of CheckConfig."""
+    """The options of `check` are made from CheckConfig."""
 
     def sentences(self) -> Mapping[str, str]:
         return {"check": CHECK}
@@ -322,7 +320,7 @@ class Checks(GroupFromSettings):
 RUN = inspect.Parameter(
     "run", inspect.Parameter.KEYWORD_ONLY, default=None,
     annotation=Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of an evaluation.")
+        Path | None, typer.Argument(metavar="RUN", help="Run folder of an evaluation.")
     ],
 )  # fmt: skip
 
@@ -331,10 +329,12 @@ app = CommandTable(cls=Checks, rich_markup_mode=None)
 
 @app.command()
 def show(
-    check: Annotated[Path, typer.Argument(metavar="CHECK", help="Folder of a judge check.")],
+    check: Annotated[
+        Path, typer.Argument(metavar="CHECK", help="Folder written by `soul judge check`.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Print what a check found. Nobody is asked."""
+    """Print the results of a judge check."""
     from soulkit.eval.judges.check import read_report
 
     _print(read_report(check), as_json)
@@ -365,7 +365,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
     )
     if missing:
         print_note(
-            f"{missing} judgements got no answer from their server; the same command with "
+            f"{missing} judgements got no reply from the server; the same command with "
             f"--out {run.path} asks for them again"
         )
         raise typer.Exit(1)
@@ -396,19 +396,19 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
-    """What of a task's episodes and human labels entered no figure."""
+    """Lines about episodes and human labels that no figure includes."""
     remarks = []
     if report.get("by_rules"):
         remarks.append(
-            f"{report['by_rules']} episodes were scored by rules without asking the judge, and say "
-            "nothing about it"
+            f"{report['by_rules']} episodes were scored by rules without the judge and are not "
+            "counted"
         )
     for name in report.get("unmatched_labels", ()):
-        remarks.append(f"people labelled '{name}', and no verdict has such a dimension")
+        remarks.append(f"people labelled '{name}', but the judge has no such dimension")
     for name, dimension in report["dimensions"].items():
         lost = max((c.get("no_numbers", 0) for c in dimension["people"].values()), default=0)
         if lost:
-            remarks.append(f"{lost} human labels of '{name}' are no numbers, and are left out")
+            remarks.append(f"{lost} human labels of '{name}' are not numbers and are left out")
     return remarks
 
 
@@ -431,7 +431,7 @@ short = partial(number, digits=2)
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
     table = plain_table(
         "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
-        ">gap", "what it allows", title=safe(task),
+        ">gap", "rating", title=safe(task),
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for label, cell in _comparisons(dimension):
@@ -445,7 +445,7 @@ def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
 
 
 def _trust(cell: Mapping[str, Any]) -> str:
-    """The word on alpha, and the one on the lower end of its interval where that is another."""
+    """The rating of alpha, and the rating of its lower bound if it differs."""
     if cell["alpha"]["value"] is None or cell["trust"] == cell["at_worst"]:
         return str(cell["trust"])
     if cell["alpha"]["ci_low"] is None:
@@ -508,8 +508,9 @@ def _clusters(cell: Mapping[str, Any]) -> str:
 
 def _say_thresholds(limits: Mapping[str, float]) -> None:
     print_note(
-        f"Krippendorff's alpha: from {limits['reliable']:g} on reliable, from "
-        f"{limits['tentative']:g} tentative, below: do not rank models by it (Krippendorff 2004). "
-        "rho is Spearman's; gap is the mean difference in points; flips: the verdict on a pair is "
-        "another one when the two change places. No interval: too few rows, or they hardly differ."
+        f"Krippendorff's alpha: {limits['reliable']:g} or more is reliable, "
+        f"{limits['tentative']:g} or more tentative; below, do not rank models by it "
+        "(Krippendorff 2004). "
+        "rho: Spearman correlation; gap: mean difference in points; flips: pairs whose verdict "
+        "changes with the order. No interval: too few rows, or too little variation."
     )

@@ -1,7 +1,7 @@
-"""`soul ledger stats|show|export|verify`: look at the paid replies of a run.
+"""`soul ledger stats|show|export|verify`: inspect the recorded calls of a run.
 
-Each takes a ledger file or a run folder; a run that replayed another's ledger shows that one.
-Nothing here writes into a ledger. What models wrote is sanitised before it is shown.
+Each takes a ledger file or a run folder; for a run that replayed another ledger, that one is
+shown. All commands only read. Text from models is sanitised before it is shown.
 """
 
 from __future__ import annotations
@@ -24,21 +24,29 @@ if TYPE_CHECKING:
     from soulkit.models.ledger.view import CallTotals, LedgerFindings, StoredCall
 
 app = CommandTable(
-    rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage."
+    rich_markup_mode=None, help="Inspect recorded API calls: totals, single calls, integrity."
 )
 
-Where = Annotated[
-    Path, typer.Argument(metavar="LEDGER", help="A ledger file, or the folder of its run.")
+Where = Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger file or run folder.")]
+Example = Annotated[
+    str | None,
+    typer.Option("--example", metavar="ID", help="Show only calls for the row with this id."),
 ]
-Example = Annotated[str | None, typer.Option("--example", help="Only calls of this row.")]
-RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, judge, coach …")]
+RoleName = Annotated[
+    str | None,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="Show only calls of this role: actor, partner, judge, coach, …",
+    ),
+]
 
 
 # -- which file ----------------------------------------------------------------------------------
 
 
 def ledger_path(where: Path) -> Path:
-    """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
+    """The ledger of a run folder, or the file itself; RunError if the run has none."""
     from soulkit.eval.results.rescore import ledger_of
     from soulkit.runs.folder import is_run, read_config
 
@@ -51,8 +59,8 @@ def ledger_path(where: Path) -> Path:
         why = "It was started with --ledger off" if off else f"There is no file '{path}'"
         raise RunError(
             f"'{where}' has no ledger.",
-            f"{why}; local models are sampled without one as well.",
-            "Name a ledger file, or the folder of a run that asked a server.",
+            f"{why}; calls to local models are not recorded either.",
+            "Name a ledger file, or the folder of a run with API calls.",
         )
     return path
 
@@ -62,7 +70,7 @@ def ledger_path(where: Path) -> Path:
 
 @app.command()
 def stats(where: Where, as_json: Json = False) -> None:
-    """Calls, tokens, cost and latency by role, model and purpose."""
+    """Print calls, tokens, cost and latency by role, model and purpose."""
     from soulkit.models.ledger.view import LedgerView
 
     path = ledger_path(where)
@@ -109,12 +117,17 @@ def show(
     example: Example = None,
     role: RoleName = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="One entry, by the beginning of its key.")
+        str | None,
+        typer.Option(
+            "--key", metavar="KEY", help="Show the entry whose key starts with this text."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Entries at most.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Show at most N entries.")
+    ] = 10,
     as_json: Json = False,
 ) -> None:
-    """Single calls: who asked what, and what was answered."""
+    """Show single calls with their prompts and replies."""
     from soulkit.models.ledger.view import LedgerView
 
     with LedgerView(ledger_path(where)) as view:
@@ -122,8 +135,9 @@ def show(
     if not entries:
         raise RunError(
             f"'{where}' holds no such call.",
-            "No entry has this example, role and key.",
-            "See what there is: soul ledger stats, or soul ledger show without options.",
+            "No entry matches this example, role and key.",
+            "List the entries with soul ledger show without options, or count them with soul "
+            "ledger stats.",
         )
     if as_json:
         print_json([stored.as_dict() for stored in entries])
@@ -158,7 +172,7 @@ def _texts(stored: StoredCall) -> list[tuple[str, str]]:
     else:
         parts = [(message["role"], message["content"]) for message in request.messages]
     if answer is None:
-        return [*parts, ("reply that cannot be read", stored.entry.reply)]
+        return [*parts, ("unreadable reply", stored.entry.reply)]
     thought = [("reasoning", answer.reasoning)] if answer.reasoning else []
     return [*parts, *thought, (f"reply ({answer.stop_reason})", answer.text)]
 
@@ -172,10 +186,10 @@ def export(
     example: Example = None,
     role: RoleName = None,
     file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write here, whole or not at all.")
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
 ) -> None:
-    """Print or write all calls as JSON lines, one entry each."""
+    """Export all calls as JSON lines, one entry per line."""
     from soulkit.models.ledger.view import LedgerView, write_export
 
     with LedgerView(ledger_path(where)) as view:
@@ -194,9 +208,9 @@ def export(
 
 @app.command()
 def verify(where: Where, as_json: Json = False) -> None:
-    """Look for damage, and in a run folder for missing calls.
+    """Check a ledger for damage, and a run folder for missing calls.
 
-    Every scored episode must have its calls. Exit code 1 when something was found.
+    Every scored episode must have its calls. The exit code is 1 if something is wrong.
     """
     from soulkit.models.ledger.view import LedgerView
 
@@ -223,7 +237,7 @@ def _check_run(folder: Path, view: Any, findings: LedgerFindings) -> None:
         return
     settings = read_config(folder)
     records = load_records(folder / "episodes.jsonl")
-    # Where judges were asked again, the ledger is theirs: what the actor said was paid for before.
+    # After a rescore with --ask, the actor's calls are in the ledger of the old run.
     judged_only = (folder / CHANGES).is_file() and settings.get("ledger") != "replay"
     check_episodes(view, records, findings, judges=_over_http(settings),
                    actor=settings.get("kind") == "api" and not judged_only)  # fmt: skip
@@ -232,7 +246,7 @@ def _check_run(folder: Path, view: Any, findings: LedgerFindings) -> None:
 
 
 def _over_http(settings: dict[str, Any]) -> bool:
-    """Whether every judge of a run is an endpoint: others leave nothing in a ledger."""
+    """Whether every judge of a run is an API model; only their calls are in a ledger."""
     alone = [t for t in (settings.get("task_players") or {}).values() if isinstance(t, dict)]
     named = [one.get(role) or [] for one in (settings, *alone) for role in ("judge", "auditor")]
     judges = [judge for several in named for judge in several]
@@ -248,6 +262,6 @@ def _print_findings(findings: LedgerFindings) -> None:
     total = sum(findings.counts.values())
     out.print(
         f"{findings.entries} entries (version {findings.version}), {findings.requests} keys "
-        f"computed again{runs}: {f'{total} findings' if total else 'nothing wrong'}",
+        f"checked{runs}: {f'{total} problems' if total else 'no problem found'}",
         soft_wrap=True,
     )

@@ -1,16 +1,16 @@
-"""Options of the commands: those that several share, and those that are made from settings.
+"""Command line options: the shared ones, and those made from settings.
 
-A command made from settings is a Settings class and the traits that select its fields (`only` of
-`setting`). From these come its options with help, defaults, choices and sections, and from what is
-written on the command line the settings. Nothing is imported before the command is called, listed
-in full or completed.
+A command made from settings has a Settings class and traits that select its fields (`only` of
+`setting`). The options with their help, defaults, choices and sections follow from these fields,
+and the command line is read back into settings. The class is imported only when the command is
+called, listed in full or completed.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -38,24 +38,28 @@ if TYPE_CHECKING:
     from soulkit.tasks.kit.registry import Registry
 
 
-OUT = "Run folder; the same command resumes it. [default: a new one under runs/]"
-CONFIG = "A YAML file with settings, a run's config.yaml for example; options win over it."
-SET = "Any other setting; may be repeated."
-TRUST = "Act on settings of a run that is not yours."
-DRY_RUN = "Print calls, tokens, cost, memory and time; start nothing."
-JSON = "Print one JSON document and nothing else on stdout."
+OUT = "Run folder. The same command resumes it. [default: a new one under runs/]"
+CONFIG = "YAML file with settings, such as a run's config.yaml; options override it."
+SET = "Set any other setting. Repeatable."
+TRUST = "Allow settings from a run folder that is not your own."
+DRY_RUN = "Print the estimated calls, tokens, cost and time, and stop."
+JSON = "Print only one JSON document to stdout."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 Json = Annotated[bool, typer.Option("--json", help=JSON)]
 TaskFiles = Annotated[
     list[Path] | None,
-    # Not checked by the parser here or at other files: their readers say more, in three lines.
-    typer.Option("--tasks", metavar="FILE", help="Your own tasks file.", readable=False),
+    # The parser does not check files: the functions that read them raise better errors.
+    typer.Option(
+        "--tasks", metavar="FILE", help="YAML file that declares your own tasks.", readable=False
+    ),
 ]
 
 
 def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
-    """The tasks of soulkit and of one's own files; TrustError for a file in a run's folder, whose
-    code nobody vouches for, unless `trust`."""
+    """The built-in tasks and those in `files`.
+
+    TrustError for a file in a run folder, whose code is not known to be safe, unless `trust`.
+    """
     from soulkit.tasks.kit.registry import load_registry
     from soulkit.trust import inside_runs, refuse_foreign
 
@@ -66,7 +70,7 @@ def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
 
 
 def names_from(kind: str) -> Callable[..., list[str]]:
-    """What completes `tasks`, `suites` or `methods`; in a list with commas, its last name."""
+    """A shell completion for `tasks`, `suites` or `methods`; completes the last name of a list."""
 
     def complete(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -98,6 +102,8 @@ SECTIONS = (
     "Objective", "Optimizer and memory", "Calls", "Machine", "Run",
 )  # fmt: skip
 """The sections of a help text, in reading order."""
+FIRST = ("--model", "--base-url", "--adapter", "--task", "--suite", "--data", "--limit")
+"""The options that every user needs; they come first in their section."""
 
 EVERYDAY = frozenset({
     "--model", "--task", "--suite", "--data", "--limit", "--methods", "--seeds", "--experts",
@@ -105,10 +111,10 @@ EVERYDAY = frozenset({
     "--endpoints", "--lr", "--max-cost", "--yes", "--engine", "--eval-every", "--seed", "--out",
     "--config", "--set", "--dry-run", "--json",
 })  # fmt: skip
-"""The options that `--help` shows of a command made from settings; `--help-all` shows all."""
+"""The options that `--help` shows for a command made from settings; `--help-all` shows all."""
 HELP_ALL = "help_all"
 FEW = 30
-"""A command with at most so many options shows all of them."""
+"""`--help` shows all options of a command with at most this many."""
 
 Body = Callable[[dict[str, Any]], None]
 Rows = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
@@ -116,26 +122,26 @@ Rows = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: how it is written, what it holds, which setting it sets."""
+    """One option: its flag, the type of its value, and the setting that it sets."""
 
     flag: str
     kind: Any
     help: str
     section: str = "Run"
     setting: str = ""
-    """Its dotted name; empty for what is no setting, such as --json."""
+    """Dotted name of the setting; empty for options such as --json."""
     default: str = ""
-    """As help shows it."""
+    """Default as help shows it."""
     metavar: str | None = None
     complete: str | None = None
     required: bool = False
-    """Whether a command cannot do without it; a settings file may give it, too."""
+    """Whether the command needs it, on the command line or in a settings file."""
     form: str = ""
-    """How its texts are read together, as `text_form` says."""
+    """How several texts are read together; see `text_form`."""
 
     @property
     def name(self) -> str:
-        """The parameter's name in Python."""
+        """The name of the parameter in Python."""
         return self.flag.split("/")[0].lstrip("-").replace("-", "_")
 
     @property
@@ -151,16 +157,25 @@ COMMON = (
     Option("--dry-run", bool, DRY_RUN),
     Option("--json", bool, JSON),
 )
-"""What every command has that makes a run folder from settings."""
+"""Options of every command that makes a run folder from settings."""
 
 
 # --- from settings to options ---------------------------------------------------------------------
 
 
 def options_for(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
-    """The options of the settings that matter to a command of these traits, by section."""
-    options = [*_settings_options(kind, traits), *COMMON]
-    return sorted(options, key=lambda option: SECTIONS.index(option.section))
+    """The options of a command with these traits, by section."""
+    return in_reading_order([*_settings_options(kind, traits), *COMMON])
+
+
+def in_reading_order(options: Iterable[Option]) -> list[Option]:
+    """By section; within one, those of FIRST before the others."""
+
+    def place(option: Option) -> tuple[int, int]:
+        first = FIRST.index(option.flag) if option.flag in FIRST else len(FIRST)
+        return SECTIONS.index(option.section), first
+
+    return sorted(options, key=place)
 
 
 def _settings_options(
@@ -191,7 +206,7 @@ def _settings_options(
 def _matters(
     kind: type[BaseModel], name: str, facts: Mapping[str, Any], traits: frozenset[str]
 ) -> bool:
-    """Whether a field is one of those: declared by `setting`, and for these commands or methods."""
+    """Whether a field is declared by `setting` and applies to these commands or methods."""
     if not facts or (facts["only"] and not traits & set(facts["only"])):
         return False
     owners = getattr(kind, "owners", None)
@@ -199,7 +214,7 @@ def _matters(
 
 
 def kind_of(annotation: Any, metavar: str | None) -> Any:
-    """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
+    """The type that an option's text is read as: choice, number, switch, file, text, or a list."""
     parts = plain_parts(annotation)
     if metavar in (BY_TASK, ADAPTERS):
         return list[str]
@@ -213,7 +228,7 @@ def kind_of(annotation: Any, metavar: str | None) -> Any:
 
 
 def default_text(info: Any) -> str:
-    """A field's default as help and documentation show it; empty where it is required."""
+    """A field's default as help and documentation show it; empty for a required field."""
     from soulkit.config import about
 
     if info.is_required():
@@ -232,9 +247,9 @@ def default_text(info: Any) -> str:
 def settings_from(
     options: Sequence[Option], values: Mapping[str, Any], rows: Rows, tasks: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What was written, under the names of the settings; what was not is left out.
+    """The options given on the command line, under the names of their settings.
 
-    `rows` reads --data for the tasks that are named, else for `tasks`, those of a settings file.
+    `rows` reads --data for the tasks of --task, else for `tasks`, those of a settings file.
     """
     settings: dict[str, Any] = {}
     names = [text.partition(":")[0] for text in split_names(values.get("task"))] or list(tasks)
@@ -251,12 +266,12 @@ def settings_from(
             settings |= settings_from_texts(option.setting, option.form, option.flag, plain)
     assigned = assignments(values.get("set"))
     for name in settings.keys() & assigned.keys():
-        raise given_twice(f"'{name}'", how="by its own option and by --set")
+        raise given_twice(f"'{name}'", how="with its own option and with --set")
     return settings | assigned
 
 
 def assignments(options: Sequence[str] | None) -> dict[str, Any]:
-    """NAME=VALUE settings, values read as YAML."""
+    """The settings in NAME=VALUE texts; values are read as YAML."""
     import yaml
 
     settings: dict[str, Any] = {}
@@ -264,32 +279,32 @@ def assignments(options: Sequence[str] | None) -> dict[str, Any]:
         name, equals, text = option.partition("=")
         if not equals:
             raise ConfigError(
-                f"'{option}' is no setting.",
-                "Settings are given as NAME=VALUE.",
-                "Write --set kl_coef=0.01, for example.",
+                f"--set {option} has no equals sign.",
+                "--set takes the name of a setting and its value.",
+                "Write --set NAME=VALUE, for example --set kl_coef=0.01.",
             )
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"The value of --set {option} cannot be read.",
-                f"It is no YAML: {' '.join(str(error).split())}.",
-                f"Write --set '{name.strip()}=VALUE', in quotes where the shell needs them.",
+                f"The value is not valid YAML: {' '.join(str(error).split())}.",
+                f"Write --set '{name.strip()}=VALUE', with quotes if the shell needs them.",
             ) from error
         if name.strip() in settings:
             raise given_twice(f"--set {name.strip()}")
         settings[name.strip()] = value
         if value is None:
             raise ConfigError(
-                f"--set {option} gives no value.",
-                "On a command line an empty value is the same as none at all.",
-                f"Write '{name.strip()}: null' into a YAML file and give it with --config.",
+                f"--set {option} has no value.",
+                "On the command line an empty value means that the option was not given.",
+                f"Write '{name.strip()}: null' in a YAML file and pass it with --config.",
             )
     return settings
 
 
 def tasks_in(file: Path | None) -> list[str]:
-    """The tasks that a settings file names."""
+    """The tasks in a settings file."""
     if file is None:
         return []
     from soulkit.config import read_settings_file
@@ -301,7 +316,7 @@ def tasks_in(file: Path | None) -> list[str]:
 
 
 def suite_in(file: Path | None) -> str:
-    """The suite that a settings file names; empty where it names none."""
+    """The suite in a settings file; empty without one."""
     if file is None:
         return ""
     from soulkit.config import read_settings_file
@@ -313,29 +328,21 @@ def suite_in(file: Path | None) -> str:
 
 
 class Sectioned(OnceCommand):
-    """A command whose help lists its options by section: with --help those of every day."""
+    """A command whose help lists options by section: with --help only the everyday ones."""
 
     sections: Mapping[str, str]
     everyday: frozenset[str]
     whole_help = False
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
-        brief = not self.whole_help and len(options) > FEW
-        listed: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            is_option = parameter.param_type_name == "option"
-            record = parameter.get_help_record(ctx)
-            always = not is_option or parameter.name in ("help", HELP_ALL)
-            if record is None or (
-                brief and not always and self.everyday.isdisjoint(parameter.opts)
-            ):
-                continue
-            title = self.sections.get(parameter.name or "", "Run" if is_option else "Arguments")
-            listed.setdefault(title, []).append(record)
-        for title, records in listed.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+    def section_of(self, parameter: Any, ctx: Any) -> str:
+        if parameter.param_type_name != "option":
+            return "Arguments"
+        count = sum(one.param_type_name == "option" for one in self.get_params(ctx))
+        brief = not self.whole_help and count > FEW
+        always = parameter.name in ("help", HELP_ALL)
+        if brief and not always and self.everyday.isdisjoint(parameter.opts):
+            return ""
+        return self.sections.get(parameter.name or "", "Run")
 
 
 def _print_whole_help(ctx: typer.Context, wanted: bool) -> None:
@@ -346,14 +353,14 @@ def _print_whole_help(ctx: typer.Context, wanted: bool) -> None:
 
 
 class GroupFromSettings(TyperGroup):
-    """A group whose commands are made when they are called; a sentence is enough to list them."""
+    """A group that builds a command only when it is called; listing needs only its help line."""
 
     def sentences(self) -> Mapping[str, str]:
-        """Name → help of every command that is listed."""
+        """Name → help line of every listed command."""
         raise NotImplementedError
 
     def build(self, name: str) -> Any:
-        """The whole command; None for a name that is none."""
+        """The full command; None if there is no command `name`."""
         raise NotImplementedError
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -374,7 +381,7 @@ def build_command(
     name: str, help: str, options: Sequence[Option], body: Body,
     argument: inspect.Parameter | None = None, everyday: frozenset[str] = EVERYDAY,
 ) -> Any:  # fmt: skip
-    """The command `name`; `body` gets what was written as one mapping."""
+    """The command `name`; `body` gets its values as one mapping."""
 
     def command(**values: Any) -> None:
         del values[HELP_ALL]
@@ -383,7 +390,8 @@ def build_command(
     whole_help = inspect.Parameter(
         HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False,
         annotation=Annotated[bool, typer.Option(
-            "--help-all", help="Show every option.", callback=_print_whole_help, is_eager=True
+            "--help-all", help="Show all options and exit.", is_eager=True,
+            callback=_print_whole_help,
         )],
     )  # fmt: skip
     parameters = [*([argument] if argument else []), *map(_parameter, options), whole_help]
@@ -397,7 +405,8 @@ def build_command(
 def _parameter(option: Option) -> inspect.Parameter:
     switch = option.kind is bool and not option.setting
     start = "required" if option.required else f"default: {option.default}"
-    shown = f"{option.help} [{start}]" if option.required or option.default else option.help
+    said = option.required or option.default not in ("", "none")
+    shown = f"{option.help} [{start}]" if said else option.help
     info = typer.Option(
         option.flag, help=shown, metavar=metavar_of(option), show_default=False,
         autocompletion=COMPLETERS.get(option.complete or ""),
@@ -409,15 +418,14 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def metavar_of(option: Option) -> str | None:
-    """What stands for the option's value: the same on every version of the parser."""
+    """The word for the option's value in help."""
     if option.metavar or option.kind is bool:
         return option.metavar
     if option.choices:
         return "|".join(option.choices)
-    return {int: "N", float: "X", Path: "FOLDER"}.get(option.kind, "TEXT")
+    return {int: "N", float: "X", Path: "FOLDER"}.get(option.kind, "NAME")
 
 
 def merged_options(lists: Sequence[Sequence[Option]]) -> list[Option]:
-    """The options of several commands together, each once, by section."""
-    options = {option.flag: option for one in lists for option in one}
-    return sorted(options.values(), key=lambda option: SECTIONS.index(option.section))
+    """The options of several commands, each once, in reading order."""
+    return in_reading_order({option.flag: option for one in lists for option in one}.values())

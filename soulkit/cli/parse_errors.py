@@ -1,36 +1,39 @@
-"""Errors of the command line's parser, in the three lines of every other error.
+"""The commands' parser: its help pages in words, and its errors in the usual three lines.
 
-Commands are `OnceCommand`s, which also refuse an option with one value that is given twice;
-`CommandTable` makes them.
+`CommandTable` makes every command an `OnceCommand`, which also refuses an option with one value
+that is given twice.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, nearest
 from soulkit.option_texts import given_twice
 from soulkit.text import one_line
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
-"""The parser's errors about what was written; Typer names only this kind of them."""
+"""Base of the parser's usage errors, for which Typer has no public name."""
 RUNS = Path("runs")
-"""Where runs are looked for when a command needs one and none is named."""
+"""Where commands look for runs when none is named."""
+_START = re.compile(r"\s*\[(default|required)\b.*")
+"""What help says of an option's default."""
 RUN_ARGUMENTS = {"RUN": 1, "LEDGER": 1, "A": 2, "B": 2}
-"""Argument that names the folder of a run → how many such folders its command needs."""
-_TYPE_NAME = re.compile(r"\s*<[^<>|]*>$")
-"""What the parser writes behind a name: `RUN... <list[Path]>`. A list of choices is kept."""
+"""Argument that names a run folder → number of run folders that its command needs."""
 
 
 class OnceCommand(TyperCommand):
-    """A command whose options are given once, except those that hold several values."""
+    """A command whose options are given once, except those that hold several values.
+
+    Its help names arguments and values by words, in the same way on every version of the parser.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # a shell that completes a line gets no errors
@@ -41,10 +44,39 @@ class OnceCommand(TyperCommand):
                     raise given_twice(" or ".join(names), ctx.command_path)
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *map(argument_text, arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        listed: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            title = self.section_of(parameter, ctx)
+            record = parameter.get_help_record(ctx) if title else None
+            if record is None:
+                continue
+            if parameter.param_type_name == "argument":
+                record = (argument_text(parameter), record[1])
+            listed.setdefault(title, []).append(record)
+        for title, records in listed.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def section_of(self, parameter: Any, ctx: Any) -> str:
+        """The section of the help that lists `parameter`; empty for one that is not listed."""
+        return "Options" if parameter.param_type_name == "option" else "Arguments"
+
+
+def argument_text(argument: Any) -> str:
+    """An argument as usage lines show it: `RUN`, `[FOLDER]`, `TASK...`."""
+    name = (argument.metavar or argument.name.upper()).strip("[].")
+    name += "" if argument.nargs == 1 else "..."
+    return name if argument.required else f"[{name}]"
+
 
 def _holds_one_value(parameter: Any) -> bool:
-    """Whether it is an option of which the last would count: one with a value, or a switch that can
-    be turned on and off. To say `--json` twice changes nothing."""
+    """Whether a second occurrence would replace the first: for options with a value and on/off
+    switches. Repeating a plain switch such as `--json` changes nothing."""
     if parameter.param_type_name != "option" or parameter.multiple or parameter.count:
         return False
     return not parameter.is_flag or bool(parameter.secondary_opts)
@@ -76,59 +108,68 @@ def usage_error(error: Any) -> ConfigError:
 
 
 def _option(error: Any, command: str) -> ConfigError:
-    """An option that is none, or has no value."""
+    """The error for an option that does not exist or lacks its value."""
     name = one_line(error.option_name, 60)
     if error.ctx is None:  # the parser of words knows options alone, not whose they are
         return ConfigError(
             one_line(error.message, 200),
-            f"{name} takes a value where it takes one, and a switch such as --json takes none.",
-            f"Write {name} VALUE, or {name} alone; --help behind the command says which.",
+            "Options need a value, such as --limit 20; switches such as --json take none.",
+            f"Write {name} VALUE for an option, or {name} alone for a switch; --help after the "
+            "command shows which it is.",
         )
     options = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
-    options = [flag for flag in options if flag.startswith("-")]
+    near = nearest(name, [flag for flag in options if flag.startswith("-")])
+    commands = _subcommands(error)
+    if commands and not near:
+        return ConfigError(
+            f"'{command}' has no option '{name}'.",
+            "Options come after the name of the subcommand.",
+            f"Write {command} COMMAND {name}, where COMMAND is one of: {', '.join(commands)}.",
+        )
+    hint = f"Did you mean '{near}'? " if near else ""
     return ConfigError(
         f"'{command}' has no option '{name}'.",
-        "An option that nobody reads would change nothing.",
-        f"{did_you_mean(name, [*options, '--help'])} See: {command} --help",
+        "Unknown options are refused instead of being ignored.",
+        f"{hint}See: {command} {'--help-all' if '--help-all' in options else '--help'}",
     )
 
 
 def _parameter(error: Any, command: str) -> ConfigError:
-    """A value that is missing, or none of those allowed."""
+    """The error for a value that is missing or not allowed."""
     name = _name(error)
+    about = _START.sub("", getattr(error.param, "help", "") or "")
+    about = f"{name}: {about}" if about else ""
     if type(error).__name__ == "MissingParameter":
-        name = name.rstrip(".")
         if name in RUN_ARGUMENTS:
             return missing_run_error(command, RUN_ARGUMENTS[name])
         return ConfigError(
             f"'{command}' needs {name}.",
-            "Without it nothing can be done.",
+            about or "It has no default.",
             f"Write {command} {_parameter_text(error)}; see: {command} --help",
         )
     message = one_line(error.message, 200).removeprefix("Value error, ")
     value = _value(error)
     return ConfigError(
         f"{name}: {message}" if value in message else f"{name} {value}: {message}",
-        f"'{command}' cannot take this for another value.",
+        about or f"'{command}' cannot use this value.",
         f"Write {_parameter_text(error)}; see: {command} --help",
     )
 
 
 def missing_run_error(command: str, needed: int = 1) -> ConfigError:
-    """The error of a command that needs so many runs; those of ./runs are printed before it."""
+    """The error of a command that needs the folders of `needed` runs. Prints the runs in ./runs."""
     from soulkit.cli.console import out
     from soulkit.report.episode_search import shell_path
     from soulkit.report.listing import list_runs, runs_table
 
     runs = list_runs(RUNS) if RUNS.is_dir() else []
-    lacking = "None is named" if needed == 1 else "Fewer are named"
     what = "the folder of a run" if needed == 1 else f"the folders of {needed} runs"
     names = ["RUN"] if needed == 1 else ["A", "B"][:needed]
     if not runs:
         return ConfigError(
             f"'{command}' needs {what}.",
-            f"{lacking}, and there is no run in ./{RUNS}.",
-            f"Write {command} {' '.join(names)}, or make a run first: soul demo; "
+            f"There is no run in ./{RUNS}.",
+            f"Make a run first: soul demo; then write {command} {' '.join(names)}; "
             f"see: {command} --help",
         )
     out.print(runs_table(runs, out.width))
@@ -136,38 +177,56 @@ def missing_run_error(command: str, needed: int = 1) -> ConfigError:
     words = [*(shell_path(run.path) for run in reversed(newest)), *names[len(newest) :]]
     return ConfigError(
         f"'{command}' needs {what}.",
-        f"{lacking}; the runs in ./{RUNS} are listed above.",
+        f"The runs in ./{RUNS} are listed above.",
         f"Write {command} {' '.join(words)}, for example; see: {command} --help",
     )
 
 
 def _words(error: Any, command: str) -> ConfigError:
-    """A command that is none, or a word too many."""
-    listing = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
-    names = listing(error.ctx) if listing else []
+    """The error for an unknown command or a surplus word."""
+    names = _subcommands(error)
     message = one_line(error.message, 200)
     if not names:
         return ConfigError(
             f"'{command}': {message}",
-            "A word that nobody reads would change nothing.",
-            f"Put options before their values and texts with spaces in quotes; see: {command} "
-            "--help",
+            "Every word that is neither an option nor its value counts as an argument.",
+            f"Put texts with spaces in quotes, and remove surplus words; see: {command} --help",
         )
     words = [*error.ctx._protected_args, *error.ctx.args]
-    name = message.partition("'")[2].partition("'")[0] or " ".join(words)
-    return ConfigError(
-        f"No such command '{one_line(name, 60)}'.",
-        f"'{command}' has {', '.join(names)}.",
-        f"{did_you_mean(name, names)} See: {command} --help",
+    return no_command(
+        message.partition("'")[2].partition("'")[0] or " ".join(words), names, command
     )
 
 
+def no_command(name: str, names: Sequence[str], command: str) -> ConfigError:
+    """The error for the unknown command `name` of `command`, which has those in `names`."""
+    near = nearest(name, names)
+    fix = f"Did you mean '{near}'? See: {command} --help" if near else (
+        f"Write one of them, or see: {command} --help"
+    )  # fmt: skip
+    if name == "version":
+        fix = "Write soul --version."
+    if name == "help":
+        fix = f"Write {command} --help, or {command} COMMAND --help for one command."
+    return ConfigError(
+        f"No such command '{one_line(name, 60)}'.",
+        f"The commands of '{command}' are {', '.join(names)}.",
+        fix,
+    )
+
+
+def _subcommands(error: Any) -> list[str]:
+    listing = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
+    return list(listing(error.ctx)) if listing else []
+
+
 def _name(error: Any) -> str:
-    """The option, or the argument as help writes it."""
+    """The option, or the argument without its brackets and dots."""
     if error.param is None:
         return "a value"
-    option = error.param.param_type_name == "option"
-    return str(error.param.opts[0]) if option else _parameter_text(error).strip("[]")
+    if error.param.param_type_name == "option":
+        return str(error.param.opts[0])
+    return argument_text(error.param).strip("[].")
 
 
 def _value(error: Any) -> str:
@@ -180,14 +239,11 @@ def _value(error: Any) -> str:
 
 
 def _parameter_text(error: Any) -> str:
-    """An option or argument with its choices or a placeholder: `--protocol <paper|reference>`,
-    `--port VALUE`, `RUN...`."""
-    record = error.param.get_help_record(error.ctx) if error.param and error.ctx else None
-    if not record:
+    """An option or argument with its choices or a placeholder: `--protocol paper|reference`,
+    `--port PORT`, `RUN...`."""
+    if error.param is None:
         return "it as --help says"
-    text, typed = _TYPE_NAME.subn("", str(record[0]))
-    if error.param.param_type_name == "option":
-        return f"{text} VALUE" if typed else text
-    # Arguments without a placeholder of their own are listed under the name in the code.
-    name, space, choices = text.partition(" ")
-    return f"{name.upper()}{space}{choices}"
+    if error.param.param_type_name == "argument":
+        return argument_text(error.param)
+    record = error.param.get_help_record(error.ctx) if error.ctx else None
+    return str(record[0]) if record else f"{error.param.opts[0]} VALUE"

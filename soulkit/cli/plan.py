@@ -1,4 +1,4 @@
-"""`soul plan COMMAND …`: what a command will ask for, before it starts."""
+"""`soul plan COMMAND …`: estimate what a command needs before it runs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,29 @@ def command(
     context: typer.Context,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="eval api …, train ditto … or distill …"),
+        typer.Argument(
+            metavar="COMMAND...",
+            help="Command to estimate, without `soul`: eval api …, train ditto … or distill …",
+        ),
     ],
 ) -> None:
-    """Print the calls, tokens, cost, memory and time of a command; nothing is asked or loaded."""
+    """Estimate the calls, tokens, cost, memory and time of a command.
+
+    No model is called or loaded.
+    """
     from soulkit.cli.app import run_words
 
     if words[0] not in PLANNED:
         raise ConfigError(
             f"soul plan cannot plan '{words[0]}'.",
-            f"It plans the commands that play episodes: {', '.join(PLANNED)}.",
+            f"It estimates only the commands that run models: {', '.join(PLANNED)}.",
             "Write the command without 'soul': soul plan eval api --model MODEL --task TASK",
         )
     if len(words) + len(context.args) < 2:
         raise ConfigError(
-            f"'soul plan {words[0]}' does not say what is to be planned.",
-            "The plan is that of a whole command, with its options.",
-            "Write soul plan eval api ... or soul plan train ditto ..., for example.",
+            f"'soul plan {words[0]}' needs the rest of the command.",
+            "The estimate depends on the command's options.",
+            "Write soul plan eval api --model MODEL --task TASK, or soul plan train ditto …",
         )
     raise typer.Exit(run_words([*words, *context.args, "--dry-run"]))
 
@@ -48,8 +54,7 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
-    """Print a plan: a table by task and role, a few lines of totals, and what there is to say of
-    default `coaches`."""
+    """Print a plan: a table by task and role, totals, and remarks on default `coaches`."""
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
@@ -65,14 +70,14 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
 
 
 def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None) -> None:
-    """Print the plan of a training on conversations: a table by source, a few lines, and what is
-    `played` to measure it."""
+    """Print the plan of a training on conversations: a table by source, totals, and the plan of
+    the episodes `played` to evaluate it."""
     from soulkit.train.planning import learned_text
 
     if as_json:
         print_json({**plan.as_dict(), **({"played": played.as_dict()} if played else {})})
         return
-    table = plain_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
+    table = plain_table("source", ">rows", ">ratio", ">tokens each", ">share learned")
     for one in plan.sources:
         rows = "unknown" if one.rows is None else f"{one.rows:,}"
         each, share = f"{one.tokens_per_lesson:,.0f}", f"{one.learned_share:.0%}"
@@ -116,14 +121,14 @@ def _totals(plan: Plan) -> list[str]:
     if plan.unpriced:
         own = any(one.role == "actor" and one.name in plan.unpriced for one in plan.asked)
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"
-        lines.append(f"no price is known of: {', '.join(plan.unpriced)} ({ways})")
+        lines.append(f"no known price for {', '.join(plan.unpriced)}; set it with {ways}")
     if plan.machine is not None:
         lines.append(f"memory about {byte_size(plan.machine.memory)}: {plan.machine.words}")
     return [*lines, _time(plan)]
 
 
 def _time(plan: Plan) -> str:
-    """How long it takes; nothing is assumed of the speed at which this machine computes."""
+    """The estimated time; the speed of this machine is unknown."""
     served = bool(plan.asked) and all(one.seconds for one in plan.asked)
     here = "" if plan.machine is not None or served else UNTIMED
     if here and not plan.seconds:
@@ -131,7 +136,7 @@ def _time(plan: Plan) -> str:
     return f"time about {duration(plan.seconds)}{_assumed_speed(plan)}{here and f'; {here}'}"
 
 
-UNTIMED = "what is computed here is not estimated"
+UNTIMED = "computation on this machine is not estimated"
 
 
 def _assumed_speed(plan: Plan) -> str:
@@ -140,4 +145,4 @@ def _assumed_speed(plan: Plan) -> str:
     if not any(one.seconds for one in plan.asked):
         return ""
     each = f"{SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
-    return f": served models at an assumed {each}, {plan.concurrency} calls at once"
+    return f", assuming {each} for API models and {plan.concurrency} calls at once"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.cli.parse_errors import RUNS, missing_run_error
 from soulkit.errors import RunError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How to print."""
+    """Output formats of `soul report`."""
 
     terminal = "terminal"
     table = "table"
@@ -34,39 +35,36 @@ class Format(StrEnum):
 
 
 def command(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder of runs.")
-    ],
-    format_: Annotated[
-        Format, typer.Option("--format", help="How to print; `table` is the terminal's.")
-    ] = Format.terminal,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite", help="Show the runs as this suite: its members, axis means, mean.",
-            autocompletion=COMPLETERS["suites"],
-        ),
-    ] = None,
-    playable: Annotated[
-        bool, typer.Option("--playable", help="Of the suite only the members that were played.")
-    ] = False,
-    details: Annotated[
-        bool, typer.Option("--details", help="Every metric and break-down, not headlines alone.")
-    ] = False,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...",
+        help="Run folders, or a folder of runs. [default: runs]")] = None,
+    format_: Annotated[Format, typer.Option("--format", metavar="|".join(Format),
+        help="Output format.")] = Format.terminal,
+    suite: Annotated[str | None, typer.Option(
+        "--suite", metavar="SUITE", autocompletion=COMPLETERS["suites"],
+        help="Show the runs as results of this suite: its tasks, axis means and overall "
+        "mean.")] = None,
+    playable: Annotated[bool, typer.Option("--playable",
+        help="Show a suite although some of its tasks were not run.")] = False,
+    details: Annotated[bool, typer.Option("--details",
+        help="Show all metrics and breakdowns, not only the headline metrics.")] = False,
     tasks: TaskFiles = None,
     trust: Trust = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="File to write. HTML goes to RUN/report/index.html without it."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE",
+        help="File to write. HTML defaults to RUN/report/index.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json",
+        help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
-    """Show what runs recorded. Nothing is scored again."""
+    """Show the recorded results of runs as tables, figures or one HTML page.
+
+    Nothing is scored again. Without RUN, the command shows the run in ./runs, or lists the runs
+    there if there are several.
+    """
     from soulkit.report.load import folder_notes, load_runs
     from soulkit.report.pages import ReportView
 
     chosen = Format.json if as_json else format_
-    if _of_distillation(runs, chosen, out):
+    runs = runs or _only_run(chosen)
+    if not runs or _of_distillation(runs, chosen, out):
         return
     loaded_runs = load_runs(runs, episodes=chosen is Format.html, light=True)
     view = ReportView(
@@ -81,8 +79,25 @@ def command(
         _write_text(_text(view, chosen), out)
 
 
+def _only_run(chosen: Format) -> list[Path]:
+    """The run in ./runs; if there are several, lists them and returns none. ConfigError without a
+    run, and where a list is not what `chosen` asks for."""
+    from soulkit.report.listing import list_runs
+
+    found = list_runs(RUNS) if RUNS.is_dir() else []
+    if len(found) == 1:
+        return [found[0].path]
+    if not found or chosen not in (Format.terminal, Format.table):
+        raise missing_run_error("soul report")
+    _print_runs(found, RUNS)
+    return []
+
+
 def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool:
-    """Show the distillation that is named; whether one was. RunError for one among other runs."""
+    """Show the distillation among `runs` and return whether there is one.
+
+    RunError for a distillation together with other runs.
+    """
     from soulkit.report.distillation import distillation_parts, read_for_report
     from soulkit.report.distillation import write_distillation_page as write_page
 
@@ -113,22 +128,22 @@ def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool
 
 def _not_beside(runs: list[Path]) -> RunError:
     return RunError(
-        "A distillation and other runs cannot stand in one table.",
-        "It has base, experts and generalist side by side, and no single score.",
-        f"Report it alone, or name what it measured: {runs[0]}/measured/generalist",
+        "A distillation and other runs cannot be shown in one table.",
+        "A distillation has scores for base, experts and generalist, not one score.",
+        f"Report it alone, or report its evaluation: {runs[0]}/measured/generalist",
     )
 
 
 def _suite_table(
     runs: list[RunData], suite: str | None, chosen: Format, files: list[Path] | None, trust: bool
 ) -> SuiteTable | None:
-    """The runs as a suite: the one that is asked for, else the one that all of them played."""
+    """The runs as a suite: the one in `suite`, else the one that all of them ran."""
     from soulkit.cli.options import registry_of
     from soulkit.report.suites import common_suite, suite_table
 
     registry = registry_of(files, trust=trust)
     name = suite or common_suite(runs, registry)
-    flat = chosen in (Format.latex, Format.csv)  # these have nothing else to show
+    flat = chosen in (Format.latex, Format.csv)  # these formats show nothing else
     wide = chosen not in (Format.terminal, Format.table, Format.html)
     return suite_table(runs, name, registry, all_context=wide) if name or flat else None
 
@@ -164,37 +179,30 @@ def _write_text(text: str, out: Path | None) -> None:
 
 
 def compare_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Run folder to compare with.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
-    metric: Annotated[
-        str,
-        typer.Option(help="A metric as the task calls it, such as accuracy, or a break-down of it, "
-                     "accuracy/order=2; `headline`: what each task declares."),
-    ] = "headline",
-    suite: Annotated[
-        str,
-        typer.Option(metavar="SUITE", help="Only its tasks, with means over axes and all.",
-                     autocompletion=COMPLETERS["suites"]),
-    ] = "",
-    gate: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GATE", help="TASK/METRIC>=NUMBER: exit with 1 unless the interval of "
-                     "B - A is there; may be repeated."),
-    ] = None,
-    force_mixed: Annotated[
-        bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
-    ] = False,
-    shared_rows: Annotated[
-        bool, typer.Option("--shared-rows", help="Compare on the rows that both evaluations have, "
-                           "with the same content.")
-    ] = False,
+    a: Annotated[Path, typer.Argument(metavar="A",
+        help="Run folder of the baseline.")],
+    b: Annotated[Path, typer.Argument(metavar="B",
+        help="Run folder to compare with the baseline.")],
+    metric: Annotated[str, typer.Option(metavar="METRIC",
+        help="Metric to compare, such as accuracy, or a breakdown such as accuracy/order=2. "
+        "`headline` is each task's main metric.")] = "headline",
+    suite: Annotated[str, typer.Option(metavar="SUITE", autocompletion=COMPLETERS["suites"],
+        help="Compare only the tasks of this suite, with axis means and the overall mean.")] = "",
+    gate: Annotated[list[str] | None, typer.Option(metavar="GATE",
+        help="Condition TASK/METRIC>=NUMBER: exit with code 1 unless the whole interval of B - A "
+        "satisfies it. Repeatable.")] = None,
+    force_mixed: Annotated[bool, typer.Option("--force-mixed",
+        help="Compare runs that were measured differently, and list the differences.")] = False,
+    shared_rows: Annotated[bool, typer.Option("--shared-rows",
+        help="Compare only on rows that both evaluations contain with the same content.")] = False,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Compare two runs, paired example by example.
+    """Compare two runs example by example.
 
-    Prints B minus A for each task, with its interval, its p-value, and Holm's beside it.
+    Prints the paired difference B - A of each task with its confidence interval, its p-value and
+    the p-value after Holm's correction for several tasks.
     """
     from soulkit.cli.console import print_json
     from soulkit.eval.comparison.compare import compare_runs
@@ -224,13 +232,16 @@ def _print_comparison(comparison: Comparison) -> None:
 
 def runs_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="A folder of runs.", show_default=False)
-    ] = Path("runs"),
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of runs. [default: runs]", show_default=False
+        ),
+    ] = RUNS,
     as_json: Json = False,
 ) -> None:
-    """List the runs of a folder, the newest first: status, headline, cost.
+    """List the runs of a folder, newest first, with status, headline score and cost.
 
-    A run is unfinished when its command was stopped; the same command takes it up again.
+    An unfinished run was stopped; the same command resumes it.
     """
     from soulkit.cli.console import print_json
     from soulkit.report.listing import list_runs
@@ -243,20 +254,22 @@ def runs_command(
 
 
 def _print_runs(runs: Sequence[ListedFolder], folder: Path) -> None:
-    from soulkit.cli.console import out, print_next, safe
+    from soulkit.cli.console import out, print_next
     from soulkit.report.episode_search import shell_path
     from soulkit.report.listing import runs_table
     from soulkit.report.load import EPISODES, JUDGEMENTS
     from soulkit.runs.records import SAMPLES
 
     if not runs:
-        out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
-        print_next("soul demo")
-        return
+        raise RunError(
+            f"There is no run in '{folder}'.",
+            "soul eval, soul train and soul demo write their runs there.",
+            "Make a run: soul demo; or name another folder: soul runs FOLDER",
+        )
     out.print(runs_table(runs, out.width))
     newest = next((run for run in runs if run.state != "damaged"), runs[0])
     path = shell_path(newest.path)
     files = [newest.path / name for name in (EPISODES, JUDGEMENTS, SAMPLES)]
-    # Nothing was played in some supervised trainings, and in what has just begun.
+    # Some supervised trainings and runs that have just started have no episodes.
     played = any(file.is_file() and file.stat().st_size for file in files)
     print_next(f"soul report {path}", *([f"soul show {path}"] if played else []))

@@ -1,4 +1,5 @@
-"""`soul rescore RUN`: changed parsers, metrics, judges and their prompts for recorded episodes."""
+"""`soul rescore RUN`: score recorded episodes again with changed parsers, metrics, judges or judge
+prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Missing(StrEnum):
-    """What to do with episodes whose judge was never asked what it is asked now."""
+    """What to do with episodes whose judge reply is not recorded."""
 
     stop = "stop"
     unscored = "unscored"
@@ -28,49 +29,52 @@ class Missing(StrEnum):
 
 Judges = Annotated[
     list[str] | None,
-    typer.Option("--judge", metavar="WHO", help="With --ask: judges in place of the run's own."),
+    typer.Option(
+        "--judge", metavar="PLAYER", help="With --ask: use these judges instead of the run's own."
+    ),
 ]
 Prompts = Annotated[
     Path | None,
     typer.Option("--prompts", metavar="DIR",
-                 help="With --ask: edited judge prompts, judge.md or TASK/judge.md."),
+                 help="With --ask: folder with edited judge prompts, judge.md or TASK/judge.md."),
 ]  # fmt: skip
 Endpoints = Annotated[
-    Path | None, typer.Option("--endpoints", metavar="FILE", help="With --judge: models by name.")
+    Path | None,
+    typer.Option("--endpoints", metavar="FILE", help="With --judge: YAML file with named models."),
 ]
 MaxCost = Annotated[
     float | None,
-    typer.Option("--max-cost", min=0, help="With --ask: stop after so many US dollars."),
+    typer.Option(
+        "--max-cost", metavar="X", min=0, help="With --ask: stop after spending X US dollars."
+    ),
 ]
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of an evaluation or training.")
-    ],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="New run folder; else one under runs/.")
-    ] = None,
-    missing: Annotated[
-        Missing,
-        typer.Option("--missing", help="Episodes with unrecorded replies: stop, or unscored."),
-    ] = Missing.stop,
-    ask: Annotated[
-        bool, typer.Option("--ask", help="Ask the judge what the ledger lacks; resumable.")
-    ] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN",
+        help="Run folder of an evaluation or training.")],
+    folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER",
+        help="Run folder to write. [default: a new folder under runs/]")] = None,
+    missing: Annotated[Missing, typer.Option("--missing", metavar="|".join(Missing),
+        help="If a judge reply is not recorded: stop, or leave the episode "
+        "unscored.")] = Missing.stop,
+    ask: Annotated[bool, typer.Option("--ask",
+        help="Ask the judge for replies that are not in the ledger. Can be resumed.")] = False,
     judge: Judges = None,
     prompts: Prompts = None,
     endpoints: Endpoints = None,
     max_cost: MaxCost = None,
-    yes: Annotated[bool, typer.Option("--yes", help="With --ask: agree to the cost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes",
+        help="With --ask: skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
-    """Score recorded episodes again: without asking any model, or asking only what is missing.
+) -> None:  # fmt: skip
+    """Score recorded episodes again without new model calls.
 
-    Judges answer from the run's ledger. The scores go into a new run folder. With --ask, an edited
-    prompt or another judge is put to the recorded episodes; the same command takes up its folder.
+    Judge replies come from the run's ledger, and the scores go to a new run folder. With --ask,
+    the judge is asked for missing replies, so that you can change the judge or its prompts. The
+    same command resumes its folder.
     """
     from soulkit.cli.console import print_json, warn_unsealed
     from soulkit.eval.results.rescore import rescore
@@ -113,7 +117,7 @@ def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettin
 
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
-    """Say what it costs, have that confirmed, and ask; None for a dry run."""
+    """Show the cost, ask for confirmation and call the judge; None for a dry run."""
     from soulkit.cli.console import ConsoleReporter, print_note
     from soulkit.cli.plan import show_plan
     from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
@@ -126,7 +130,7 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
         return None
     controls = f" and {len(survey.controls)} controls" if survey.controls else ""
     asked = f"{survey.questions} questions of {len(survey.episodes)} episodes{controls}"
-    print_note(f"{asked} are not in the ledger")
+    print_note(f"not in the ledger: {asked}")
     reporter = ConsoleReporter("rescore")
     confirm_cost(plan, renewal.config, reporter)
     for server in renewal.servers() if survey.questions else ():
@@ -136,8 +140,8 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
 
 def _needs_ask(option: str) -> ConfigError:
     return ConfigError(
-        f"{option} was given without --ask.",
-        "Without --ask nobody is asked: recorded replies are read again, and nothing else.",
+        f"{option} needs --ask.",
+        "Without --ask the command only reads recorded replies again.",
         "Add --ask, or leave the option out.",
     )
 
@@ -155,7 +159,7 @@ def _recorded(run: Path, trust: bool) -> RecordedRun:
         return recorded_training(run, trust=trust)
     raise RunError(
         f"{run} was made by 'soul {command}'.",
-        "Only the episodes of an evaluation or a training can be scored again.",
+        "Only evaluations and trainings have episodes to score again.",
         "Name the folder of a soul eval or soul train run.",
     )
 
@@ -169,17 +173,17 @@ def _print(done: Rescored, here: Path) -> None:
     from soulkit.report.grid import plain_table
 
     made = plain_table(
-        "task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now"
+        "task", "metric", ">old mean", ">new mean", ">changed", ">scored", "now unscored"
     )
     for change in done.changes:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)
-    misses = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
+    misses = f", {done.misses} of them because a judge reply is missing" if done.misses else ""
     shown = _seen_from(here, Path(done.path))
     beside = f", and {done.controls_changed} of {done.controls} controls" if done.controls else ""
     out.print(
-        safe(f"{done.changed} of {done.episodes} episodes{beside} have another score now{misses}; "
-             f"new scores in {shown}"),
+        safe(f"the score of {done.changed} of {done.episodes} episodes{beside} changed{misses}; "
+             f"new scores: {shown}"),
         soft_wrap=True,
     )  # fmt: skip
 

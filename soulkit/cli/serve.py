@@ -1,4 +1,4 @@
-"""`soul serve`: things that answer over HTTP."""
+"""`soul serve`: serve a task's scripted partner over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from soulkit.tasks.kit.registry import Registry
 
 SCRIPTED = ("partner", "environment")
-"""Roles that a task's script may speak for."""
+"""Roles that a script can play."""
 
 app = CommandTable(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
@@ -32,16 +32,20 @@ def partner(
     task: Annotated[
         str | None,
         typer.Argument(
-            help="The task; needed where several have such a partner.",
+            help="Task whose partner to serve; needed if several tasks have one.",
             autocompletion=COMPLETERS["tasks"],
         ),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8799,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="Port to listen on; 0 picks a free port.")
+    ] = 8799,
     tasks: TaskFiles = None,
     trust: Trust = False,
 ) -> None:
-    """Serve a task's scripted partner, without a model or key."""
+    """Serve a task's scripted partner; needs no model or API key."""
     registry = registry_of(tasks, trust=trust)
     name = _scripted(registry, task)
     hook = registry.hook(name, "scripted_partner")
@@ -61,9 +65,9 @@ def partner(
 
 
 def _scripted(registry: Registry, task: str | None) -> str:
-    """The task asked for, else the only one with a scripted partner."""
+    """The requested task, else the only task with a scripted partner."""
     if task is not None:
-        registry.spec(task)  # an installed task is known once it is named
+        registry.spec(task)  # loads an installed task
     able = registry.with_hook("scripted_partner")
     if task in able:
         return task
@@ -71,7 +75,7 @@ def _scripted(registry: Registry, task: str | None) -> str:
         return able[0]
     raise ConfigError(
         f"The task '{task}' has no scripted partner." if task else "No task was named.",
-        f"Tasks with one: {', '.join(able)}.",
+        f"Tasks with a scripted partner: {', '.join(able)}.",
         did_you_mean(task, able) if task else f"Write soul serve partner {able[0]}, for example.",
     )
 
@@ -83,7 +87,7 @@ def _bound(speak: Speak, model: str, host: str, port: int) -> ThreadingHTTPServe
         return make_server(speak, model, host, port)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"Nothing can be served on {host}:{port}.",
+            f"The address {host}:{port} cannot be used.",
             f"The system says: {error}.",
-            "Give another port with --port, or --port 0 for any free one.",
+            "Choose another --port; --port 0 picks a free one.",
         ) from error

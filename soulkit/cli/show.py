@@ -1,4 +1,4 @@
-"""`soul show RUN`: episodes of a run as a person reads them."""
+"""`soul show RUN`: the episodes of a run in readable form."""
 
 from __future__ import annotations
 
@@ -18,51 +18,56 @@ if TYPE_CHECKING:
     from soulkit.types import Record
 
 SHOWN = 10
-"""Episodes at most, unless --limit says another number."""
+"""Number of episodes to show without --limit."""
 REST = 68
-"""Columns of a list that are not for the words of an episode."""
+"""Terminal columns reserved for everything but the text of an episode."""
 
 StatusWord = Annotated[
     str | None,
     typer.Option(
-        "--status", help="A status (truncated), a reason (judge_error), or hacked, leaked, cut."
+        "--status",
+        metavar="STATUS",
+        help="Show episodes with this status (truncated), reason (judge_error) or "
+        "mark (hacked, leaked, cut).",
     ),
 ]
-OneStep = Annotated[int | None, typer.Option("--step", help="Only this training step.")]
+OneStep = Annotated[
+    int | None,
+    typer.Option("--step", metavar="N", help="Show only episodes of this training step."),
+]
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of an evaluation or training.")
-    ],
-    example: Annotated[
-        str | None, typer.Option("--example", help="One row, by its id or the beginning of it.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN",
+        help="Run folder of an evaluation or training.")],
+    example: Annotated[str | None, typer.Option("--example", metavar="ID",
+        help="Show the row whose id starts with this text.")] = None,
     status: StatusWord = None,
-    worst: Annotated[
-        int | None, typer.Option("--worst", min=1, help="So many with the lowest scores.")
-    ] = None,
-    improved: Annotated[
-        bool, typer.Option("--improved", help="Drafts that feedback helped, the most first.")
-    ] = False,
-    task: Annotated[str | None, typer.Option("--task", help="Only episodes of this task.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="draft, refined or gold.")] = None,
+    worst: Annotated[int | None, typer.Option("--worst", metavar="N", min=1,
+        help="Show the N episodes with the lowest scores.")] = None,
+    improved: Annotated[bool, typer.Option("--improved",
+        help="Show drafts that feedback improved, largest gain first.")] = False,
+    task: Annotated[str | None, typer.Option("--task", metavar="TASK",
+        help="Show only episodes of this task.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND",
+        help="Show only episodes of this kind: draft, refined or gold.")] = None,
     step: OneStep = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="At most so many; 10 without it.")
-    ] = None,
-    dev: Annotated[
-        bool, typer.Option("--dev", help="Of a training: its episodes on the rows it held out.")
-    ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Fold nothing.")] = False,
-    pager: Annotated[bool, typer.Option("--pager", help="Show through the pager.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1,
+        help="Show at most N episodes. [default: 10]")] = None,
+    dev: Annotated[bool, typer.Option("--dev",
+        help="Show a training run's episodes on its dev split.")] = False,
+    full: Annotated[bool, typer.Option("--full",
+        help="Show long texts in full.")] = False,
+    pager: Annotated[bool, typer.Option("--pager",
+        help="Show the output in a pager.")] = False,
     as_json: Json = False,
-) -> None:
-    """Show episodes: what was seen, said, judged, advised.
+) -> None:  # fmt: skip
+    """Show the episodes of a run: prompts, replies, judgements and feedback.
 
-    Without an option that selects, the newest are listed with how to select. A draft and the
-    refined episode that its feedback led to are shown together. Of a supervised training it is how
-    the model continued held-out conversations, beside what the person wrote.
+    Without a selecting option, the command lists the newest episodes and how to select others. A
+    draft is shown together with the refined episode that its feedback led to. For supervised
+    training it shows how the model continued held-out conversations, next to what the person
+    wrote.
     """
     from soulkit.report.episode_search import Selection, episode_places, select, show_command
     from soulkit.report.load import EPISODES
@@ -93,7 +98,7 @@ def command(
 
 
 def _one_run(path: Path) -> Path:
-    """The run folder that is meant; RunError for a folder of several, naming some."""
+    """The run folder at `path`; RunError for a folder with several runs."""
     from soulkit.errors import RunError
     from soulkit.report.episode_search import shell_path
     from soulkit.report.load import find_runs
@@ -104,7 +109,7 @@ def _one_run(path: Path) -> Path:
     names = [shell_path(one) for one in runs]
     raise RunError(
         f"'{path}' holds {len(runs)} runs.",
-        "The episodes of one run are shown.",
+        "soul show works on one run.",
         f"Name one of them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}",
     )
 
@@ -140,7 +145,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     shown = [True, True, repeated, trained, trained, True, True, True]
     heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "words")
     made = plain_table(*compress(heads, shown))
-    for column in made.columns[:-1]:  # ids are there to be copied whole
+    for column in made.columns[:-1]:  # ids stay whole, so that they can be copied
         column.no_wrap = True
     for record in records:
         cells = compress(_cells(record, max(out.width - REST, 20)), shown)
@@ -183,7 +188,7 @@ def _print_pages(file: Path, pairs: Sequence[Places], full: bool) -> None:
 
 
 def _print_block(block: PageBlock) -> None:
-    """Folded to the terminal's width; whole lines in a pipe, where others search them."""
+    """Wrap to the terminal's width; print whole lines into a pipe, so that they can be searched."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -203,7 +208,7 @@ def _print_block(block: PageBlock) -> None:
 def _say_more(
     show: str, places: Sequence[EpisodePlace], wish: Selection, shown: int, total: int
 ) -> None:
-    """On stderr: how many there are in all, of which statuses, and how to see others.
+    """Print on stderr the number of episodes by status, and how to show others.
 
     `show` is the command without its selection.
     """
@@ -221,4 +226,4 @@ def _say_more(
         ways += [f"{show} --improved"] if any(p.kind == "refined" for p in places) else []
         print_next(*ways)
     elif shown < total and not wish.worst:
-        err.print(f"{shown:,} of {total:,} are shown; --limit {total} shows all", soft_wrap=True)
+        err.print(f"showing {shown:,} of {total:,}; --limit {total} shows all", soft_wrap=True)

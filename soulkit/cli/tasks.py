@@ -1,8 +1,8 @@
-"""`soul tasks`: list tasks and suites, show one, check it, start a new one."""
+"""`soul tasks`: list tasks and suites, show or check a task, create a new one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -18,51 +18,50 @@ from soulkit.report.grid import plain_table
 from soulkit.text import sanitise
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from soulkit.tasks.kit.registry import Registry
     from soulkit.tasks.kit.selfcheck import Finding, SelfCheck
-    from soulkit.tasks.kit.spec import HookKey, TaskSpec
+    from soulkit.tasks.kit.spec import HookKey, Suite, TaskSpec
 
 
 MADE_ROWS = "synth:100"
-"""What is checked where no rows are given and they can be made."""
+"""Rows to check if none are given and the task can generate some."""
 
 NOT_PLAYED = "-"
 
 LONG = 600
-"""Characters of what breaks: it says what to do about it."""
+"""Characters shown of an error, which includes the fix."""
 
 SHOWN = 10
-"""Findings of one kind printed for a task; --json has all."""
+"""Findings of one kind to print per task; --json has all."""
 
 
 def check_tasks(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Tasks; default: all.", metavar="[TASK]...", autocompletion=COMPLETERS["tasks"]
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="[TASK=]FILE, FOLDER or synth:N; may be repeated."),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option("--suite", help="The tasks of a suite.", autocompletion=COMPLETERS["suites"]),
-    ] = None,
-    protocol: Annotated[str, typer.Option("--protocol", help="paper or reference.")] = "paper",
-    seed: Annotated[int, typer.Option("--seed", help="Of made rows.")] = 0,
+    names: Annotated[list[str] | None, typer.Argument(
+        metavar="[TASK]...", autocompletion=COMPLETERS["tasks"],
+        help="Tasks to check. [default: all]")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", metavar="[TASK=]ROWS",
+        help="Rows to check: a file, a folder, or synth:N to generate N. Repeatable for single "
+        "tasks.")] = None,
+    suite: Annotated[str | None, typer.Option(
+        "--suite", metavar="SUITE", autocompletion=COMPLETERS["suites"],
+        help="Check all tasks of a suite.")] = None,
+    protocol: Annotated[str, typer.Option("--protocol", metavar="paper|reference",
+        help="Score as the paper describes (paper) or as its code does (reference).")] = "paper",
+    seed: Annotated[int, typer.Option("--seed", metavar="N",
+        help="Random seed of generated rows.")] = 0,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
-    """Play gold and wrong answers through each task's scorer.
+) -> None:  # fmt: skip
+    """Check tasks by scoring gold and wrong answers; no model is called.
 
-    No model is asked. Every prompt of a row is rendered. Without --data, the released files are
-    checked where they lie, else 100 rows made here. The exit code is 1 when a gold fails, as no
-    model can be right about such a row, and when a prompt or feedback breaks. Warnings say what a
-    task declares and does not have: a coach's prompt, a leak check, symbolic feedback. Of feedback
-    by rules it counts how many different texts the wrong drafts get.
+    The check also renders every prompt of a row. Without --data it uses the downloaded files, or
+    100 generated rows. The exit code is 1 if a gold answer fails, because no model can then be
+    right, or if a prompt or feedback raises an error. Warnings name what a task declares but lacks:
+    a coach prompt, a leak check, symbolic feedback. For symbolic feedback the check counts how many
+    different texts the wrong drafts get.
     """
     from soulkit.tasks.kit.loading import examples_to_inspect
     from soulkit.tasks.kit.selfcheck import check_task, with_unused_prompts
@@ -95,7 +94,7 @@ def check_tasks(
 def _data(
     options: Sequence[str], names: Sequence[str], suite: str | None, registry: Registry
 ) -> dict[str, str | None]:
-    """Task → its rows; None where none were given and none can be made."""
+    """Task → its rows; None if none were given and none can be generated."""
     chosen = [*names, *(registry.suite(suite) if suite is not None else ())]
     for name in chosen:
         registry.spec(name)
@@ -106,14 +105,14 @@ def _data(
     if lacking:
         raise ConfigError(
             f"There are no rows to check for {', '.join(lacking)}.",
-            "No released file was found, rows of it cannot be made here, and --data gives none.",
-            f"Give --data {lacking[0]}=FILE.",
+            "Its released files are not downloaded, and the task cannot generate rows.",
+            f"Add --data {lacking[0]}=FILE, or download them: soul data pull --task {lacking[0]}",
         )
     return sources
 
 
 def _at_hand(name: str, registry: Registry) -> str | None:
-    """Rows without --data: the released files where they lie, else rows made here."""
+    """Rows to check without --data: the downloaded files, else generated rows."""
     from soulkit.data.files import data_folder, released_files
 
     if released_files(name, registry.spec(name).files.eval):
@@ -138,8 +137,8 @@ def _named_rows(
             for_all = text
         else:
             raise ConfigError(
-                f"'{text}' does not say which task it is for.",
-                "No task is named on this line, and all of them cannot share one file.",
+                f"--data {text} does not say which task it is for.",
+                "The command names no task, and one file cannot hold the rows of all tasks.",
                 f"Write soul tasks check TASK --data {text}",
             )
     return rows, for_all
@@ -149,10 +148,10 @@ def _refuse_second(owner: str, first: str | None, second: str) -> None:
     if first is not None or not second:
         raise ConfigError(
             f"--data names {'a second file' if second else 'no file'} for {owner}.",
-            f"Rows are read from one place, and '{first}' was given before."
+            f"The first one was '{first}', and a task reads its rows from one place."
             if first is not None
             else "An empty name is often a shell variable that is not set.",
-            "Give one --data for a task.",
+            "Give --data once per task.",
         )
 
 
@@ -160,8 +159,8 @@ def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
     registry.spec(name)
     if chosen and name not in chosen:
         raise ConfigError(
-            f"--data has rows for '{name}', which is not checked here.",
-            "They would be ignored.",
+            f"--data has rows for '{name}', but this command does not check that task.",
+            "The rows would be ignored.",
             did_you_mean(name, chosen),
         )
 
@@ -174,7 +173,7 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
         "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
         ">needs a model", ">bad rows", ">breaks", ">warnings",
     )  # fmt: skip
-    for column in table.columns[:2]:  # heads may break, what they are about may not
+    for column in table.columns[:2]:  # heads may wrap, the names of tasks and files may not
         column.no_wrap = True
     for check in checks:
         lists = (check.gold_fails, check.wrong_passes, check.no_gold,
@@ -185,16 +184,16 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
         table.add_row(safe(check.task), safe(check.data), *cells)
     out.print(table)
     if any(check.rows_only for check in checks):
-        out.print(f"{NOT_PLAYED}: rows only; this version reads them and has no scorer for them")
+        out.print(f"{NOT_PLAYED}: rows only; this version has no scorer for them")
     for check in checks:
         _print_findings(check.task, "gold fails", check.gold_fails)
         _print_findings(check.task, "wrong passes", check.wrong_passes)
-        _print_findings(check.task, "wrong answer not read", check.wrong_unread)
+        _print_findings(check.task, "wrong answer unreadable", check.wrong_unread)
         _print_findings(check.task, "breaks", check.breaks, LONG)
         if check.feedback_drafts:
             out.print(
-                f"{safe(check.task)}: feedback by rules: {check.feedback_texts} different texts on "
-                f"{check.feedback_drafts} wrong drafts",
+                f"{safe(check.task)}: symbolic feedback: {check.feedback_texts} different texts "
+                f"for {check.feedback_drafts} wrong drafts",
                 soft_wrap=True,
             )
         for warning in check.warnings:
@@ -204,12 +203,12 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
             err.print(safe(line), soft_wrap=True)
     if unchecked:
         out.print(
-            f"not checked, as no rows are at hand: {safe(', '.join(unchecked))}", soft_wrap=True
+            f"not checked, because there are no rows: {safe(', '.join(unchecked))}", soft_wrap=True
         )
 
 
 def _counts(lists: Sequence[Sequence[object]], check: SelfCheck) -> list[str]:
-    """How many there are of each; where nothing was played, a 0 would say too much."""
+    """Number of findings per list; `-` if nothing was scored."""
     return [NOT_PLAYED if check.rows_only else str(len(items)) for items in lists]
 
 
@@ -223,20 +222,27 @@ def _print_findings(task: str, what: str, findings: Sequence[Finding], width: in
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="The task's name: letters, digits, underscores.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the new task: letters, digits, underscores.")
+    ],
     kind: Annotated[
         str,
-        typer.Option("--kind", help="What it begins as: choice, judged, dialogue or scene."),
+        typer.Option("--kind", metavar="KIND", help="Template: choice, judged, dialogue or scene."),
     ] = "choice",
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder to write; default: one with its name.", readable=False),
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Folder to write. [default: a folder named like the task]",
+            readable=False,
+        ),
     ] = None,
 ) -> None:
-    """Write the folder of a new task, complete and small.
+    """Create a new task from a template.
 
-    It has a declaration, a class, prompts, rows and a function that makes more; the folder is laid
-    out as those of the built-in tasks are. What to do next is printed.
+    The folder has the layout of the built-in tasks: a declaration, a class, prompts, rows and a
+    function that generates rows. The command prints the next steps.
     """
     from soulkit.tasks.scaffold import template, write_task
 
@@ -261,23 +267,33 @@ def _next_commands(name: str, folder: Path, players: str) -> list[str]:
 app = CommandTable(add_completion=False, rich_markup_mode=None)
 
 
+@app.callback(invoke_without_command=True)
+def group(context: typer.Context) -> None:
+    """List, show and check tasks, or create your own. Without a command: soul tasks list."""
+    if context.invoked_subcommand is None:
+        list_()
+
+
 @app.command("list")
 def list_(
     suite: Annotated[
         str | None,
         typer.Option(
-            "--suite", help="Only the tasks of a suite.", autocompletion=COMPLETERS["suites"]
+            "--suite",
+            metavar="SUITE",
+            help="List only the tasks of this suite.",
+            autocompletion=COMPLETERS["suites"],
         ),
     ] = None,
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:
-    """List the tasks and suites."""
+    """List all tasks and suites."""
     from soulkit.tasks.kit.registry import installed_tasks
 
     registry = _registry(tasks)
     chosen = registry.suite(suite) if suite is not None else (*registry.specs, *installed_tasks())
-    # The declaration of an installed task lies in its package, so its name is all that is shown.
+    # The declaration of an installed task is in its package, so only its name is shown.
     names = [name for name in chosen if name in registry.specs]
     installed = [
         asdict(o) for several in installed_tasks().values() for o in several if o.task in chosen
@@ -291,8 +307,9 @@ def list_(
     for name in names:
         table.add_row(*(safe(cell) for cell in _cells(name, registry.specs[name])))
     out.print(table)
-    for name, members in suites.items():
-        out.print(f"suite {safe(name)}: {safe(', '.join(members))}", soft_wrap=True)
+    out.print("rows: synth = soul data synth generates rows; import = soul data import reads the "
+              "original files", soft_wrap=True)  # fmt: skip
+    out.print(_suite_table({name: registry.suites[name] for name in suites}))
     for offer in installed:
         line = f"installed: {offer['task']} ({offer['distribution']})"
         out.print(safe(line), soft_wrap=True)
@@ -301,17 +318,22 @@ def list_(
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="A task; see: soul tasks list", autocompletion=COMPLETERS["tasks"])
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="Name of a task; `soul tasks list` shows them.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
     ],
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:
-    """Show one task: columns, who sees them, metric, licence."""
+    """Show one task: columns, audiences, metric, options, licence."""
     registry = _registry(tasks)
     spec = registry.spec(name)
-    suites = [s for s, declared in registry.suites.items() if name in declared.tasks]
+    suites = {s: one.title for s, one in registry.suites.items() if name in one.tasks}
     if as_json:
-        facts = {**spec.model_dump(mode="json"), "rows_only": spec.rows_only, "suites": suites}
+        facts = {**spec.model_dump(mode="json"), "rows_only": spec.rows_only, "suites": [*suites]}
         print_json({"name": name, **facts})
     else:
         _print_task(name, spec, suites)
@@ -321,6 +343,15 @@ def show(
 
 app.command("check")(check_tasks)
 app.command()(new)
+
+
+def _suite_table(suites: Mapping[str, Suite]) -> Table:
+    """A line per suite; a suite without a title is described by its tasks."""
+    table = plain_table("suite", ">tasks", "what it is")
+    for name, suite in suites.items():
+        about = suite.title or ", ".join(suite.tasks)
+        table.add_row(safe(name), str(len(suite.tasks)), safe(about))
+    return table
 
 
 def _registry(files: Sequence[Path] | None) -> Registry:
@@ -345,7 +376,7 @@ def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
     return name, spec.axis, headline, ", ".join(rows), spec.summary
 
 
-def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
+def _print_task(name: str, spec: TaskSpec, suites: Mapping[str, str]) -> None:
     from rich.text import Text
 
     from soulkit.report.grid import FittingTable
@@ -363,28 +394,33 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
 
 
 def _controls(registry: Registry, name: str) -> str:
-    """The controls of a task, each with what it costs; the class of a task of one's own is not
-    imported for showing its declaration."""
+    """The controls of a built-in task with their calls. The class of a user's own task is not
+    imported just to show its declaration."""
     spec = registry.spec(name)
     shown = spec.home.builtin_task and not spec.rows_only
     return "; ".join(
-        f"{one.name} (of each {one.per}, "
+        f"{one.name} (per {one.per}: "
         + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
         for one in (registry.task(name).controls if shown else ())
     )  # fmt: skip
 
 
-def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
+def _facts(name: str, spec: TaskSpec, suites: Mapping[str, str]) -> list[tuple[str, str]]:
     metric, coaches = spec.metric, spec.feedback.coaches
     kind = "each example 0 or 1" if metric.binary else "graded"
     return [
         ("players", spec.players.words()),
         ("samples", ", ".join(f"{question} {n}" for question, n in spec.samples.items())),
-        ("rows only", "they can be read and checked, not yet played" if spec.rows_only else ""),
-        ("evaluation only", "training refuses it" if spec.evaluation_only else ""),
+        (
+            "rows only",
+            "this version can read and check the rows but not evaluate them"
+            if spec.rows_only
+            else "",
+        ),
+        ("evaluation only", "soul train refuses this task" if spec.evaluation_only else ""),
         ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
         ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),
-        ("headline", metric.headline and f"{metric.headline}, over the whole batch"),
+        ("headline", metric.headline and f"{metric.headline}, over all episodes"),
         *(
             (
                 f"parts of {name}",
@@ -394,21 +430,21 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
             )
             for name, parts in metric.parts.items()
         ),
-        ("shown beside it", ", ".join(metric.beside)),
+        ("also shown", ", ".join(metric.beside)),
         ("watched in training", ", ".join(metric.watched)),
         ("groups", ", ".join(spec.tags)),
         ("clusters", _clusters(spec)),
         ("coaches", ", ".join(coaches)),
         ("sampling", ", ".join(f"{k} {v}" for k, v in spec.sampling.items())),
         ("options", ", ".join(f"{k} {v}" for k, v in spec.options.items() if v is not None)),
-        ("suites", ", ".join(suites)),
+        ("suites", "; ".join(f"{s} ({about})" if about else s for s, about in suites.items())),
         ("training files", ", ".join(spec.files.train)),
         ("evaluation files", ", ".join(spec.files.eval)),
         ("original formats", ", ".join(spec.formats)),
-        ("rows can be made", _with_options("soul data synth", name, spec, "synth")),
-        ("original files are read", _with_options("soul data import", name, spec, "importer")),
-        ("put together", _with_options("soul data build", name, spec, "builder")),
-        ("drafted by models", _with_options("soul data build", name, spec, "drafting")),
+        ("generate rows", _with_options("soul data synth", name, spec, "synth")),
+        ("import original files", _with_options("soul data import", name, spec, "importer")),
+        ("build rows from files", _with_options("soul data build", name, spec, "builder")),
+        ("draft rows with models", _with_options("soul data build", name, spec, "drafting")),
         ("citation", spec.citation),
         ("licence", spec.licence),
         ("url", spec.url),
@@ -416,13 +452,13 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
 
 
 def _clusters(spec: TaskSpec) -> str:
-    """The columns that name a row's cluster: its person, where it names one."""
-    others = ", ".join(spec.cluster) or "each row"
-    return f"{spec.person} where a row names one, else {others}" if spec.person else others
+    """The columns that define a row's cluster: its person if it names one."""
+    others = ", ".join(spec.cluster) or "each row alone"
+    return f"{spec.person} if a row has one, else {others}" if spec.person else others
 
 
 def _with_options(command: str, name: str, spec: TaskSpec, key: HookKey) -> str:
-    """The command that calls a function of the task, with the options that it takes."""
+    """The command that calls a hook of the task, with its options."""
     hook = spec.hook(name, key)
     if hook is None:
         return ""

@@ -1,7 +1,7 @@
 """`soul train METHOD` and `soul train ablate`: parse, call, print.
 
-The subcommands are made from the methods and from TrainConfig; their bodies are `_train` and
-`_ablate` below. A method of an installed package is a subcommand like any other.
+The subcommands are made from the methods and TrainConfig; their bodies are `_train` and `_ablate`
+below. A method from an installed package is a subcommand like any other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from soulkit.cli.options import (
     suite_in,
     tasks_in,
 )
-from soulkit.cli.parse_errors import CommandTable
+from soulkit.cli.parse_errors import CommandTable, no_command
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
@@ -55,28 +55,30 @@ TEN = (
     "grpo,ditto,ditto:lambda_fb=0,ditto:only_copy,rltf-sd,erl,"
     "sdpo-token,sdpo-logits,sdpo-token+grpo,sdpo-logits+grpo"
 )
-"""What `soul train ablate` compares unless told otherwise."""
+"""The methods that `soul train ablate` compares by default."""
 SEEDS = 3
-ABLATE = "Compare methods over seeds on equal budgets."
+ABLATE = "Compare methods on equal budgets over several seeds."
 
 COMPARISON = (
-    Option("--methods", str, "Methods with settings; the first is compared with.", "Comparison",
+    Option("--methods", str, "Methods to compare, with settings after a colon. The first is the "
+                             "baseline.", "Comparison",
            default=TEN, complete="methods", metavar="METHODS"),
-    Option("--seeds", int, "Seeds per method, counted up from --seed.", "Comparison",
+    Option("--seeds", int, "Seeds per method, starting at --seed.", "Comparison",
            default=str(SEEDS)),
     Option("--match", Literal["rollouts", "prompts"],
-           "rollouts: methods without refined rollouts get 2G drafts, so that all sample alike; "
-           "prompts: G drafts for all.", "Comparison", default="rollouts"),
-    Option("--eval-judge", str, "Scores the ends of all methods; methods may then be trained with "
-           "judges of their own.", "Comparison", metavar="WHO"),
-    Option("--force-mixed", bool, "Compare methods with other judges, partners or rows all the "
-           "same, and say what differs.", "Comparison"),
+           "Equal budget of rollouts (methods without refined rollouts get 2G drafts) or of "
+           "prompts (G drafts for all).", "Comparison", default="rollouts"),
+    Option("--eval-judge", str, "Judge that scores the final episodes of all methods. Methods "
+                                "may then train with different judges.", "Comparison",
+           metavar="PLAYER"),
+    Option("--force-mixed", bool, "Compare methods with different judges, partners or rows, and "
+                                  "list the differences.", "Comparison"),
 )  # fmt: skip
-"""What `ablate` has beside the options of the methods."""
+"""The options of `ablate` in addition to those of the methods."""
 
 
 class Methods(GroupFromSettings):
-    """A subcommand for every method; an unknown one is answered with the nearest known."""
+    """One subcommand per method; an error for an unknown method suggests the nearest one."""
 
     def sentences(self) -> Mapping[str, str]:
         return {**built_in(), "ablate": ABLATE}
@@ -86,7 +88,7 @@ class Methods(GroupFromSettings):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         listed = cmd_name not in self.sentences() and from_packages().get(cmd_name)
-        if listed:  # one line of help or completion: nothing of the package is imported for it
+        if listed:  # help and completion need one line, without importing the package
             return TyperCommand(name=cmd_name, help=listed, rich_markup_mode=None)
         return super().get_command(ctx, cmd_name)
 
@@ -97,7 +99,7 @@ class Methods(GroupFromSettings):
         from soulkit.train.objectives.base import method_class
 
         sentence, options = method_class(name).names[name], method_options(name)
-        known = {"", *TrainConfig.model_fields}  # all others are those of a package's method
+        known = {"", *TrainConfig.model_fields}  # the others belong to a package's method
         packaged = {o.flag for o in options if o.setting.partition(".")[0] not in known}
         return build_command(
             name, sentence, options, partial(_train, name), everyday=EVERYDAY | packaged
@@ -105,6 +107,8 @@ class Methods(GroupFromSettings):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
+        if name == "help":
+            raise no_command(name, self.list_commands(ctx), ctx.command_path)
         if name.startswith("-") and not ctx.resilient_parsing:
             raise unknown_method(name)
         if name not in self.sentences() and name in from_packages():
@@ -123,14 +127,14 @@ def method_options(method: str) -> list[Option]:
 
 
 def ablate_options() -> list[Option]:
-    """Those of every method that can be compared, and the comparison's own."""
+    """The options of all methods that can be compared, and of the comparison."""
     from soulkit.train.objectives.base import rollout_methods
 
     return merged_options([COMPARISON, *(method_options(name) for name in rollout_methods())])
 
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written, as settings of `method`: those that others alone have are left out."""
+    """The command line as settings of `method`, without options that only other methods have."""
     values, chats = _without_chats(method, values)
     written = settings_from(method_options(method), values, _rows, tasks_in(values.get("config")))
     return {"method": method, **chats, **written}
@@ -139,8 +143,7 @@ def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _without_chats(
     method: str, values: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """What was written without --data, and --data as sources of conversations: that is what it
-    names where no task is."""
+    """The options without --data, and --data as chat logs, which it names without a task."""
     from soulkit.train.config import names_chats
 
     file, variables = values.get("config"), ("SOULKIT_TASKS", "SOULKIT_SUITE")
@@ -154,14 +157,14 @@ def _without_chats(
 
 
 def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """A bare WHERE is that of the only task, or of every task of a suite."""
+    """ROWS without TASK= are for the only task, or for every task of a suite."""
     return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 
 
 app = CommandTable(cls=Methods, rich_markup_mode=None)
 
 
-@app.callback(help="Train a model: one method, or many in comparison.")
+@app.callback(help="Train a model with one method, or compare methods.")
 def group() -> None:
     """The commands are made by `Methods`."""
 
@@ -193,15 +196,15 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     config = with_more_steps(config, out)
     finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
     refuse_untrainable(config)
-    with reporter.working("reading the rows"):
+    with reporter.working("reading rows"):
         material = prepare_training(config, out, reporter)
         refuse_idle_players(material, values)
     with reporter.steps(config.steps) as steps:
         summary = train(config, out, material, reporter=steps)
     if flat := flat_total(read_step_lines(out / "metrics.jsonl")):
         print_note(flat)
-    if finished:  # said when it is known to be this very training
-        print_note(f"{out} was finished already: no step was left to train")
+    if finished:  # only now is it certain that this is the same training
+        print_note(f"{out} is already finished: all steps are trained")
     warn_unsealed()
     if values["json"]:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
@@ -210,7 +213,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 
 
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
-    """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
+    """Print what `--dry-run` shows: remarks at the start, and the cost of the training."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
     from soulkit.train.planning import corpus_plan, played_beside, refuse_unfitting, training_plan
     from soulkit.train.run import adapter_remark
@@ -238,13 +241,13 @@ PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
 
 
 def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> None:
-    """ConfigError for players that were named to a supervised training which plays nothing."""
+    """ConfigError for partner or judge options of a supervised training without episodes."""
     idle = [f"--{name.replace('_', '-')}" for name in PLAYERS if values.get(name)]
     if idle and material.objective is None and material.measured is None:
         raise ConfigError(
-            f"Nothing is played in this training, and there is {idle[0]}.",
-            "Supervised steps ask nobody: players are for dev scores and probes.",
-            "Leave it out, or say what is played: --eval-task TASK --eval-every STEPS.",
+            f"{idle[0]} has no effect in this training.",
+            "Supervised training uses other models only for dev scores and probes.",
+            "Leave it out, or evaluate during training: --eval-task TASK --eval-every N.",
         )
 
 
@@ -278,7 +281,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
 
 
 def _say_next(out: Path, summary: TrainSummary) -> None:
-    """Imitation plays nothing: there is to show of it how it continued held-out conversations."""
+    """The command that shows results: supervised training has held-out continuations, not
+    episodes."""
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.runs.records import SAMPLES
 
@@ -316,7 +320,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
     out = values["out"] or default_run_path("ablate", tasks)
     judge = _eval_judge(values)
     reporter = ConsoleReporter("ablate")
-    with reporter.working("reading the rows"):
+    with reporter.working("reading rows"):
         runs = plan_arms(
             arms, out, values["config"], lambda method: settings_of(method, values),
             seeds=SEEDS if values["seeds"] is None else values["seeds"],
@@ -354,7 +358,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
         print_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
     failed = sum(run.status == "failed" for run in ended)
     if failed:
-        err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")
+        err.print(f"{failed} of {len(ended)} runs failed; the same command retries them")
         raise typer.Exit(1)
 
 

@@ -61,82 +61,91 @@ class DistillConfig(PlayConfig):
     }  # fmt: skip
 
     experts: dict[str, str] = _task(
-        metavar="[TASK=]DIR", min_length=1,
-        help="A folder with an expert for each task, adapters or runs in any depth; TASK=FOLDER "
-        "names one that says nothing of itself, TASK=endpoint:MODEL@URL a served one; may be "
-        "repeated.",
+        metavar="[TASK=]FOLDER", min_length=1,
+        help="Folder with one expert per task: adapters or runs, at any depth. TASK=FOLDER names "
+             "the task of an expert that does not record it, TASK=endpoint:MODEL@URL a served "
+             "expert. Repeatable.",
     )  # fmt: skip
     data: dict[str, str] = _task(
-        factory=dict, metavar="[TASK=]WHERE",
-        unset="the rows that each expert was trained on, else the pulled training files",
-        help="Rows to learn from: FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
+        factory=dict, metavar="[TASK=]ROWS",
+        unset="the rows each expert was trained on, else the downloaded files",
+        help="Rows to sample from: a file, a folder, or synth:N to generate N. Repeatable for "
+             "single tasks.",
     )  # fmt: skip
     model: str | None = _task(  # type: ignore[assignment]
-        None, min_length=1, unset="the base that the experts name",
-        help="The base of the experts and of the generalist, where it lies elsewhere now.",
+        None, min_length=1, metavar="MODEL", unset="the base model recorded by the experts",
+        help="Base model of the experts and the generalist, if it has moved.",
     )  # fmt: skip
 
     # -- sample --
-    samples: int = _sampling(4, gt=0, help="Replies to each training prompt.")
-    temperature: float = _sampling(1.0, gt=0, help="At which the experts are sampled.")
+    samples: int = _sampling(4, gt=0, help="Replies to sample per training prompt.")
+    temperature: float = _sampling(1.0, gt=0, help="Sampling temperature of the experts.")
     max_tokens: int | None = _sampling(
-        None, gt=0, unset="the task's own, else 8192",
-        help="Limit of a reply; the context may leave less.",
+        None, gt=0, unset="set by the task, else 8192",
+        help="Maximum tokens per reply, fewer if the context has less room.",
     )  # fmt: skip
 
     # -- select --
-    keep_top: int = _rollouts(1, gt=0, help="Samples of each prompt at most, the best first.")
+    keep_top: int = _rollouts(1, gt=0, help="Keep at most the N best samples per prompt.")
     min_reward: float | None = _rollouts(
-        None, unset="the full reward where a score is 0 or 1, else above the mean of the prompt",
-        help="Samples below this reward are rejected.",
+        None, unset="the full reward if scores are 0 or 1, else above the prompt's mean",
+        help="Reject samples below this reward.",
     )  # fmt: skip
     quota: int | None = _rollouts(
-        None, gt=0, metavar="N", unset="all that pass",
-        help="Samples of each task at most, spread over its prompts.",
+        None, gt=0, metavar="N", unset="all samples that pass",
+        help="Keep at most N samples per task, spread over its prompts.",
     )  # fmt: skip
     near: float = _rollouts(
-        0.8, gt=0, le=1, help="Share of word triples from which two texts count as the same."
+        0.8,
+        gt=0,
+        le=1,
+        help="Treat two texts as duplicates from this share of common word triples on.",
     )
     exclude_overlap: bool = _rollouts(
-        False, help="Leave out training rows that overlap evaluation rows, instead of stopping."
+        False,
+        help="Leave out training rows that overlap with evaluation rows, instead of stopping.",
     )
 
     # -- train --
     by: Literal["sft", "opd"] = _objective(
         "sft",
-        help="sft: the selected samples are imitated; opd: the experts read what the generalist "
-        "says, task by task.",
+        help="Fine-tune on the selected samples (sft), or let each task's expert teach on the "
+             "generalist's own replies (opd).",
     )  # fmt: skip
     opd_form: Literal["token", "logits"] = _objective(
-        "logits", help="By opd: whole distributions are compared, or the sampled tokens alone."
+        "logits",
+        help="opd: compare whole distributions (logits) or only the sampled tokens (token).",
     )
     divergence: Literal["reverse_kl", "forward_kl", "jsd"] = _objective(
-        "reverse_kl", help="By opd, of whole distributions: how far two are apart."
+        "reverse_kl", help="opd with logits: divergence between the two distributions."
     )
-    epochs: float = _optimizer(3.0, gt=0, help="Passes over the selected samples.")
+    epochs: float = _optimizer(3.0, gt=0, help="Number of passes over the selected samples.")
     batch: int | None = _optimizer(
-        None, gt=0, unset="3% of the selected samples, 4 to 32; by opd 32",
-        help="Samples an update.",
+        None, gt=0, unset="3% of the selected samples, from 4 to 32; opd: 32",
+        help="Samples per optimizer update.",
     )  # fmt: skip
     lr: float | None = _optimizer(
-        None, gt=0, unset="the method's own", help="Learning rate of AdamW."
+        None, gt=0, unset="set by the method", help="Learning rate (AdamW)."
     )
-    lora: LoraSettings = _task(LoraSettings(), flag=None, help="The generalist's adapter.")
+    lora: LoraSettings = _task(LoraSettings(), flag=None, help="LoRA adapter of the generalist.")
 
     # -- report --
     held_out: dict[str, str] = _task(
-        factory=dict, metavar="[TASK=]WHERE",
-        unset="the experts' dev rows, else a fifth of the clusters of the training rows",
-        help="Rows to measure on, as --data names those to learn from; may be repeated.",
+        factory=dict, metavar="[TASK=]ROWS",
+        unset="the experts' dev rows, else one fifth of the training clusters",
+        help="Rows to evaluate on, written like --data. Repeatable.",
     )  # fmt: skip
     held_out_limit: int | None = _task(
-        None, gt=0, unset="all", help="Of these rows at most, by task."
+        None, gt=0, unset="all", help="Use at most N held-out rows per task."
     )
     retention: bool = setting(
-        False, section="Run", help="Measure general ability of base and generalist, too."
+        False, section="Run", help="Also evaluate the `general` suite on base and generalist."
     )
     gate: tuple[str, ...] = setting(
-        (), section="Run", metavar="GATE", help="A condition on what is measured; may be repeated."
+        (),
+        section="Run",
+        metavar="GATE",
+        help="Condition that the results must meet, else exit with code 1. Repeatable.",
     )
 
     @field_validator("experts", mode="before")

@@ -165,7 +165,7 @@ def _report(
         raise ConfigError(
             "There are no held-out rows to measure on.",
             "Without them the report cannot compare the generalist with its experts.",
-            "Name held-out rows with --held-out [TASK=]WHERE, in the form of --data.",
+            "Name held-out rows with --held-out [TASK=]ROWS, in the form of --data.",
         )
     if words := unmeasured_words(config, experts):
         reporter.note(words)

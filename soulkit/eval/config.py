@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import MissingSetting, section, setting
+from soulkit.config import section, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
     from soulkit.tasks.kit.registry import Registry
     from soulkit.tasks.kit.spec import TaskSpec
 
-WHOLE_BENCHMARK = "soul-27"
-"""Default suite of `soul eval api`."""
 _task = section("Task and model")
 _api_task = section("Task and model", only=("api",))
 _sampling = section("Sampling")
@@ -46,85 +44,113 @@ class EvalConfig(PlayConfig):
         "batch_poll_s",
     }  # fmt: skip
 
-    kind: Literal["local", "api"] = setting(flag=None, help="The name of the command.")
+    kind: Literal["local", "api"] = setting(
+        flag=None, help="Command that made the evaluation: local or api."
+    )
     base_url: str | None = _api_task(
-        None, metavar="URL", unset="OPENAI_BASE_URL, or OpenAI's own",
-        help="The server's address, up to /v1.",
+        None, metavar="URL", unset="OPENAI_BASE_URL, else OpenAI's server",
+        help="Address of the server, up to /v1.",
     )  # fmt: skip
     api_key_env: str = _api_task(
-        "OPENAI_API_KEY", metavar="NAME", help="NAME of the environment variable with the key."
+        "OPENAI_API_KEY", metavar="NAME", help="Environment variable that holds the API key."
     )
 
     headers: dict[str, str] = _api_task(
         factory=dict, metavar="NAME=ENV",
-        help="A header with the NAME of the environment variable that holds its value; may be "
-        "repeated.",
+        help="Send the HTTP header NAME with the value of the environment variable ENV. "
+             "Repeatable.",
     )  # fmt: skip
     api_version: str | None = _api_task(
         None, pattern=VERSION, metavar="VERSION",
-        help="Of an Azure deployment; may stand behind its address.",
+        help="API version of an Azure deployment, unless the address contains it.",
     )  # fmt: skip
 
     # -- rows --
     tasks: tuple[str, ...] = _task(
-        (), flag="--task", complete="tasks", metavar="TASK", help="Tasks to play: NAME,NAME."
+        (),
+        flag="--task",
+        complete="tasks",
+        metavar="TASK",
+        help="Tasks to run: NAME,NAME. `soul tasks list` shows them.",
     )
     split: Literal["train", "test"] = _task(
         "test", flag=None,
-        help="test: rows to evaluate on; train: rows to train on, as training reads them.",
+        help="Use the rows for evaluation (test), or the rows for training as training reads "
+             "them (train).",
     )  # fmt: skip
-    repeats: int = _sampling(1, gt=0, help="Plays of each row.")
+    repeats: int = _sampling(1, gt=0, help="Number of episodes per row.")
 
     controls: bool = setting(
         False,
         section="Run",
-        help="Judge the controls of tasks that have some, too; a finished run gets them added.",
+        help="Also judge the tasks' controls. A finished run gets them added.",
     )
 
     # -- sampling; None is the task's own --
-    temperature: float | None = _sampling(None, ge=0, unset="the task's own", help="0 is greedy.")
+    temperature: float | None = _sampling(
+        None, ge=0, unset="set by the task", help="Sampling temperature; 0 is greedy."
+    )
     top_p: float | None = _sampling(
-        None, gt=0, le=1, unset="the task's own", help="Nucleus; 1 keeps every token."
+        None,
+        gt=0,
+        le=1,
+        unset="set by the task",
+        help="Nucleus sampling: probability mass to keep; 1 keeps every token.",
     )
     top_k: int | None = _sampling(
-        None, ge=0, unset="the task's own",
-        help="Sample from the K likeliest tokens only; 0 keeps every token.",
+        None, ge=0, unset="set by the task",
+        help="Sample from the N most likely tokens; 0 keeps every token.",
     )  # fmt: skip
     min_p: float | None = _sampling(
-        None, ge=0, le=1, unset="the task's own",
-        help="Sample only tokens at least P times as likely as the likeliest one; 0 keeps all.",
+        None, ge=0, le=1, unset="set by the task",
+        help="Sample only tokens at least X times as likely as the most likely one; 0 keeps "
+             "every token.",
     )  # fmt: skip
     max_tokens: int | None = _sampling(
-        None, gt=0, unset="the task's own, else 8192",
-        help="Limit of a reply; the context may leave less.",
+        None, gt=0, unset="set by the task, else 8192",
+        help="Maximum tokens per reply, fewer if the context has less room.",
     )  # fmt: skip
     reasoning_effort: str | None = _sampling(
-        None, only=("api",), unset="the server's own", help="As the server knows it: low, medium …"
+        None,
+        only=("api",),
+        metavar="EFFORT",
+        unset="set by the server",
+        help="Reasoning effort in the server's words: low, medium, …",
     )
 
     # -- calls --
     price_in: float | None = _call(
-        None, ge=0, unset="the price table's", help="US dollars per million prompt tokens."
+        None,
+        ge=0,
+        unset="the built-in price table",
+        help="Price in US dollars per million prompt tokens.",
     )
     price_out: float | None = _call(
-        None, ge=0, unset="the price table's", help="US dollars per million reply tokens."
+        None,
+        ge=0,
+        unset="the built-in price table",
+        help="Price in US dollars per million reply tokens.",
     )
     ledger: Mode = setting(
-        "record", section="Calls", help="Keep paid replies, or replay them without any call."
+        "record",
+        section="Calls",
+        help="Record API replies in a ledger, replay them without any call, or do neither.",
     )
     ledger_file: str | None = setting(
         None,
         section="Calls",
         metavar="FILE",
-        help="The ledger to replay; a recording run keeps its own in its folder.",
+        help="Ledger file to replay from. Recording always uses the file in the run folder.",
     )
 
     batch: bool = _call(
-        False, help="Ask actor and judges by batch: half the price, within 24 hours; no dialogues."
+        False,
+        help="Send the calls of the model and the judges through the batch API: half the "
+        "price, up to 24 hours; not for dialogues.",
     )
-    batch_judges: bool = _call(False, help="Ask the judges alone by batch; everybody else live.")
+    batch_judges: bool = _call(False, help="Send only the judges' calls through the batch API.")
     batch_poll_s: float = _call(
-        30.0, gt=0, flag="--batch-poll", help="Seconds between two looks at a batch."
+        30.0, gt=0, flag="--batch-poll", help="Seconds between two status checks of a batch."
     )
 
     # -- local models --
@@ -133,14 +159,14 @@ class EvalConfig(PlayConfig):
         gt=0,
         section="Machine",
         only=("local",),
-        unset="the model's own",
-        help="Longest prompt with reply, in tokens.",
+        unset="set by the model",
+        help="Maximum tokens of prompt and reply together.",
     )
     allow_overflow: bool = setting(
         False,
         section="Machine",
         only=("local",),
-        help="Leave prompts that do not fit unscored instead of stopping.",
+        help="Leave rows whose prompt does not fit unscored, instead of stopping.",
     )
 
     max_unscored: float = setting(
@@ -148,7 +174,7 @@ class EvalConfig(PlayConfig):
         ge=0,
         le=1,
         section="Run",
-        help="A larger share of unscored and truncated episodes exits with 1.",
+        help="Exit with code 1 if more than this share of episodes is unscored or truncated.",
     )
 
     @model_validator(mode="before")
@@ -156,8 +182,7 @@ class EvalConfig(PlayConfig):
     def _addressed(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping) or raw.get("kind") != "api":
             return raw
-        whole = not (raw.get("tasks") or raw.get("suite"))
-        return with_address(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
+        return with_address(raw)
 
     @field_validator("headers")
     @classmethod
@@ -167,7 +192,7 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if not self.tasks and self.suite is None:
-            raise MissingSetting("tasks", TASKS_OR_SUITE)
+            raise self.no_tasks()
         if self.tasks and self.suite is not None:
             raise ValueError(TASKS_OR_SUITE)
         if (self.price_in is None) != (self.price_out is None):

@@ -63,15 +63,21 @@ class BuildConfig(RolesConfig):
         "concurrency", "source",
     }  # fmt: skip
 
-    task: str = setting(flag=None, help="Whose rows.")
-    source: str = setting(flag=None, help="The file with the records.")
-    sha256: str = setting("", flag=None, help="Of that file.")
-    options: dict[str, str] = setting(factory=dict, flag=None, help="The task's own.")
-    prompts: dict[str, str] = setting(factory=dict, flag=None, help="Template → hash.")
-    rows: int | None = setting(None, gt=0, flag=None, help="Rows to make; all there can be.")
-    seed: int = setting(0, flag=None, help="Of the order of the records, and of sampling.")
-    drafter: RoleSettings | None = setting(None, flag=None, help="Writes what a row lacks.")
-    filter: RoleSettings | None = setting(None, flag=None, help="Keeps or rejects.")
+    task: str = setting(flag=None, help="Task of the rows.")
+    source: str = setting(flag=None, help="File with the original records.")
+    sha256: str = setting("", flag=None, help="SHA-256 of that file.")
+    options: dict[str, str] = setting(factory=dict, flag=None, help="Options of the task.")
+    prompts: dict[str, str] = setting(factory=dict, flag=None, help="Prompt template → hash.")
+    rows: int | None = setting(
+        None, gt=0, flag=None, help="Number of rows to draft; none: as many as possible."
+    )
+    seed: int = setting(0, flag=None, help="Random seed of the record order and of sampling.")
+    drafter: RoleSettings | None = setting(
+        None, flag=None, help="Model that drafts the missing parts of a row."
+    )
+    filter: RoleSettings | None = setting(
+        None, flag=None, help="Model that keeps or rejects each draft."
+    )
 
     @classmethod
     def roles(cls) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import section, setting
+from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.machine import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OWN_OPTIONS = ("hack_penalty", "assistant")
 """Task options that also have their own command-line option."""
-TASKS_OR_SUITE = "choose either tasks (--task NAME,NAME) or one suite (--suite small)"
+TASKS_OR_SUITE = "choose either tasks (--task NAME,NAME) or one suite (--suite NAME), not both"
 _task = section("Task and model")
 _machine = section("Machine", only=HERE)
 _local = section("Machine", only=("local", "train"))
@@ -40,78 +40,93 @@ class PlayConfig(RolesConfig):
     }  # fmt: skip
 
     model: str = _task(
-        min_length=1,
-        help="Folder or hub id (owner/name@revision) of a model; a served one: its name there.",
+        min_length=1, metavar="MODEL",
+        help="Model to evaluate: a local folder, a Hub id (owner/name@revision), or the model's "
+             "name on the server.",
     )  # fmt: skip
     adapter: str | None = _task(
         None, only=("local", "train"), metavar="ADAPTER",
-        help="A LoRA adapter on the model, folder or hub id; training goes on from it.",
+        help="LoRA adapter to load on the model: a local folder or a Hub id. Training continues "
+             "from it.",
     )  # fmt: skip
     suite: str | None = _task(
-        None, complete="suites", metavar="SUITE", unset="none; of eval api without tasks soul-27",
-        help="A named list of tasks instead.",
+        None, complete="suites", metavar="SUITE", unset="none",
+        help="Run all tasks of a suite instead of --task.",
     )  # fmt: skip
     playable: bool = _task(
         False,
-        help="Of the suite what can be played here; the rest is named, and there is no average.",
+        help="Skip tasks of the suite that cannot run here and list them; no suite average is "
+             "computed.",
     )  # fmt: skip
     tasks_file: str | None = _task(
-        None, flag="--tasks", metavar="FILE", help="A YAML file with your own tasks."
+        None, flag="--tasks", metavar="FILE", help="YAML file that declares your own tasks."
     )
     data: dict[str, str] = _task(
-        factory=dict, metavar="[TASK=]WHERE", unset="what was pulled",
-        help="FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
+        factory=dict, metavar="[TASK=]ROWS", unset="the downloaded files",
+        help="Rows: a file, a folder, or synth:N to generate N. Repeatable for single tasks.",
     )  # fmt: skip
-    limit: int | None = _task(None, gt=0, unset="all", help="Rows of each task at most.")
+    limit: int | None = _task(None, gt=0, unset="all", help="Use at most N rows per task.")
     where: dict[str, str] = _task(
         factory=dict, metavar="TAG=REGEX", unset="all rows",
-        help="Only rows whose tag matches as a whole; may be repeated.",
+        help="Keep rows whose tag fully matches this regular expression. Repeatable.",
     )  # fmt: skip
     example: tuple[str, ...] = _task(
-        (), metavar="ID", unset="all rows", help="Only the row of this id; may be repeated."
+        (), metavar="ID", unset="all rows", help="Keep only the row with this id. Repeatable."
     )
     protocol: Protocol = _task(
-        "paper", only=("plays",), help="Score as the paper says, or as the published code does."
+        "paper",
+        only=("plays",),
+        help="Score as the task's paper describes, or as its published code does.",
     )
     option: dict[str, str] = _task(
-        factory=dict, only=("plays",), metavar="NAME=VALUE", unset="the tasks' own",
-        help="An option that `soul tasks show` lists for a task; may be repeated.",
+        factory=dict, only=("plays",), metavar="NAME=VALUE", unset="set by the task",
+        help="Set an option of a task; `soul tasks show TASK` lists them. Repeatable.",
     )  # fmt: skip
     hack_penalty: Literal["train", "off", "always"] | None = _task(
         None, only=("plays",), unset="train",
-        help="What playing to the judge costs where an auditor looks for it: train: the reward; "
-        "always: the score, too; off: nothing.",
+        help="Penalise replies that an auditor flags as written for the judge: in the training "
+             "reward (train), also in the score (always), or not at all (off).",
     )  # fmt: skip
     assistant: Literal["replay", "live"] | None = _task(
-        None, only=("plays",), unset="the task's own",
-        help="Where a recorded conversation is played again: replay: its assistant says what it "
-        "said then; live: the partner speaks for it.",
+        None, only=("plays",), unset="set by the task",
+        help="In recorded conversations, repeat the assistant's recorded replies (replay), or "
+             "let the partner model write new ones (live).",
     )  # fmt: skip
-    seed: int = setting(0, section="Run", help="Of every random choice.")
+    seed: int = setting(0, section="Run", help="Random seed.")
     engine: str = _machine(
-        "auto", metavar="|".join(ENGINES), complete="engines", help="What samples on this machine."
+        "auto",
+        metavar="|".join(ENGINES),
+        complete="engines",
+        help="Engine for local models: vLLM or PyTorch (local).",
     )
     verify_weights: bool = _machine(
         False,
-        help="Compare attached servers (--engine vllm@URL) with the model's folder by the "
-        "log-probs of a few prompts, and stop where they differ; trainings always do.",
+        help="With --engine vllm@URL: compare log-probs of a few prompts between server and "
+             "model folder, and stop if they differ. Training always does this.",
     )  # fmt: skip
-    batch_size: int = _machine(64, gt=0, help="Replies generated at once.")
-    device: str = _local("auto", help="cpu, cuda:0 …; auto: a GPU if any.")
-    dtype: str = _local(
+    batch_size: int = _machine(
+        64, gt=0, help="Number of replies to generate at once on this machine."
+    )
+    device: str = _local(
         "auto",
-        help="float32, bfloat16 …; auto: the checkpoint's own; on a CPU, or with --full, float32.",
+        metavar="DEVICE",
+        help="Device for PyTorch: cpu, cuda:0, …; auto uses a GPU if there is one.",
+    )
+    dtype: str = _local(
+        "auto", metavar="DTYPE",
+        help="Number format of the weights: float32, bfloat16, …; auto keeps the checkpoint's "
+             "format, but uses float32 on a CPU and with --full.",
     )  # fmt: skip
     threads: int | None = _local(
         None, gt=0, le=MOST_THREADS,
-        unset="OMP_NUM_THREADS, else the cores that are idle at the start; deterministic: 1",
-        help="Threads of the CPU; a resumed run keeps its own.",
+        unset="OMP_NUM_THREADS, else the number of idle cores; 1 with --deterministic",
+        help="Number of CPU threads. A resumed run keeps the number it started with.",
     )  # fmt: skip
     thinking: bool | None = setting(
         None,
         section="Sampling",
-        unset="the model's own",
-        help="Of hybrid models: with thinking or without.",
+        unset="set by the model",
+        help="Turn thinking on or off for hybrid models.",
     )
 
     def registry(self) -> Registry:
@@ -119,6 +134,17 @@ class PlayConfig(RolesConfig):
         from soulkit.tasks.kit.registry import load_registry
 
         return load_registry(*([Path(self.tasks_file)] if self.tasks_file else []))
+
+    def no_tasks(self, what: str = "--task or --suite", fix: str = "") -> MissingSetting:
+        """The error of settings without a task; `fix` names another option instead."""
+        registry = self.registry()
+        tasks = [name for name, spec in registry.specs.items() if not spec.rows_only]
+        return MissingSetting(
+            "tasks", what,
+            f"There are {len(tasks)} tasks, such as {', '.join(tasks[:3])}, and "
+            f"{len(registry.suites)} suites, such as {', '.join([*registry.suites][:3])}.",
+            f"Add --task NAME,NAME or --suite NAME{fix}; `soul tasks list` shows all of them.",
+        )  # fmt: skip
 
     @model_validator(mode="after")
     def _about_a_suite(self) -> Self:

@@ -36,31 +36,31 @@ class MeasurementSettings(Settings):
 
     retention: bool = setting(
         False,
-        help="Measure general ability (the suite `general`: forms of reply that rules can check) "
-        "before the first step and after the last.",
+        help="Evaluate the `general` suite (reply formats that rules can check) before and after "
+             "training.",
     )  # fmt: skip
     retention_tokens: int | None = setting(
-        None, gt=0, flag=None, unset="the tasks' own",
-        help="Limit of a reply there; a model that thinks needs more than one that answers.",
+        None, gt=0, flag=None, unset="set by the tasks",
+        help="Maximum tokens per reply in the `general` suite; thinking models need more.",
     )  # fmt: skip
     eval_task: tuple[str, ...] = _sft(
-        (), complete="tasks", metavar="TASK", unset="the tasks that are imitated",
-        help="Tasks that are played greedily every --eval-every steps, on a dev split of their "
-        "training rows; the best weights are those that play best.",
+        (), complete="tasks", metavar="TASK", unset="the tasks of --task",
+        help="Tasks to evaluate greedily every --eval-every steps, on a dev split of their "
+             "training rows. Their score selects the best checkpoint.",
     )  # fmt: skip
     eval_data: dict[str, str] = _sft(
-        factory=dict, metavar="[TASK=]WHERE", unset="what was pulled",
-        help="Rows of --eval-task, as --data names those of a task; may be repeated.",
+        factory=dict, metavar="[TASK=]ROWS", unset="the downloaded files",
+        help="Rows of --eval-task, written like --data. Repeatable.",
     )  # fmt: skip
     probe_every: int | None = _sft(
         None, gt=0, unset="never",
-        help="Steps between probes: a short reinforcement from a snapshot of the weights, measured "
-        "before and after, and thrown away.",
+        help="Every N steps, run a probe: train a snapshot of the weights by reinforcement for a "
+             "few steps, measure the gain, and discard it.",
     )  # fmt: skip
-    probe_steps: int = _sft(5, gt=0, help="Steps of a probe.")
-    probe_method: str = _sft("ditto", metavar="METHOD", help="What a probe trains by.")
+    probe_steps: int = _sft(5, gt=0, help="Training steps per probe.")
+    probe_method: str = _sft("ditto", metavar="METHOD", help="Training method of a probe.")
     probe_lr: float | None = _sft(
-        None, gt=0, flag=None, unset="that of the method", help="Its learning rate."
+        None, gt=0, flag=None, unset="set by the method", help="Learning rate of a probe."
     )
 
     @field_validator("eval_task", mode="before")
@@ -94,8 +94,8 @@ RL = ("rollouts",)
 MEASURED = ("rollouts", "sft")
 """Methods that can be measured on held-out data during training."""
 TASKS_OR_CHATS = (
-    "name the training data: conversations (--data FILE --side human), tasks (--task NAME,NAME) "
-    "or a suite (--suite small)"
+    "--task, --suite or --data",
+    ", or chat logs with --data FILE --side human",
 )
 TASKS_AND_CHATS = (
     "one run cannot train on both tasks and conversations: tasks teach their gold answers, "
@@ -136,10 +136,10 @@ _sampling = section("Sampling", only=RL)
 class LoraSettings(Settings):
     """The trained LoRA adapter (PEFT), applied to every linear layer."""
 
-    r: int = _task(32, gt=0, help="Rank of the adapter.")
+    r: int = _task(32, gt=0, help="Rank of the LoRA adapter.")
     alpha: int | None = _task(
         None, gt=0, flag=None, unset="twice the rank",
-        help="Scale of the adapter: its product is multiplied by alpha / rank.",
+        help="LoRA alpha: the adapter's output is multiplied by alpha / rank.",
     )  # fmt: skip
     """Never None after validation."""
 
@@ -154,58 +154,61 @@ class RolloutSettings(Settings):
     """Rollouts of a step and their feedback."""
 
     steps: int = setting(
-        100, gt=0, section="Rollouts", help="Optimizer steps (sft) or rollout steps."
+        100,
+        gt=0,
+        section="Rollouts",
+        help="Rollout steps, or optimizer steps for sft.",
     )
     prompts_per_step: int = setting(
-        64, gt=0, section="Rollouts", only=RL, flag="--prompts", help="Prompts per step."
+        64, gt=0, section="Rollouts", only=RL, flag="--prompts", help="Prompts per training step."
     )
-    group_size: int = setting(
-        8, gt=0, section="Rollouts", only=RL, help="Drafts of each prompt (G)."
-    )
+    group_size: int = setting(8, gt=0, section="Rollouts", only=RL, help="Drafts per prompt (G).")
     temperature: float = _sampling(
-        1.0, gt=0, help="Of the sampling, and of the log-probs in the loss."
+        1.0, gt=0, help="Temperature of sampling and of the log-probs in the loss."
     )
     max_tokens: int | None = _sampling(
-        None, gt=0, unset="the task's own, else 8192",
-        help="Limit of a reply; the context may leave less.",
+        None, gt=0, unset="set by the task, else 8192",
+        help="Maximum tokens per reply, fewer if the context has less room.",
     )  # fmt: skip
-    max_prompt: int = _sampling(8192, gt=0, flag=None, help="Longest first prompt, in tokens.")
+    max_prompt: int = _sampling(8192, gt=0, flag=None, help="Maximum tokens of the first prompt.")
     feedback_for: Literal["auto", "all", "imperfect", "task"] = _feedback(
         "auto",
-        help="Drafts that get feedback: all; imperfect: below the full reward; task: the "
-        "reference's gates; auto: all, under protocol reference task.",
+        help="Drafts that get feedback: all, those below the full reward (imperfect), or those "
+             "the reference code selects (task). auto: all, or task with --protocol reference.",
     )  # fmt: skip
     coach: Coach | None = _feedback(
         None, only=("feedback", "sft"), metavar=BY_TASK,
-        unset="the judge's model on a judged task, else the task's own, else symbolic",
-        help="Writes feedback: symbolic (the task's rules), terse (those without remarks on the "
-        "draft), none, actor or another player; may be repeated for single tasks.",
+        unset="the judge's model on judged tasks, else set by the task or symbolic",
+        help="Model that writes feedback, or: symbolic (the task's rules), terse (the rules "
+             "without remarks on the draft), actor, none. Repeatable for single tasks.",
     )  # fmt: skip
     leak_check: LeakCheck | None = _feedback(
-        None, unset="drop; under protocol reference log",
-        help="Feedback that gives the answer away: drop records it and does not use it, log uses "
-        "it all the same, off looks for none.",
+        None, unset="drop; log with --protocol reference",
+        help="Feedback that gives the answer away: record it without using it (drop), record and "
+             "use it (log), or do not check (off).",
     )  # fmt: skip
     blind_reader: RoleSettings | None = _feedback(
-        None, metavar="WHO",
-        help="Model that answers from the feedback alone: finds some leaks that a comparison of "
-        "words misses.",
+        None, metavar="PLAYER",
+        help="Model that tries to answer from the feedback alone. It finds leaks that a word "
+             "comparison misses.",
     )  # fmt: skip
     worked_examples: bool = _feedback(
         False, flag=None, only=("feedback", "sft"),
-        help="Use feedback that shows how the row is solved, answer included, where a task gives "
-        "such; without it such a task is refused by methods that need feedback.",
+        help="Allow feedback that shows the full solution with the answer, for tasks that have "
+             "no other. Methods that need feedback refuse such tasks otherwise.",
     )  # fmt: skip
     coach_sees_gold: bool = _feedback(
         False,
-        help="Tell a model coach the right answer; the leak check finds feedback that says it, but "
-        "not a paraphrase or a code.",
+        help="Show the right answer to the coach model. The leak check finds feedback that "
+             "repeats it, but not paraphrases or codes.",
     )  # fmt: skip
     shuffle_feedback: bool = _feedback(
-        False, help="Control: every draft gets the feedback of another example's draft."
+        False, help="Control experiment: give every draft the feedback of another example."
     )
     show_draft: bool = _feedback(
-        False, only=("refined",), help="Refined rollouts see their draft beside the feedback."
+        False,
+        only=("refined",),
+        help="Show the draft together with the feedback in refined rollouts.",
     )
 
 
@@ -213,132 +216,148 @@ class LossSettings(Settings):
     """How sequences become a loss, for all methods."""
 
     denominator: Literal["joint", "separate"] = _objective(
-        "joint", flag=None, help="Token means over all parts together, or over each."
+        "joint",
+        flag=None,
+        help="Average token losses over all parts jointly, or over each part separately.",
     )
     advantage_std: Literal["group", "batch", "none"] = _objective(
         "group", flag=None,
-        help="What divides a centred reward: the spread of its group, of the batch, nothing.",
+        help="Divide centred rewards by the standard deviation of the group, of the batch, or "
+             "not at all.",
     )  # fmt: skip
     ratio: Literal["token", "sequence"] = _objective(
         "token", flag=None,
-        help="Importance ratio per token, or per sequence (with seq-mean-token-mean).",
+        help="Importance ratio per token or per sequence (needs seq-mean-token-mean).",
     )  # fmt: skip
     eps_low: float = _objective(
-        0.2, gt=0, lt=1, flag=None, help="Lower clip bound: ratios below 1 − this."
+        0.2, gt=0, lt=1, flag=None, help="Lower clip bound of the ratio: 1 − this value."
     )
     eps_high: float = _objective(
-        0.28, gt=0, flag=None, help="Upper clip bound: ratios above 1 + this."
+        0.28, gt=0, flag=None, help="Upper clip bound of the ratio: 1 + this value."
     )
     clip_ratio_c: float = _objective(
-        10.0, gt=1, flag=None, help="Dual clip of tokens with negative advantage."
+        10.0, gt=1, flag=None, help="Dual-clip bound for tokens with negative advantage."
     )
     aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-    ] = _objective("token-mean", flag=None, help="How losses of tokens become one.")
+    ] = _objective("token-mean", flag=None, help="How token losses are combined into one loss.")
     norm_length: int = _objective(
-        8192, gt=0, flag=None, help="The fixed length of seq-mean-token-sum-norm."
+        8192, gt=0, flag=None, help="Fixed length for seq-mean-token-sum-norm."
     )
     kl_coef: float = _objective(
         0.0, ge=0, flag=None,
-        help="Penalty on the distance to the base (the adapter switched off), k3 estimate.",
+        help="Coefficient of the KL penalty against the base model (adapter off), k3 estimator.",
     )  # fmt: skip
-    entropy_coef: float = _objective(0.0, ge=0, flag=None, help="Entropy bonus.")
+    entropy_coef: float = _objective(0.0, ge=0, flag=None, help="Coefficient of the entropy bonus.")
     sampler_cap: float | None = _objective(
         None, gt=0, unset="no correction",
-        help="Cap of the sampler/trainer correction; a copy takes its refined twin's.",
+        help="Upper bound on the importance weight trainer/sampler; a copy uses the weight of "
+             "its refined rollout.",
     )  # fmt: skip
     mask_truncated: bool = _objective(
         False, flag=None,
-        help="Replies that ran into the length limit leave the loss, not the baseline.",
+        help="Exclude truncated replies from the loss but keep them in the group baseline.",
     )  # fmt: skip
 
 
 class OptimizerSettings(Settings):
     """Optimizer settings and memory limits."""
 
-    lr: float = _optimizer(5e-6, gt=0, help="Learning rate of AdamW.")
+    lr: float = _optimizer(5e-6, gt=0, help="Learning rate (AdamW).")
     lr_schedule: Literal["constant", "cosine"] = _optimizer(
-        "constant", flag=None, help="After the warm-up; cosine falls to a tenth at the last step."
+        "constant",
+        flag=None,
+        help="Learning rate schedule after the warm-up; cosine ends at one tenth.",
     )
-    warmup_steps: int = _optimizer(0, ge=0, flag=None, help="Linear warm-up.")
-    beta2: float = _optimizer(0.999, gt=0, lt=1, flag=None, help="Of AdamW.")
-    weight_decay: float = _optimizer(0.0, ge=0, flag=None, help="Of AdamW.")
+    warmup_steps: int = _optimizer(0, ge=0, flag=None, help="Steps of linear warm-up.")
+    beta2: float = _optimizer(0.999, gt=0, lt=1, flag=None, help="Beta2 of AdamW.")
+    weight_decay: float = _optimizer(0.0, ge=0, flag=None, help="Weight decay of AdamW.")
     max_grad_norm: float = _optimizer(
-        1.0, gt=0, flag=None, help="Gradients are scaled down to this norm."
+        1.0, gt=0, flag=None, help="Maximum gradient norm (clipping)."
     )
     mini_batch_prompts: int = _optimizer(
-        16, gt=0, flag=None, only=RL, help="Prompts an update; 64 prompts make four updates a step."
+        16,
+        gt=0,
+        flag=None,
+        only=RL,
+        help="Prompts per optimizer update; 64 prompts per step make four updates.",
     )
     tokens_per_batch: int | None = _optimizer(
-        None, gt=0, unset="{cpu} on a CPU, {cuda} elsewhere".format(**TOKENS_PER_BATCH),
-        help="Tokens in one forward pass; same result.",
+        None, gt=0, unset="{cpu} on a CPU, {cuda} on a GPU".format(**TOKENS_PER_BATCH),
+        help="Tokens per forward pass. The result stays the same.",
     )  # fmt: skip
     packing: Literal["auto", "off"] = _optimizer(
-        "auto", help="Shared prefixes are computed once where that is cheaper; off: padded rows."
+        "auto",
+        help="Compute shared prefixes once if that is cheaper (auto), or use padded rows (off).",
     )
     attention: Literal["auto", "sdpa", "flex"] = _optimizer(
-        "auto", help="Kernel of packed attention; auto: flex on a GPU, sdpa elsewhere."
+        "auto", help="Attention kernel for packed sequences; auto: flex on a GPU, sdpa on a CPU."
     )
     fused: Literal["auto", "off", "modules", "compile"] = _optimizer(
         "auto", flag=None,
-        help="Fewer kernels for the same numbers; auto: adapted layers, modules: norms and "
-        "feed-forward parts, too, compile: torch.compile for the parts of each layer.",
+        help="Fuse kernels without changing results: only adapted layers (auto), also norms and "
+             "feed-forward parts (modules), or torch.compile on the parts of each layer "
+             "(compile).",
     )  # fmt: skip
-    activation_checkpointing: bool = _optimizer(False, help="Less memory, more time; same result.")
+    activation_checkpointing: bool = _optimizer(
+        False, help="Recompute activations to save memory: slower, same result."
+    )
 
 
 class MonitoringSettings(Settings):
     """Checkpoints, measurements and checks during training."""
 
-    checkpoint_every: int = setting(50, gt=0, help="Steps between checkpoints.")
-    checkpoint_minutes: float = setting(
-        15.0, gt=0, help="A checkpoint also at the first step that ends so long after the last."
-    )
-    keep_last: int = setting(3, gt=0, help="Newest checkpoints that stay.")
+    checkpoint_every: int = setting(50, gt=0, help="Save a checkpoint every N steps.")
+    checkpoint_minutes: float = setting(15.0, gt=0, help="Also save a checkpoint every X minutes.")
+    keep_last: int = setting(3, gt=0, help="Keep the N newest checkpoints.")
     keep_best: int = setting(
         1,
         ge=0,
         only=MEASURED,
-        help="Checkpoints that stay beside them: those with the best dev score, of conversations "
-        "without one those with the least validation loss.",
+        help="Also keep the N best checkpoints by dev score (or validation loss).",
     )
     deterministic: bool = setting(
-        False, help="Fixed sampling waves and deterministic kernels: resume to the bit; slower."
+        False,
+        help="Use fixed sampling waves and deterministic kernels, so that a resumed run "
+        "is bit-identical. Slower.",
     )
     eval_every: int | None = setting(
         None, gt=0, only=MEASURED, unset="never",
-        help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
-        "on the validation conversations, too.",
+        help="Every N steps, score a dev split of the training rows; for sft also measure the "
+             "validation loss.",
     )  # fmt: skip
     show_samples: int | None = setting(
-        None, ge=0, only=MEASURED, metavar="N", unset="sft: 4 are kept; else none",
-        help="Print what the model says on N held-out rows every --eval-every steps, beside the "
-        "gold; sft keeps such continuations beside what the person wrote, for soul show.",
+        None, ge=0, only=MEASURED, metavar="N", unset="4 for sft, else none",
+        help="Every --eval-every steps, print the model's replies on N held-out rows next to the "
+             "gold answers. sft also stores them for `soul show`.",
     )  # fmt: skip
     canary_every: int | None = _rl(
-        None, gt=0, unset="never", help="Steps between checks that no judge likes nonsense."
+        None,
+        gt=0,
+        unset="never",
+        help="Every N steps, check that the judge still rejects nonsense replies.",
     )
     canary_margin: float = _rl(
         0.1, ge=0, flag=None,
-        help="Share of the metric's scale that a canary may rise above its first score.",
+        help="Allowed rise of a nonsense reply's score above its first score, as a share of the "
+             "metric's scale.",
     )  # fmt: skip
     stop_flat: int | None = _rl(
-        None, ge=0, metavar="N", unset="10 where players cost money, else never",
-        help="End after N steps in a row that learn nothing, with exit code 1; the same command "
-        "goes on. 0: never.",
+        None, ge=0, metavar="N", unset="10 if API models are paid for, else never",
+        help="Stop with exit code 1 after N consecutive steps without any learning signal; 0 "
+             "never stops. The same command resumes.",
     )  # fmt: skip
     dev_share: float = _rl(
         0.1, gt=0, lt=1, flag=None,
-        help="Share of the rows in the dev split, whole stories at a time.",
+        help="Share of the rows in the dev split. Rows of one story stay together.",
     )  # fmt: skip
-    dev_limit: int = _rl(200, gt=0, flag=None, help="Rows of a task in the dev split at most.")
+    dev_limit: int = _rl(200, gt=0, flag=None, help="Maximum rows per task in the dev split.")
     dev_by: tuple[str, ...] = _rl(
-        (), metavar="COLUMN", unset="stories",
-        help="Dev split by combinations of these columns instead: NAME,NAME. What is measured was "
-        "never trained on in this combination.",
+        (), metavar="COLUMN", unset="split by story",
+        help="Build the dev split from unseen combinations of these columns: NAME,NAME.",
     )  # fmt: skip
     track: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
-        "none", help="Where metrics go beside metrics.jsonl."
+        "none", help="Also log metrics to this service; metrics.jsonl is always written."
     )
 
     @field_validator("dev_by", mode="before")
@@ -388,24 +407,23 @@ class TrainConfig(
     brought: ClassVar[str] = ""
     """Name of the package method whose settings this class includes."""
 
-    method: str = setting(flag=None, help="The name of the command.")
+    method: str = setting(flag=None, help="Training method.")
     model: str = _task(
-        DEFAULT_MODEL, min_length=1,
-        help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
+        DEFAULT_MODEL, min_length=1, metavar="MODEL",
+        help="Model to train: a local folder or a Hub id (owner/name@revision).",
     )  # fmt: skip
     tasks: dict[str, float] = _task(
         factory=dict, flag="--task", complete="tasks", metavar="TASK[:RATIO]",
-        unset="those of the suite",
-        help="Tasks with mixing ratios: a,b:0.5 takes half of the second's rows.",
+        unset="the tasks of --suite",
+        help="Tasks to train on, with mixing ratios: a,b:0.5 uses half of the rows of b.",
     )  # fmt: skip
     rows_per_task: int | None = _task(
-        None, gt=0, unset="all of them",
-        help="Rows of each task, drawn by seed, so that all have equal shares; of a task with "
-        "fewer each is taken several times.",
+        None, gt=0, unset="all rows",
+        help="Use N random rows per task; smaller tasks are repeated.",
     )  # fmt: skip
-    lora: LoraSettings = _task(LoraSettings(), flag=None, help="The adapter that is trained.")
+    lora: LoraSettings = _task(LoraSettings(), flag=None, help="LoRA adapter to train.")
     concurrency: int = setting(
-        512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
+        512, gt=0, section="Calls", only=RL, help="Maximum number of rollouts at once."
     )
 
     @model_validator(mode="before")
@@ -439,7 +457,8 @@ class TrainConfig(
         if self.corpora and self.tasks:
             raise ValueError(TASKS_AND_CHATS)
         if not (self.corpora or self.tasks):
-            raise ValueError(TASKS_OR_CHATS if self.method == "sft" else TASKS_OR_SUITE)
+            chats = self.method == "sft"
+            raise self.no_tasks(*(TASKS_OR_CHATS if chats else ()))
         if self.corpora and self.method != "sft":
             raise ValueError(f"only sft trains on conversations; {self.method} plays tasks")
         if self.corpora and self.show_samples and not (self.validation or self.eval_task):

@@ -158,7 +158,7 @@ def test_a_plan_prices_and_names_the_server(
     assert soul(*arguments) == 0
     printed = capfd.readouterr()
     assert f"endpoint:gpt-4o-mini@{gateway.base_url}" in printed.out.replace("\n", "")
-    assert "no price is known of" in printed.out
+    assert "no known price for" in printed.out
     assert servers(printed.err) == [f"server {gateway.base_url}: actor gpt-4o, partner gpt-4o-mini"]
     elsewhere = gateway.base_url.replace("127.0.0.1", "0.0.0.0")  # no address of this machine
     monkeypatch.setenv(VARIABLE, elsewhere)

@@ -221,7 +221,7 @@ def test_model_text_cannot_use_markup_or_escapes() -> None:
     assert console.safe("[red]a\x1b]0;title\x07b[/red]") == "\\[red]ab\\[/red]"
 
 
-SAYS = "interrupted: what was finished is kept; run the same command again to resume\n"
+SAYS = "interrupted: finished work is saved; run the same command again to resume\n"
 
 # --- a command that waits -------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ def test_a_port_that_is_taken(capsys) -> None:
         port = server.base_url.split(":")[2].partition("/")[0]
         assert soul("serve", "partner", "secret_keeper", "--port", port) == 2
     what, _, fix = three_lines(capsys.readouterr().err)
-    assert what == f"Nothing can be served on 127.0.0.1:{port}."
+    assert what == f"The address 127.0.0.1:{port} cannot be used."
     assert "--port 0" in fix
 
 

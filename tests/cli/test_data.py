@@ -195,7 +195,7 @@ def test_audit_lists_both_sides_of_a_dispute(soul, tmp_path: Path):
 
 def test_audit_says_of_any_task_where_the_gold_stands(soul, tmp_path: Path):
     code, out, _ = soul("audit", "hitom", "synth:40")
-    assert code == 0 and "the gold's letter" in out and "belief tracker" in out
+    assert code == 0 and "letter of the gold answer" in out and "belief tracker" in out
     story = "1 Ada entered the loft.\n2 The pen is in the jar."
     row = {"story": story, "question": "Where is the pen really?", "choices": "A. jar, B. box",
            "correct_answer": "jar", "data_source": "hitom"}  # fmt: skip
@@ -282,7 +282,7 @@ def test_what_was_pulled_is_found_without_data(hub_soul, monkeypatch) -> None:
     assert f"{EVAL} at {commit_of(EVALS)[:12]}: 1 file to download" in err
     assert "pull: 36.2 kB/36.2 kB (" in err
     assert "hitom_val.parquet" in out
-    assert "in data; where from: data/soul-data.lock.json" in out
+    assert "in data; source: data/soul-data.lock.json" in out
     assert "21.6 kB" in out
     work = load_work(EvalConfig(kind="api", model="m", tasks=("hitom",)))
     assert len(work[0].examples) == 40

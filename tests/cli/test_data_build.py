@@ -302,7 +302,7 @@ def test_a_record_without_an_answer_stops_the_rows_and_not_what_was_paid(
     with ScriptedServer(answer=intent) as drafter, judge:
         assert built("userllm", source, out, drafter, judge) == 1
         shown = capsys.readouterr().err
-        assert "1 records got no answer, so no rows were written" in shown
+        assert "1 records got no reply, so no rows were written" in shown
         assert "c.jsonl:3: no_answer, filter: " in shown and not out.exists()
         broken["now"] = False
         assert built("userllm", source, out, drafter, judge) == 0
@@ -371,4 +371,4 @@ def test_tasks_without_drafts_say_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert soul("data", "build", "tomi", source, "--drafter", who, "--filter", who) == 2
     assert "Models cannot draft rows of 'tomi'" in capsys.readouterr().err
     assert soul("data", "build", "mistakes", source, "--yes") == 2
-    assert "--yes says how models are asked" in capsys.readouterr().err
+    assert "--yes is about models" in capsys.readouterr().err

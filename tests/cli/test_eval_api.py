@@ -188,7 +188,7 @@ def test_interrupting_keeps_what_is_finished_and_the_same_command_resumes(tmp_pa
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=600)
         assert process.returncode == 130, err
-        assert "interrupted: what was finished is kept" in err
+        assert "interrupted: finished work is saved" in err
         process = start_in(tmp_path, *command, env=env)
         shown, err = process.communicate(timeout=600)
         assert process.returncode == 0, err

@@ -119,7 +119,7 @@ def test_export_is_whole_stable_and_holds_no_key(
 def test_a_good_run_verifies(run: Path, capfd) -> None:
     capfd.readouterr()
     assert soul("ledger", "verify", run) == 0
-    assert "6 entries (version 3), 6 keys computed again, calls of 6 scored episodes: nothing" in (
+    assert "6 entries (version 3), 6 keys checked, calls of 6 scored episodes: no problem" in (
         " ".join(capfd.readouterr().out.split())
     )
     assert soul("ledger", "verify", run / "ledger.sqlite", "--json") == 0
@@ -169,7 +169,7 @@ def test_a_run_that_replayed_shows_the_ledger_it_replayed(run: Path, tmp_path: P
     assert api(url, tmp_path / "again", *replay) == 0
     capfd.readouterr()
     assert soul("ledger", "verify", tmp_path / "again") == 0
-    assert "calls of 6 scored episodes: nothing wrong" in capfd.readouterr().out
+    assert "calls of 6 scored episodes: no problem found" in capfd.readouterr().out
 
 
 def _first_request(run: Path) -> str:

@@ -83,7 +83,8 @@ def test_help_shows_every_default_and_choice(name: str, capsys: pytest.CaptureFi
         assert option.flag.split("/")[0] in text
         shown = f"[default: {option.default}]"
         # A long default without blanks is broken wherever the line ends.
-        assert not option.default or shown.replace(" ", "") in text.replace(" ", ""), option.flag
+        untold = option.default in ("", "none")
+        assert untold or shown.replace(" ", "") in text.replace(" ", ""), option.flag
         assert "|".join(option.choices) in text, option.flag
     flags = [option.flag for option in LISTS[name]()]
     assert len(set(flags)) == len(flags)
@@ -133,7 +134,7 @@ def test_h_is_help_on_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("train", "ditto", "--json=3"), "'--json'", "--json"),
         (("compare", "a", "b", "c"), "c", "--help"),
         (("ledger", "shw", "x"), "'shw'", "'show'"),
-        (("eval", "remote"), "'remote'", "local"),
+        (("eval", "remote"), "'remote'", "soul eval --help"),
         (("train", "dito"), "'dito'", "'ditto'"),
         (("judge", "chek"), "'chek'", "'check'"),
         (("report", "x", "--format", "pdf"), "'pdf'", "--format"),
@@ -180,7 +181,7 @@ def test_choices_stay_in_usage_errors(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("command", "needed"),
     [
-        ("report", "the folder of a run"), ("show", "the folder of a run"),
+        ("show", "the folder of a run"),
         ("rescore", "the folder of a run"), ("judge check", "the folder of a run"),
         ("judge sheet", "the folder of a run"), ("ledger show", "the folder of a run"),
         ("compare", "the folders of 2 runs"), ("compare a", "the folders of 2 runs"),
@@ -205,6 +206,78 @@ def test_a_command_that_needs_a_run_lists_those_that_are_there(
     assert captured.out == listed and "listed above" in why
     assert what == f"'soul {name}' needs {needed}." and f"{name} runs/" in way
     assert way.count("runs/") == (2 if name == "compare" else 1)
+
+
+def test_a_report_without_a_run_shows_the_only_one_or_lists_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert soul("report") == 2
+    what, why, fix = three_lines(capsys.readouterr().err)
+    assert "needs the folder of a run" in what and "./runs" in why and "soul demo" in fix
+    summary = {"version": 1, "tasks": {}}
+    first = Run.open(tmp_path / "runs" / "first", "eval api", {"model": "m-first"})
+    (first.path / "summary.json").write_text(json.dumps(summary))
+    whole = soul("report", tmp_path / "runs" / "first"), capsys.readouterr().out
+    assert (soul("report"), capsys.readouterr().out) == whole
+    Run.open(tmp_path / "runs" / "second", "eval api", {"model": "m-second"})
+    assert soul("runs") == 0
+    listed = capsys.readouterr().out
+    assert soul("report") == 0
+    captured = capsys.readouterr()
+    assert captured.out == listed and "next: soul report runs/" in captured.err
+    assert soul("report", "--json") == 2
+    assert "listed above" in three_lines(capsys.readouterr().err)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("version",), "soul --version"),
+        (("help",), "soul COMMAND --help"),
+        (("train", "help"), "soul train --help"),
+        (("plan", "eval", "--model", "m"), "local, api"),
+        (("eval", "--model", "m"), "local, api"),
+        (("tasks", "help"), "soul tasks --help"),
+    ],
+)
+def test_an_unlikely_guess_is_not_made(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], way: str
+) -> None:
+    assert soul(*words) == 2
+    text = " ".join(three_lines(capsys.readouterr().err))
+    assert way in text and "Did you mean" not in text
+
+
+def test_help_names_values_and_arguments_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """No page shows a Python type, and every option that takes a value has a word for it."""
+    for words in ((), *every_command()):
+        for flag in ("--help", "--help-all"):
+            if soul(*words, flag) == 2:
+                assert flag == "--help-all"
+                capsys.readouterr()
+                continue
+            page = capsys.readouterr().out
+            types = re.findall(r"<[a-z][^>\n]*>|\blist\[|\bTEXT\b|\bINTEGER\b|[{}]", page)
+            assert not types, (words, types)
+            listed = re.findall(r"^  (?:-\w, )?--[\w-]+ (\S+)", page, re.MULTILINE)
+            names = {name for name in listed if not name.startswith(("/", "-"))}
+            assert all(re.search("[A-Z]|[|]", name) for name in names), (words, names)
+
+
+@pytest.mark.parametrize("name", ["eval api", "eval local", "train ditto", "train sft"])
+def test_what_everybody_needs_comes_first(name: str) -> None:
+    flags = [option.flag for option in LISTS[name]()]
+    first = [f for f in ("--model", "--base-url", "--adapter", "--task", "--suite", "--data",
+                         "--limit") if f in flags]  # fmt: skip
+    assert flags[: len(first)] == first
+
+
+def test_no_help_speaks_of_another_command() -> None:
+    for name, options in LISTS.items():
+        for option in options():
+            others = {"eval api", "eval local", "judge check"} - {name}
+            assert not [o for o in others if o in f"{option.help} {option.default}"], option.flag
 
 
 @pytest.mark.parametrize("command", [("eval", "local"), ("train", "ditto")], ids=["eval", "train"])
@@ -240,9 +313,9 @@ def test_a_refusal_names_value_and_flag(
 def test_what_is_required_is_named_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert soul("train", "ditto") == 2
     first = three_lines(capsys.readouterr().err)[0]
-    assert "choose either tasks (--task NAME,NAME) or one suite" in first
+    assert first == "A setting is missing: --task or --suite."
     assert soul("train", "ditto", "--help") == 0
-    assert "[default: those of the suite]" in " ".join(capsys.readouterr().out.split())
+    assert "[default: the tasks of --suite]" in " ".join(capsys.readouterr().out.split())
     assert soul("judge", "check") == 2
     assert "needs the folder of a run" in three_lines(capsys.readouterr().err)[0]
 
@@ -505,10 +578,10 @@ def test_a_setting_that_stands_twice_in_a_file_is_named(
     file.write_text("model: a\ntasks: {tomi: 1}\nmodel: b\n")
     assert soul(*command.split(), "--config", file) == 2
     what, _, _ = three_lines(capsys.readouterr().err)
-    assert str(file) in what and "'model' stands here twice" in what
+    assert str(file) in what and "'model' appears twice" in what
     file.write_text("model: a\njudges:\n- {model: b, model: c}\n")
     assert soul("eval", "api", "--task", "tomi", "--config", file) == 2
-    assert "'model' stands here twice" in capsys.readouterr().err
+    assert "'model' appears twice" in capsys.readouterr().err
 
 
 EVAL = {kind: options_for(EvalConfig, frozenset({"eval", "plays", kind}))

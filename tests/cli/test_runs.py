@@ -261,7 +261,8 @@ def test_names_stay_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path, capfd) == []
-    assert "no run in" in streams_of(capfd, "runs", tmp_path)[0]
+    what, _, fix = three_lines(streams_of(capfd, "runs", tmp_path, code=2)[1])
+    assert "There is no run in" in what and "soul demo" in fix
     _, err = streams_of(capfd, "runs", tmp_path / "nowhere", code=2)
     assert "There is no folder" in three_lines(err)[0]
 

@@ -293,7 +293,7 @@ def test_the_beginning_of_an_id_will_do_where_only_one_begins_so(
         (("--status", "no_tags"), "Did you mean 'no_tag'?"),
         (("--task", "tomy"), "Did you mean 'tomi'?"),
         (("--kind", "drafts"), "Did you mean 'draft'?"),
-        (("--step", "7"), "Known: 0."),
+        (("--step", "7"), "Choose one of: 0."),
         (("--improved",), "--worst 10"),
     ],
 )

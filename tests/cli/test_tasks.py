@@ -51,6 +51,18 @@ def test_list_names_every_task_and_suite(soul):
     assert set(listed["suites"]) == set(registry.suites)
 
 
+def test_without_a_command_the_tasks_are_listed(soul):
+    assert soul() == soul("list")
+
+
+def test_suites_of_the_same_tasks_say_how_they_differ(soul):
+    suites = load_registry().suites
+    line = next(line for line in soul("list")[1].splitlines() if line.split()[:1] == ["soul-27"])
+    assert "soul-23" in line and line.split()[1] == str(len(suites["soul-27"].tasks))
+    assert f"soul-27 ({suites['soul-27'].title})" in soul("show", "coser")[1]
+    assert "soul tasks list" in soul("list", "--suite", "soul-25")[2].splitlines()[-1]
+
+
 def test_the_list_names_the_headline_that_tables_and_comparisons_name(soul):
     code, text, _ = soul("list")
     assert code == 0
@@ -66,7 +78,7 @@ def test_show_says_that_rows_of_one_person_are_one_cluster(soul):
                    if line.startswith("clusters: "))
         for name in ("userllm", "twinvoice", "tomi")
     }  # fmt: skip
-    assert clusters["userllm"] == "clusters: person where a row names one, else intent"
+    assert clusters["userllm"] == "clusters: person if a row has one, else intent"
     assert clusters["twinvoice"] == "clusters: user_id"
     assert "person" not in clusters["tomi"]
 
@@ -92,7 +104,7 @@ def test_show_prints_columns_audiences_and_licence(soul):
 
 def test_show_prints_what_is_the_headline_who_plays_and_how_often_judges_are_asked(soul):
     out = soul("show", "userllm")[1]
-    assert "headline: macro_source, over the whole batch" in out
+    assert "headline: macro_source, over all episodes" in out
     assert "watched in training: first_turn_diversity" in out
     assert "gpt-5.4-nano" in out.partition("players: ")[2].partition("seats: ")[0]
     registry = load_registry()
@@ -136,10 +148,10 @@ def test_check_passes_rows_made_here_and_says_what_it_could_not_check(soul):
 
 def test_check_counts_the_different_texts_of_feedback_by_rules(soul):
     code, out, _ = soul("check", "hitom", "twinvoice", "--data", "synth:30")
-    assert code == 0 and "hitom: feedback by rules: 29 different texts on 30 wrong drafts" in out
+    assert code == 0 and "hitom: symbolic feedback: 29 different texts for 30 wrong drafts" in out
     report = json.loads(soul("check", "twinvoice", "--data", "synth:30", "--json")[1])["tasks"][0]
     assert 0 < report["feedback_texts"] < report["feedback_drafts"] == 30
-    shown = f"twinvoice: feedback by rules: {report['feedback_texts']} different texts on 30"
+    shown = f"twinvoice: symbolic feedback: {report['feedback_texts']} different texts for 30"
     assert shown in out
 
 

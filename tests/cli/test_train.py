@@ -79,7 +79,7 @@ def test_json_is_all_there_is_on_stdout(
     assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, "--out", out) == 0
     streams = capsys.readouterr()
     assert "1 step in" in streams.out
-    assert f"{out} was finished already: no step was left to train" in streams.err
+    assert f"{out} is already finished: all steps are trained" in streams.err
     assert re.search(rf"^next: soul report {out}; soul show {out} --", streams.err, re.MULTILINE)
 
 
@@ -262,7 +262,7 @@ def test_options_become_settings() -> None:
         "tasks_file": "t.yaml", "coach": "local:wise", "show_draft": True,
         "lora.r": 8, "kl_coef": 0.1,
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="gives no value"):
+    with pytest.raises(ConfigError, match="has no value"):
         settings_of("erl", options | {"set": ["sampler_cap=null"]})
 
 

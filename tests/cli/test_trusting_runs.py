@@ -230,7 +230,7 @@ def test_without_a_state_folder_runs_go_on_and_say_so_once(
         monkeypatch.setenv("SOULKIT_STATE", state)
         home = tmp_path / f"home{number}"
         received = run_of(home, server)
-        assert capfd.readouterr().err.count("no seal can be made") == 1
+        assert capfd.readouterr().err.count("this run could not be sealed") == 1
         refused(received, capfd, *check(received, tmp_path / "check"))
     assert not (ROOT / "relative").exists()
 
@@ -357,7 +357,7 @@ def test_a_setting_that_stands_twice_hides_nothing(
 ) -> None:
     foreign.config.write_text(f"{foreign.config.read_text()}\njudge: []\n")
     assert soul(*check(foreign, tmp_path / "check")) == 2
-    assert "'judge' stands here twice" in capfd.readouterr().err and foreign.untouched()
+    assert "'judge' appears twice" in capfd.readouterr().err and foreign.untouched()
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch {m}']", "a: &a [*a", ""])

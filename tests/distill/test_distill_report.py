@@ -299,7 +299,7 @@ def test_on_policy_as_many_replies_are_sampled_as_by_rejection() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["samples"], "There is no stage 'samples'"), ([], "experts is required")],
+    [(["samples"], "There is no stage 'samples'"), ([], "missing: --experts")],
 )
 def test_mistakes_are_three_lines(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -177,7 +177,7 @@ def test_a_changed_scorer_is_applied_without_a_call(old: Path, home: Path) -> No
     assert f"plea warmth {first:.3f} {second:.3f} 10 10/10" in shown
     assert re.search(r"letters – \d+\.\d{3} 10 0 -> 10/10", shown)
     assert re.search(r"words (\d\.\d{3}) \1 0 10/10", shown)
-    assert "10 of 10 episodes have another score now" in shown
+    assert "the score of 10 of 10 episodes changed" in shown
     for one, two in zip(records(old), records(home / "new"), strict=True):
         assert two.score.value == 9.5 - (one.score.value or 0)
         assert (two.episode, two.key) == (one.episode, one.key)
@@ -223,7 +223,7 @@ def test_a_changed_question_is_a_miss(old: Path, home: Path) -> None:
     assert code == 0
     assert "10 -> 0/10" in out and "replay_miss 10" in out
     assert value(home / "new", "plea")["unscored"] == {"replay_miss": 10}
-    assert "10 of 10 episodes have another score now, 10 of them for want" in out
+    assert "the score of 10 of 10 episodes changed, 10 of them because" in out
 
 
 def test_one_lost_reply_is_one_miss(old: Path, home: Path, here: Rescore) -> None:
@@ -360,7 +360,7 @@ def test_a_run_without_a_ledger_needs_none_for_rules(tmp_path: Path, capfd) -> N
         assert api(server.base_url, tmp_path / "old", "--ledger", "off") == 0
     capfd.readouterr()
     assert soul("rescore", tmp_path / "old", "--out", tmp_path / "new") == 0
-    assert "0 of 6 episodes have another score now" in capfd.readouterr().out
+    assert "the score of 0 of 6 episodes changed" in capfd.readouterr().out
     assert value(tmp_path / "new") == value(tmp_path / "old")
     assert load_records(tmp_path / "new" / "episodes.jsonl") == records(tmp_path / "old")
 

@@ -265,7 +265,7 @@ def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("wrong", "named"),
     [
         ({"tasks": ("tomi",), "suite": "small"}, "either tasks"),
-        ({"kind": "local", "tasks": ()}, "either tasks"),
+        ({"kind": "local", "tasks": ()}, "--task or --suite"),
         ({"price_in": 1}, "both --price-in"),
         ({"ledger": "replay"}, "--ledger-file"),
         ({"temperature": -1}, "temperature"),

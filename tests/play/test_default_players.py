@@ -409,13 +409,13 @@ def test_a_command_without_model_or_task_names_what_else_is_missing(
     what, _, way = caught.value.lines()
     assert [part for part in missing if part not in what] == []
     assert what.count(";") == len(missing) - 1
-    named = {"model": "--model MODEL", "tasks": "(--task NAME,NAME) or a suite (--suite NAME)"}
+    named = {"model": "--model MODEL", "tasks": "--task NAME,NAME or --suite NAME"}
     assert [name for name, text in named.items() if (text in way) == (name in flags)] == []
 
 
 def test_a_model_that_alone_is_missing_keeps_its_own_error(tmp_path: Path) -> None:
     flags = {"kind": "local", "tasks": ("tomi",), "data": {"tomi": "synth:4"}}
-    with pytest.raises(ConfigError, match=r"model is required \(--model\)"):
+    with pytest.raises(ConfigError, match=r"missing: --model"):
         load_config(None, flags)
     file = tmp_path / "settings.yaml"
     file.write_text("kind: local\nmodel: m\ntasks: [tomi]\n")
@@ -438,11 +438,17 @@ def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert evaluation_plan(planned, work).cost
 
 
-def test_a_served_model_without_tasks_means_the_whole_benchmark() -> None:
-    settings = EvalConfig.load(env={}, flags={"kind": "api", "model": "gpt-5.4-mini"})
-    assert (settings.suite, settings.tasks) == ("soul-27", ())
-    with pytest.raises(ConfigError, match="either tasks"):
-        EvalConfig.load(env={}, flags={"kind": "local", "model": "m"})
+@pytest.mark.parametrize("kind", ["api", "local"])
+def test_an_evaluation_without_tasks_asks_for_some(kind: str) -> None:
+    with pytest.raises(ConfigError, match="missing: --task or --suite") as refused:
+        EvalConfig.load(env={}, flags={"kind": kind, "model": "m"})
+    _, why, fix = refused.value.lines()
+    registry = load_registry()
+    assert any(name in why for name in registry.specs) and "soul tasks list" in fix
+    assert any(name in why for name in registry.suites)
+
+
+def test_a_training_has_a_default_model() -> None:
     bare = TrainConfig.load(env={}, flags={"method": "ditto", "tasks": {"tomi": 1.0}})
     assert bare.model == "Qwen/Qwen3-VL-8B-Instruct"
 

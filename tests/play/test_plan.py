@@ -166,10 +166,10 @@ def test_soul_plan_of_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
              "--data", "synth:5", "--partner", "endpoint:no-such-model")  # fmt: skip
     assert soul("plan", *arguments) == 0
     text = capsys.readouterr().out
-    assert "no price is known of: endpoint:no-such-model (--prices FILE)" in text
+    assert "no known price for endpoint:no-such-model; set it with --prices FILE" in text
     at_home = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--task", "tomi")
     assert soul("plan", "eval", "api", *at_home, "--data", "synth:5") == 0
-    said = "no price is known of: m (--price-in and --price-out, or --prices FILE)"
+    said = "no known price for m; set it with --price-in and --price-out, or --prices FILE"
     assert said in capsys.readouterr().out
     assert soul("plan", *arguments, "--json") == 0
     page = json.loads(capsys.readouterr().out)

@@ -192,7 +192,7 @@ def test_the_check_warns_of_people_who_differ_in_their_names_alone(
     warned = capfd.readouterr().err
     # Without the declaration nothing says that the town is more than a name: 8 jobs and 8 pets.
     assert "1024 rows in 1024 clusters of cast_of_people are equal up to names" in warned
-    assert "only 64 of them differ otherwise" in warned and "people.jsonl:" in warned
+    assert "only 64 of them are distinct" in warned and "people.jsonl:" in warned
     assert soul("data", "check", rows, "--tasks", tasks, "--json") == 0
     (checked,) = json.loads(capfd.readouterr().out)["tasks"]
     assert checked["equal_up_to_names"]["distinct"] == 64

@@ -198,7 +198,7 @@ def test_mistakes_cost_three_lines(
         return refusal(capsys, tmp_path, *words)
 
     chats, tiny = ("--data", files / "chats.jsonl"), ("--model", "tiny", "--full")
-    assert "name the training data" in says("sft", *tiny)
+    assert "missing: --task, --suite or --data" in says("sft", *tiny)
     assert "both tasks and conversations" in says("sft", *tiny, "--task", "tomi", "--set",
                                             f"corpora=[{files / 'chats.jsonl'}]")  # fmt: skip
     assert "--side" in says("ditto", "--model", "tiny", "--task", "tomi", "--side", "human")

@@ -94,6 +94,6 @@ def test_marked_rows_are_evaluated_like_any_other(tmp_path: Path) -> None:
 
 def test_the_task_says_so(capfd: Any) -> None:
     assert soul("tasks", "show", "tau_usi") == 0
-    assert "evaluation only: training refuses it" in capfd.readouterr().out
+    assert "evaluation only: soul train refuses this task" in capfd.readouterr().out
     assert soul("tasks", "show", "tomi") == 0
     assert "evaluation only" not in capfd.readouterr().out.replace("evaluation_only", "")

@@ -207,7 +207,7 @@ def test_a_small_run_of_the_recipe_says_what_it_left_out_and_resumes(
     assert tasks <= set(config["tasks"]) and len(tasks) > 2
     assert all(f"    {task}" in printed.out for task in tasks)
     assert soul("train", "ditto", "--config", out / "config.yaml", "--out", out) == 0
-    assert "was finished already" in capfd.readouterr().err
+    assert "is already finished" in capfd.readouterr().err
 
 
 def test_a_resume_that_could_play_more_names_the_task(

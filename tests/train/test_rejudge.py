@@ -67,6 +67,6 @@ def test_a_judged_training_is_rescored_twice(tmp_path: Path, capfd) -> None:
     for old, new in ("ab", "bc"):
         capfd.readouterr()
         assert soul("rescore", tmp_path / old, "--out", tmp_path / new) == 0
-        assert "0 of 4 episodes have another score now" in capfd.readouterr().out
+        assert "the score of 0 of 4 episodes changed" in capfd.readouterr().out
     assert soul("ledger", "stats", tmp_path / "c") == 0
     assert "judge" in capfd.readouterr().out

@@ -32,21 +32,27 @@ _RATIO = re.compile(r"(?P<path>.*[^:]):(?P<ratio>\d+(?:\.\d*)?|\.\d+)", re.DOTAL
 class SourceSettings(Settings):
     """Where conversations lie, how much of them is used, and who in them is learned."""
 
-    path: str = setting(help="A file, a pattern, a folder of shards, or owner/name of the hub.")
+    path: str = setting(help="File, glob pattern, folder of shards, or Hub data set (owner/name).")
     ratio: float = setting(
-        1.0, gt=0, help="Passes of this source in one pass of the mixture; below 1 a fixed part."
+        1.0,
+        gt=0,
+        help="Passes over this source per pass over the mixture; below 1, a fixed part of it.",
     )
     side: str | None = setting(
-        None, help="human, assistant, or a speaker's name.", unset="as corpora.yaml says"
+        None,
+        help="Side to learn from: human, assistant, or a speaker's name.",
+        unset="set in corpora.yaml",
     )
     name: str | None = setting(
-        None, help="What it is called here.", unset="the data_source of a row, else the file's name"
+        None,
+        help="Name of the source in this run.",
+        unset="the row's data_source, else the file name",
     )
     strip_system: bool | None = setting(
-        None, help="Leave the system prompts out.", unset="as for the run"
+        None, help="Remove the system prompts.", unset="as set for the run"
     )
     turns: int | None = setting(
-        None, ge=1, help="Messages that stay of a long conversation.", unset="as for the run"
+        None, ge=1, help="Keep the last N messages of a conversation.", unset="as set for the run"
     )
 
     @model_validator(mode="before")

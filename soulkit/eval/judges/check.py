@@ -78,19 +78,21 @@ class CheckConfig(RolesConfig):
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"concurrency"}
 
-    run: str = setting(flag=None, help="Folder of the evaluation.")
+    run: str = setting(flag=None, help="Run folder of the evaluation.")
     episodes: str = setting(
         "",
         flag=None,
-        help="Digest of the episodes: another evaluation in the same folder is noticed.",
+        help="Hash of the episodes; detects another evaluation in the same folder.",
     )
-    samples: int = _check(2, gt=0, help="Opinions of each judge.")
+    samples: int = _check(2, gt=0, help="Replies to ask of each judge per question.")
     limit: int | None = _check(
-        None, gt=0, unset="all", help="Episodes of each task at most: the same ones at every call."
+        None, gt=0, unset="all", help="Check at most N episodes per task, always the same ones."
     )
-    temperature: float | None = _check(None, ge=0, unset="as in the run", help="Of the judges.")
-    pairs: bool = _check(True, help="Compare drafts of the same row in both orders.")
-    seed: int = _check(0, help="Of the judges' sampling.")
+    temperature: float | None = _check(
+        None, ge=0, unset="as in the run", help="Sampling temperature of the judges."
+    )
+    pairs: bool = _check(True, help="Have drafts of the same row compared in both orders.")
+    seed: int = _check(0, help="Random seed of the judges' sampling.")
 
 
 @dataclass(frozen=True)

@@ -192,10 +192,10 @@ def _make_players(
 
 
 UNNAMED_WAYS = {
-    "model": ("model (--model)", "choose a model: --model MODEL"),
+    "model": ("model (--model)", "add --model MODEL"),
     "tasks": (
         "task (--task or --suite)",
-        "choose tasks (--task NAME,NAME) or a suite (--suite NAME)",
+        "add --task NAME,NAME or --suite NAME (see: soul tasks list)",
     ),
 }
 """Required setting → its name in errors, and the fix."""

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
-LIMITED = (
-    "Of a served model under test; without one, of each served player for which --endpoints says "
-    "nothing else."
-)
+LIMITED = "to the model under test or, if it is local, to each API model without its own limit."
 _player = section("Players", only=("plays",))
 _call = section("Calls", only=ASKING)
 
@@ -36,29 +33,34 @@ _call = section("Calls", only=ASKING)
 class CallSettings(Settings):
     """Time, retries and cost of API calls. They do not affect the replies."""
 
-    concurrency: int = _call(16, gt=0, help="Requests at once.")
-    requests_per_minute: float | None = _call(None, gt=0, help=LIMITED)
-    tokens_per_minute: float | None = _call(None, gt=0, help=LIMITED)
-    prices: str | None = _call(
-        None, metavar="FILE", unset="the built-in table",
-        help="Prices that go before the built-in table.",
-    )  # fmt: skip
-    max_cost: float | None = _call(None, gt=0, help="Stop after so many US dollars; resumable.")
-    yes: bool = _call(False, flag="--yes", help="Confirm what the run will cost.")
-    timeout_s: float = _call(
-        120.0, gt=0, flag="--timeout", help="Seconds for one attempt at an endpoint."
+    concurrency: int = _call(16, gt=0, help="Maximum number of requests at once.")
+    requests_per_minute: float | None = _call(
+        None, gt=0, help=f"Maximum requests per minute {LIMITED}"
     )
-    max_attempts: int = _call(6, gt=0, help="Tries of a call before it fails.")
+    tokens_per_minute: float | None = _call(None, gt=0, help=f"Maximum tokens per minute {LIMITED}")
+    prices: str | None = _call(
+        None, metavar="FILE", unset="none",
+        help="Price file; overrides the built-in price table.",
+    )  # fmt: skip
+    max_cost: float | None = _call(
+        None, gt=0, help="Stop after spending X US dollars. The run can be resumed."
+    )
+    yes: bool = _call(False, flag="--yes", help="Skip the cost confirmation.")
+    timeout_s: float = _call(120.0, gt=0, flag="--timeout", help="Maximum seconds per request.")
+    max_attempts: int = _call(6, gt=0, help="Maximum number of attempts per call.")
     backoff_s: float = _call(
-        1.0, ge=0, flag="--backoff", help="Seconds before the second attempt, doubled after each."
+        1.0,
+        ge=0,
+        flag="--backoff",
+        help="Seconds before the first retry; doubled after each retry.",
     )
     rate_limit_wait_s: float = _call(
         600.0, ge=0, flag="--rate-limit-wait",
-        help="Total seconds one call waits when rate-limited (429) before it fails.",
+        help="Maximum seconds that a call waits for rate limits (429).",
     )  # fmt: skip
     down_after_s: float = _call(
         120.0, gt=0, flag="--down-after",
-        help="Seconds until a silent server counts as down; 30 at most if it never answered.",
+        help="Give up on an unresponsive server after X seconds (30 if it has never replied).",
     )  # fmt: skip
 
 
@@ -76,34 +78,38 @@ class RolesConfig(CallSettings, VllmSettings):
 
     endpoints: str | None = _player(
         None, only=ASKING, metavar="FILE",
-        help="Models by name: URLs, limits, prices; may also say who plays a role.",
+        help="YAML file with named models (URL, limits, prices) and their roles.",
     )  # fmt: skip
     partner: RoleSettings | None = _player(
-        None, metavar=BY_TASK, unset="the task's own",
-        help="Plays the other side; may be repeated for single tasks.",
+        None, metavar=BY_TASK, unset="set by the task",
+        help="Model for the other side of a dialogue. Repeatable for single tasks.",
     )  # fmt: skip
     environment: RoleSettings | None = _player(
-        None, metavar=BY_TASK, unset="the task's own",
-        help="Plays the surroundings; may be repeated for single tasks.",
+        None, metavar=BY_TASK, unset="set by the task",
+        help="Model that plays the environment. Repeatable for single tasks.",
     )  # fmt: skip
     judge: tuple[RoleSettings, ...] = _player(
-        (), only=ASKING, metavar=BY_TASK, unset="the task's own", help="Scores; may be repeated."
+        (),
+        only=ASKING,
+        metavar=BY_TASK,
+        unset="set by the task",
+        help="Model that scores episodes. Repeatable.",
     )
     auditor: tuple[RoleSettings, ...] = _player(
-        (), metavar=BY_TASK, unset="the judge if one is named, else the task's own",
-        help="Looks whether the actor plays to the judge; may be repeated.",
+        (), metavar=BY_TASK, unset="the judge if --judge is given, else set by the task",
+        help="Model that flags replies written to please the judge. Repeatable.",
     )  # fmt: skip
     task_players: dict[str, TaskPlayers] = _player(
-        factory=dict, flag=None, help="Who plays in one task alone, by task and role."
+        factory=dict, flag=None, help="Models of single tasks: task → role → model."
     )
     judge_samples: int | None = _player(
-        None, gt=0, unset="the question's own", help="Opinions of each judge on every question."
+        None, gt=0, unset="set by the question", help="Replies to ask of each judge per question."
     )
     judge_combine: Literal["mean", "vote"] = _player(
-        "mean", help="What becomes of several opinions."
+        "mean", help="Combine several judge replies by mean or by majority vote."
     )
     judge_order: Literal["both", "seeded"] = _player(
-        "both", help="Of pairs: both ways round, or one by seed."
+        "both", help="Pairwise judging: ask in both orders, or in one random order."
     )
 
     @model_validator(mode="before")

@@ -105,15 +105,18 @@ class VllmSettings(Settings):
 
     vllm_arg: dict[str, str] = _machine(
         factory=dict, metavar="FLAG=VALUE", unset="none",
-        help="A flag for every vLLM server that is started: tensor-parallel-size=2; FLAG= for one "
-        "without a value; may be repeated.",
+        help="Flag for vLLM servers that soul starts: tensor-parallel-size=2, or FLAG= without a "
+             "value. Repeatable.",
     )  # fmt: skip
     vllm_python: str | None = _machine(
-        None, metavar="PATH", unset="this one", help="The Python interpreter that has vLLM."
+        None,
+        metavar="PATH",
+        unset="the one that runs soul",
+        help="Python interpreter with vLLM.",
     )
     vllm_start_s: float = _machine(
         300.0, gt=0, flag="--vllm-start", metavar="SECONDS",
-        help="How long a vLLM server may take until it answers.",
+        help="Seconds to wait for a vLLM server to start.",
     )  # fmt: skip
 
     @field_validator("vllm_arg")

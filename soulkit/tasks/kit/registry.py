@@ -142,7 +142,7 @@ class Registry:
             raise ConfigError(
                 f"There is no suite named '{name}'.",
                 "A suite is a named list of tasks under 'suites:' in tasks.yaml.",
-                did_you_mean(name, self.suites),
+                f"{did_you_mean(name, self.suites)} See: soul tasks list",
             )
         return self.suites[name]
 

@@ -18,9 +18,9 @@ from soulkit.types import Record
 
 class DittoSettings(Settings):
     lambda_fb: float = setting(
-        1.0, ge=0, section="Objective", help="Weight of the feedback-conditioned part."
+        1.0, ge=0, section="Objective", help="Weight of the loss on rollouts that saw feedback."
     )
-    only_copy: bool = setting(False, section="Objective", help="Ablation: train copies alone.")
+    only_copy: bool = setting(False, section="Objective", help="Ablation: train only on copies.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,14 +20,14 @@ from soulkit.types import Record
 
 class ErlSettings(AuxSettings):
     accept_from: float | None = setting(
-        None, section="Objective", unset="where the draft is beaten",
-        help="Imitate refined rollouts from this reward on.",
+        None, section="Objective", unset="if better than the draft",
+        help="Imitate refined rollouts with at least this reward.",
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ERL(Objective):
-    names: ClassVar = {"erl": "Imitate refined rollouts that beat their draft."}
+    names: ClassVar = {"erl": "Imitate refined rollouts that are better than their draft."}
     settings: ClassVar = ErlSettings
     uses_feedback: ClassVar = True
     refines: ClassVar = True

@@ -24,20 +24,22 @@ _opd = section("Objective")
 
 class OpdSettings(DistillSettings):
     teacher_model: str | None = _opd(
-        None, metavar="MODEL", unset="the student's base, with teacher_adapter",
-        help="Folder or hub id of the teacher.",
+        None, metavar="MODEL", unset="the student's base model, with --teacher-adapter",
+        help="Teacher model: a local folder or a Hub id.",
     )  # fmt: skip
     teacher_adapter: str | None = _opd(
         None, metavar=ADAPTERS,
-        help="LoRA adapter on the teacher, a task expert for instance; TASK=ADAPTER for one task "
-        "alone, may be repeated.",
+        help="LoRA adapter of the teacher, such as a task expert. TASK=ADAPTER sets it for one "
+             "task. Repeatable.",
     )  # fmt: skip
     teacher_adapters: dict[str, str] = _opd(
         factory=dict, flag=None,
-        help="Task → the adapter that teaches it, in a mixture of experts' tasks.",
+        help="Task → adapter that teaches it.",
     )  # fmt: skip
     opd_form: Literal["token", "logits"] = _opd(
-        "token", help="Compare sampled tokens, or whole distributions."
+        "token",
+        help="Compare with the teacher on the sampled tokens (token) or on whole "
+        "distributions (logits).",
     )
 
 

@@ -26,7 +26,7 @@ class AuxSettings(Settings):
         1.0,
         ge=0,
         section="Objective",
-        help="Weight of what refined rollouts teach without feedback.",
+        help="Weight of the loss that teaches refined rollouts without feedback.",
     )
 
 

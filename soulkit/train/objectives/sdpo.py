@@ -29,47 +29,62 @@ class DistillSettings(Settings):
 
     method: str
     distill_weight: float | None = _objective(
-        None, ge=0, only=("sum",), unset="0.1 in token form, 1.0 in logit form",
-        help="Weight of the teacher's part in a sum.",
+        None, ge=0, only=("sum",), unset="0.1 for the token form, 1.0 for the logits form",
+        help="Weight of the teacher's loss when it is added to another loss.",
     )  # fmt: skip
     distill_clip: float = _tokens(
-        5.0, gt=0, flag=None, help="Bound of a token's distillation advantage."
+        5.0, gt=0, flag=None, help="Maximum absolute distillation advantage per token."
     )
     distill_centred: bool = _tokens(
-        False, flag=None, help="Subtract the group's mean from distillation advantages."
+        False, flag=None, help="Subtract the group mean from distillation advantages."
     )
     estimator: Literal["local", "sum", "discount", "window"] = _tokens(
-        "local", help="How far ahead a token's distillation advantage looks."
+        "local",
+        help="How many later tokens count in a token's distillation advantage: none "
+        "(local), all (sum), all with a discount, or a window.",
     )
     estimator_discount: float = _tokens(
-        0.99, gt=0, le=1, flag=None, help="Of the estimator discount, per trained token."
+        0.99,
+        gt=0,
+        le=1,
+        flag=None,
+        help="Discount factor per trained token for --estimator discount.",
     )
     estimator_window: int = _tokens(
-        32, ge=0, flag=None, help="Of the estimator window, trained tokens ahead."
+        32, ge=0, flag=None, help="Number of later trained tokens for --estimator window."
     )
     divergence: Literal["reverse_kl", "forward_kl", "jsd"] = _logits(
-        "reverse_kl", help="How far two distributions are apart."
+        "reverse_kl", help="Divergence between student and teacher distributions."
     )
     divergence_top_k: int | None = _logits(
         10, gt=0, unset="the whole vocabulary",
-        help="Student's likeliest tokens that are compared; null in a file: the whole vocabulary.",
+        help="Compare only the student's N most likely tokens; null in a file means the whole "
+             "vocabulary.",
     )  # fmt: skip
     divergence_tail: Literal["renorm", "bucket"] = _logits(
-        "renorm", help="The mass outside: left out (renorm), or one more outcome."
+        "renorm",
+        help="Probability outside the top N tokens: renormalise without it (renorm), "
+        "or treat it as one more outcome (bucket).",
     )
-    divergence_temperature: float = _logits(1.0, gt=0, flag=None, help="Of both distributions.")
+    divergence_temperature: float = _logits(
+        1.0, gt=0, flag=None, help="Temperature of both distributions."
+    )
     jsd_beta: float = _logits(
-        0.5, gt=0, lt=1, flag=None, help="The teacher's share in the mixture of jsd."
+        0.5, gt=0, lt=1, flag=None, help="Weight of the teacher in the mixture for jsd."
     )
 
 
 class SdpoSettings(DistillSettings):
     teacher: Literal["live", "base", "ema"] = _objective(
         "live",
-        help="Who reads the feedback: the current weights, the frozen base, a moving average.",
+        help="Teacher that sees the feedback: the current weights (live), the frozen base model "
+             "(base), or a moving average of the weights (ema).",
     )  # fmt: skip
     ema_tau: float = _objective(
-        0.05, gt=0, le=1, help="Share of the student that ema takes up after each update."
+        0.05,
+        gt=0,
+        le=1,
+        help="Share of the student's weights mixed into the ema teacher after each update.",
     )
 
 

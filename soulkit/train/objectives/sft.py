@@ -27,15 +27,18 @@ class MixSettings(Settings):
 
     objective: Literal["nll", "mixsd"] = _sft(
         "nll",
-        help="nll: the conversations' own words; mixsd: the model first writes the answers, with "
-        "each row's fact in the context of a share of the tokens, and then learns those.",
+        help="Learn the words of the conversations (nll), or texts that the model first writes "
+             "itself while some of its tokens see the row's fact (mixsd).",
     )  # fmt: skip
     mix_lambda: float = _sft(
-        0.5, ge=0, le=1, help="mixsd: share of the tokens that are drawn by whoever sees the fact."
+        0.5,
+        ge=0,
+        le=1,
+        help="mixsd: share of the tokens that are sampled with the fact in context.",
     )
-    mix_samples: int = _sft(4, gt=0, help="mixsd: texts that are written for each fact.")
+    mix_samples: int = _sft(4, gt=0, help="mixsd: number of texts to write per fact.")
     mix_tokens: int = _sft(
-        512, gt=0, flag=None, help="mixsd: longest text; a longer one is left out."
+        512, gt=0, flag=None, help="mixsd: maximum tokens per text; longer texts are left out."
     )
 
     @model_validator(mode="after")
@@ -60,42 +63,47 @@ class CorpusSettings(Settings):
 
     corpora: tuple[SourceSettings, ...] = _task(
         (), flag=None,
-        help="Conversations instead of tasks; --data FILE[:RATIO] without a task names them.",
+        help="Chat logs to learn from instead of tasks: --data FILE[:RATIO] without --task.",
     )  # fmt: skip
     side: str | None = _task(
-        None, metavar="human|assistant|NAME", unset="that of each source",
-        help="Of conversations: whose words are learned.",
+        None, metavar="human|assistant|NAME", unset="set by each source",
+        help="Chat logs: side to learn.",
     )  # fmt: skip
-    strip_system: bool = _task(
-        False, help="Of conversations: without their system prompts, an ablation."
-    )
+    strip_system: bool = _task(False, help="Chat logs: remove the system prompts (ablation).")
     turns: int | None = _task(
-        None, gt=0, unset="all, or the source's own",
-        help="Of a conversation the last so many; what came before is folded into context.",
+        None, gt=0, unset="all, or set by each source",
+        help="Chat logs: learn the last N turns of a conversation; earlier turns become context.",
     )  # fmt: skip
     validation: tuple[SourceSettings, ...] = _task(
-        (), metavar="FILE", unset="those of shard folders",
-        help="Conversations whose loss is measured, never learned; may be repeated.",
+        (), metavar="FILE", unset="the validation files of shard folders",
+        help="Chat logs to measure the validation loss on; they are never trained on. "
+             "Repeatable.",
     )  # fmt: skip
     validation_limit: int = _task(
         200, gt=0, flag=None,
-        help="Conversations of each validation file that are measured at most: always the same.",
+        help="Measure at most N conversations per validation file, always the same ones.",
     )  # fmt: skip
     lesson_tokens: int | None = setting(
-        None, gt=0, section="Optimizer and memory", unset="the model's context",
-        help="Longest conversation; of a longer one the oldest turns leave.",
+        None, gt=0, section="Optimizer and memory", unset="the model's context length",
+        help="Chat logs: maximum tokens per conversation; the oldest turns of longer ones are "
+             "dropped.",
     )  # fmt: skip
-    window: int = _task(10_000, gt=0, help="Rows of a source that are shuffled at a time.")
+    window: int = _task(10_000, gt=0, help="Chat logs: number of rows to shuffle at a time.")
     preset: str | None = _task(
         None, metavar="NAME", unset="none",
-        help="Published settings by name, osim-midtrain; options and files go before them.",
+        help="Start from published settings, such as osim-midtrain. Options and --config files "
+             "override them.",
     )  # fmt: skip
 
 
 class SftSettings(CorpusSettings, MixSettings):
     full: bool = _task(False, flag="--full/--lora", help="Train all weights instead of an adapter.")
     sft_batch: int = setting(
-        32, gt=0, section="Optimizer and memory", flag="--batch", help="Examples an update."
+        32,
+        gt=0,
+        section="Optimizer and memory",
+        flag="--batch",
+        help="Examples per optimizer update.",
     )
     sft_feedback: float = setting(
         0.0,
@@ -103,20 +111,21 @@ class SftSettings(CorpusSettings, MixSettings):
         le=1,
         section="Feedback",
         flag="--feedback",
-        help="Share of prompts that hold feedback on a made-up draft.",
+        help="Share of prompts that contain feedback on a made-up draft.",
     )
     sft_feedback_always: dict[str, str] = setting(
         factory=dict,
         section="Feedback",
         flag=None,
-        help="Tag → regular expression: rows that match always hold it.",
+        help="Tag → regular expression: the prompts of matching rows always contain such feedback.",
     )
     sft_prompt_weight: float = setting(
         0.0,
         ge=0,
         section="Objective",
         flag=None,
-        help="Weight of the prompts' own tokens (mean per token): plain language modelling.",
+        help="Weight of the loss on prompt tokens (mean per token), as in plain language "
+        "modelling.",
     )
 
 

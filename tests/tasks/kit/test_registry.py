@@ -105,7 +105,7 @@ COLUMN = {"audience": ["driver"]}
         (["tasks"], ["no tasks file"]),
         ("just words", ["no tasks file"]),
         ("tasks: [", ["cannot be read as YAML"]),
-        ("tasks: {}\ntasks: {}\n", ["'tasks' stands here twice"]),
+        ("tasks: {}\ntasks: {}\n", ["'tasks' appears twice"]),
         ("x: !!python/object/apply:os.getcwd []", ["cannot be read as YAML"]),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_is_refused(tmp_path: Path, raw: Any, words: list[str]) -> None:
 def test_a_task_written_twice_in_one_file(tmp_path: Path) -> None:
     once = yaml.safe_dump(lights())
     twice = once + "\n".join(once.splitlines()[1:]) + "\n"
-    assert "'lights' stands here twice" in error_of(write(tmp_path, twice))
+    assert "'lights' appears twice" in error_of(write(tmp_path, twice))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_both_loaders_read_the_same() -> None:
     text = builtin_file().read_text(encoding="utf-8")
     read = [yaml.load(text, Loader=once_loader(fast=fast)) for fast in (False, True)]
     assert read[0] == read[1]
-    with pytest.raises(yaml.YAMLError, match="'a' stands here twice"):
+    with pytest.raises(yaml.YAMLError, match="'a' appears twice"):
         yaml.load("a: 1\na: 2\n", Loader=once_loader(fast=True))
 
 
@@ -438,5 +438,5 @@ def test_the_check_says_what_it_did_not_play(capsys: pytest.CaptureFixture[str])
     if not rows_only:
         pytest.skip("every built-in task can be played")
     assert cli.main(["tasks", "check", rows_only[0], "--data", "synth:4"]) == 0
-    assert "rows only; this version reads them" in capsys.readouterr().out
+    assert "rows only; this version has no scorer" in capsys.readouterr().out
     assert check_task(task_of("tomi"), examples_of(task_of("tomi"))).rows_only is False
