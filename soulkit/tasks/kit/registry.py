@@ -165,7 +165,7 @@ class NotForTraining(ConfigError):
 
 def not_for_training(marked: str, trainable: Sequence[str] = ()) -> NotForTraining:
     """The error for tasks or rows marked evaluation-only; lists what can be trained on."""
-    way_out = f"Train on what is left: --task {','.join(trainable)}" if trainable else LEAVE_OUT
+    way_out = f"Train on the other tasks: --task {','.join(trainable)}" if trainable else LEAVE_OUT
     return NotForTraining(
         f"You asked to train on {marked}, marked evaluation-only.",
         "Their licence or purpose forbids training on them, and a model trained on them could "
@@ -242,7 +242,7 @@ def _explained(path: Path, error: ValidationError) -> ConfigError:
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"])
     more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
-    entry = f"the entry '{where}' is not valid" if where else "it is no tasks file"
+    entry = f"the entry '{where}' is not valid" if where else "it is not a tasks file"
     reason = first["msg"].removeprefix("Value error, ").rstrip(".") + more
     return ConfigError(
         f"{path}: {entry}.",
@@ -326,7 +326,7 @@ class InstalledTask:
         try:
             spec = importlib.util.find_spec(self.package)
         except Exception as error:
-            raise self.broken(f"Python says: {type(error).__name__}: {error}.") from error
+            raise self.broken(f"Python reports: {type(error).__name__}: {error}.") from error
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
         if not places:
             raise self.broken(f"'{self.package}' is not a package that can be imported.")
@@ -376,7 +376,9 @@ def installed_task(task: str) -> InstalledTask | None:
 def note_shadowed(task: str, where: str) -> None:
     """Print one line to stderr, once, if the used task hides an installed task of that name."""
     if names := ", ".join(f"'{offer.distribution}'" for offer in installed_tasks().get(task, ())):
-        _write_once(f"the task '{task}' is the one {where}, not that of the distribution {names}\n")
+        _write_once(
+            f"task '{task}': using the one {where}, not the one of the distribution {names}\n"
+        )
 
 
 @cache

@@ -231,7 +231,7 @@ def word_counts(values: Sequence[int], budget: int | None) -> WordCounts:
     return WordCounts(rank(0.5), rank(0.95), values[-1], over)
 
 
-ONLY_GOLD = "of all options only the gold stands in the text"
+ONLY_GOLD = "the text contains the gold but no other option"
 NOTABLE = 0.01
 """A bias is reported if chance alone would produce it in less than this share of files."""
 
@@ -414,7 +414,9 @@ def _contradictions(
         if len(golds) > 1:
             texts = " / ".join(task.gold_text(e) or e.source for e in golds.values())
             for example in group:
-                yield AuditRemark(example.source, "contradiction", f"one question, golds {texts}")
+                yield AuditRemark(
+                    example.source, "contradiction", f"the same question has the golds {texts}"
+                )
 
 
 def _gold_id(task: Task, example: Example) -> str:
@@ -433,7 +435,7 @@ def _twin_options(option_views: Iterable[tuple[Example, LeakView]]) -> Iterable[
         twice = [option for option, count in counts.items() if count > 1]
         if view.letters and twice:
             yield AuditRemark(
-                example.source, "twin_options", f"two options say: {', '.join(twice)}"
+                example.source, "twin_options", f"two options are equal: {', '.join(twice)}"
             )
 
 

@@ -432,7 +432,7 @@ def _place(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str 
     if not own:
         kind, last = type(task).__qualname__, frames[-1]
         part = Path(last.filename).relative_to(PACKAGE).as_posix()
-        return f"soulkit/{part}:{last.lineno}, in {last.name}, on what {kind} gave it"
+        return f"soulkit/{part}:{last.lineno}, in {last.name}, on values from {kind}"
     frame = [f for f in own if not _is_library(f.filename, task)] or own
     return f"{_shown(frame[-1].filename)}:{frame[-1].lineno}, in {frame[-1].name}"
 

@@ -155,7 +155,7 @@ def test_a_built_in_name_wins_and_says_so_when_it_is_used(site: Site) -> None:
     code, out, err = site.soul("tasks", "check", "tomi", "hitom", "--data", "synth:3")
     assert code == 0 and "tomi" in out
     (line,) = err.splitlines()
-    assert line.startswith("the task 'tomi' is the one that comes with soulkit")
+    assert line.startswith("task 'tomi': using the one that comes with soulkit")
     assert "'my-lab'" in line
     assert site.soul("tasks", "check", "hitom", "--data", "synth:3")[2] == ""
     code, out, err = site.soul("tasks", "list")
