@@ -222,8 +222,8 @@ class PromptFolder:
             ) from error
         except UndefinedError as error:
             raise ConfigError(
-                f"The prompt '{name}.md' of task '{self.task}' uses a forbidden value.",
-                f"The prompt's reader may not see it: {error.message}.",
+                f"The prompt '{name}.md' of task '{self.task}' uses an unavailable value.",
+                f"Jinja reports: {error.message}. The prompt's reader may not see it, or it is missing.",
                 "Add the reader to the column's audience, or remove the value from the template.",
             ) from error
 
