@@ -223,7 +223,7 @@ class PromptFolder:
         except UndefinedError as error:
             raise ConfigError(
                 f"The prompt '{name}.md' of task '{self.task}' uses an unavailable value.",
-                f"Jinja reports: {error.message}. The prompt's reader may not see it, or it is missing.",
+                f"Jinja reports: {error.message}. Its reader may not see it, or it is missing.",
                 "Add the reader to the column's audience, or remove the value from the template.",
             ) from error
 
