@@ -195,7 +195,7 @@ def test_nothing_to_learn_is_an_error(tmp_path: Path, policy: Policy) -> None:
     rows = write_rows(tmp_path / "none.jsonl", [{**row, "fact": ""} for row in ROWS])
     with pytest.raises(DataError, match="wrote no text") as caught:
         write(settings(rows), policy, tmp_path / "run")
-    assert f"7 times {NO_FACT}" in caught.value.why
+    assert f"{NO_FACT} (7 times)" in caught.value.why
     with pytest.raises(DataError) as early:  # before a folder is made
         check_facts(settings(rows), gather_corpus(settings(rows)))
     assert early.value.why == caught.value.why

@@ -301,10 +301,10 @@ def _progress(done: int, before: int, total: int, seconds: float) -> str:
 
 
 def _nothing_written(written: Written) -> DataError:
-    reasons = "; ".join(f"{n} times {why}" for why, n in written.left_out.most_common(3))
+    reasons = "; ".join(f"{why} ({n} times)" for why, n in written.left_out.most_common(3))
     return DataError(
         "The model wrote no text that can be used for training.",
-        f"Reasons by number of rows and texts: {reasons or 'there are no rows'}.",
+        f"Reasons: {reasons or 'there are no rows'}.",
         "Give each row a field 'fact' next to its messages; for truncated texts raise "
         "--set mix_tokens=N, or use a model that ends its replies.",
     )

@@ -331,7 +331,7 @@ class Batch:
 
 def nothing_learned(source: str, reasons: Mapping[str, int]) -> DataError:
     """The error of a source without usable lessons."""
-    listed = "; ".join(f"{n} times {reason}" for reason, n in Counter(reasons).most_common(3))
+    listed = "; ".join(f"{reason} ({n} times)" for reason, n in Counter(reasons).most_common(3))
     return DataError(
         f"No conversation in '{source}' can be used for training.",
         f"Reasons: {listed or 'none of them has a reply of the trained side'}.",
