@@ -67,7 +67,7 @@ def test_a_run_stands_for_its_best_weights_else_its_last(root: Path) -> None:
     assert find_experts(distillation(run))[0].folder == run / "model"
     shutil.copytree(root / "experts" / "a", run / "best")
     best = find_experts(distillation(run))[0]
-    assert best.folder == run / "best" and "best of its run" in best.remarks[0]
+    assert best.folder == run / "best" and "checkpoint with the best dev score" in best.remarks[0]
     Run.open(root / "runs" / "eval", "eval local", {"model": "m"})
     assert "no expert" in refusal(distillation(root / "runs")).what
 

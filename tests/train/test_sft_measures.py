@@ -220,7 +220,7 @@ def test_a_probe_without_a_result_is_said_aloud_and_the_training_goes_on(
                 f"endpoint:mute@{server.base_url}", "--set", "prompts_per_step=1", "--set",
                 "group_size=2")  # fmt: skip
         assert soul(*sft(warm / "model", out, *more)) == 0
-    assert "the probe of step 4 ended without a result" in capsys.readouterr().err
+    assert "the probe of step 4 failed" in capsys.readouterr().err
     result = probe_results(out)["step_000004"]
     assert result["after"] == {} and result["failure"]
     assert lines_of(out)[-1]["probe/tomi/after"] is None
