@@ -191,7 +191,7 @@ def test_an_evaluation_goes_on_and_names_the_lines(
         summary = json.loads(output.out)
         cell = summary["tasks"]["breaking"]["value"]
         assert cell["n_scored"] == 9 and cell["unscored"] == {"task_error": 3}
-        for words in ("SystemExit: enough", "ZeroDivisionError", "gave a value of nan"):
+        for words in ("SystemExit: enough", "ZeroDivisionError", "returned a value of nan"):
             assert f"task error in breaking.score: {words}" in output.err.replace("score() ", "")
         assert "Traceback" not in output.err
         words = [r.score.words for r in load_records(out / "episodes.jsonl") if not r.score.scored]
@@ -227,7 +227,7 @@ def test_a_task_that_breaks_before_anything_is_played_is_named_with_file_and_lin
         assert server.requests == []
     error, why, fix = capfd.readouterr().err.strip().splitlines()[-3:]
     kind = "SystemExit: 0" if "exit" in code else "ZeroDivisionError: division by zero"
-    assert error.startswith(f"error: The task 'broken' broke: {kind} (")
+    assert error.startswith(f"error: The task 'broken' raised an error: {kind} (")
     assert error.endswith(f", in {method}).") and "shade.py:" in error
     assert why.startswith("why: ") and "Mend the task at that line" in fix
 
@@ -243,7 +243,7 @@ def test_what_the_kit_cannot_use_is_an_error_of_the_task_that_gave_it(tmp_path: 
     for record in load_records(out / "episodes.jsonl"):
         assert record.score.reason == "task_error"
         assert "(soulkit/tasks/kit/choice.py:" in record.score.words
-        assert record.score.words.endswith(", on what Breaking gave it)")
+        assert record.score.words.endswith(", on values from Breaking)")
 
 
 def test_a_task_file_that_leaves_while_it_is_read_is_named(
