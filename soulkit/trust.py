@@ -290,9 +290,9 @@ def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:
     if words:
         raise TrustError(
             f"The settings in '{file}' are not known to be yours.",
-            "They came from elsewhere, were changed, or are older than the seals that tell. They "
-            f"would reach {words}.",
-            "Read the file. If you trust all of this, give the same command again with --trust.",
+            "They come from another user or machine, were changed, or have no seal. They would "
+            f"reach {words}.",
+            "Read the file. If you trust all of this, run the same command again with --trust.",
         )
 
 

@@ -105,7 +105,6 @@ FILLED = (
     (r"RUN\.\.\.", "RUN"), (r"\bMETHOD\b", "ditto"), (r"TASK=FILE", "tomi=tomi.jsonl"),
     (r"--task TASK\b", "--task tomi"), (r"--model (?:FOLDER|\./m)(?= )", f"--model {MODEL}"),
     (r"--data FOLDER", "--data synth:4"), (r"--model MODEL\b", "--model m"),
-    (r"WHO( .*)WHO", r"endpoint:j1\1endpoint:j2"), (r"\bWHO\b", "endpoint:j1"),
     (r"PLAYER( .*)PLAYER", r"endpoint:j1\1endpoint:j2"), (r"\bPLAYER\b", "endpoint:j1"),
 )  # fmt: skip
 

@@ -58,8 +58,11 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    table = plain_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
-                      ">cost", ">calls at most", ">cost at most")  # fmt: skip
+    table = plain_table("task", "role", "model", ">calls", ">prompt\ntokens", ">reply\ntokens",
+                      ">cost", ">max.\ncalls", ">max.\ncost")  # fmt: skip
+    for column in table.columns[3:]:  # numbers stay whole on a narrow terminal
+        column.no_wrap = True
+    table.columns[2].overflow = "fold"
     for part in plan.tasks:
         for one in part.asked:
             table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
@@ -111,7 +114,7 @@ def _totals(plan: Plan) -> list[str]:
         f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
     )  # fmt: skip
     lines = [
-        f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls, {plan.calls:,} at most, "
+        f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls (at most {plan.calls:,}), "
         f"{plan.prompt_words:,} words in first prompts{cost if paid else ''}"
     ]
     if len(roles := plan.cost_by_role) > 1:

@@ -193,7 +193,7 @@ def _recorded(run: Path, task: str) -> TaskFacts:
         raise RunError(
             f"'{run / CONDITIONS}' lists no rows of {task}.",
             "This file should list the rows that the expert was trained on.",
-            f"Restore the file, or name the rows with --data {task}=WHERE (and --held-out).",
+            f"Restore the file, or name the rows with --data {task}=ROWS (and --held-out).",
         )
     return facts
 
@@ -235,7 +235,7 @@ def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> 
         f"The training rows of the expert of {expert.task}, {expert.name}, cannot be read: "
         f"{error.what}",
         f"Its run '{run}' was trained on {where}. {error.why}",
-        f"Restore them, or name other rows with --data {expert.task}=WHERE",
+        f"Restore them, or name other rows with --data {expert.task}=ROWS",
     )
 
 
@@ -251,7 +251,7 @@ def _changed(
         f"The file has changed, or this distillation has other settings than '{run}': protocol "
         f"{settings.get('protocol')}, options {options}.",
         f"Restore the old rows, use the same --protocol and --option, or name other rows with "
-        f"--data {expert.task}=WHERE",
+        f"--data {expert.task}=ROWS",
     )
 
 
@@ -315,7 +315,7 @@ def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[
     yield from rows.remarks
     if config.held_out_source(task):
         return
-    hint = f"choose others with --held-out {task}=WHERE"
+    hint = f"choose others with --held-out {task}=ROWS"
     if not rows.held_out:
         yield f"no rows of {task} are held out, because all are in one cluster; {hint}"
         return

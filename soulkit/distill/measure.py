@@ -118,7 +118,7 @@ def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
         return ""
     return (
         f"without held-out rows, no retention is measured: {', '.join(lacking)} "
-        "(add --held-out TASK=WHERE)"
+        "(add --held-out TASK=ROWS)"
     )
 
 

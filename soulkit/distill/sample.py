@@ -376,7 +376,7 @@ def _refuse_nothing_left(overlaps: Overlaps, work: Sequence[Work]) -> None:
             raise DataError(
                 f"All {rows} training rows of '{name}' overlap evaluation rows.",
                 "Without them there are no rows to train the generalist on.",
-                f"Name other rows with --data {name}=WHERE",
+                f"Name other rows with --data {name}=ROWS",
             )
 
 

@@ -1,4 +1,4 @@
-"""`soul data build --drafter WHO --filter WHO`: rows that one model drafts and another filters.
+"""`soul data build --drafter PLAYER --filter PLAYER`: one model drafts rows, another filters them.
 
     records ──▶ sketches, in an order by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
 
@@ -131,7 +131,7 @@ class Build:
                     f"--{role} is required: no model {ACTS[role]}.",
                     "One model drafts rows and another filters them; unfiltered rows are not "
                     "written.",
-                    f"Add --{role} WHO: {FORMS.replace('actor, ', '')}.",
+                    f"Add --{role} PLAYER: {FORMS.replace('actor, ', '')}.",
                 )
         drafts = drafts_from(task, Path(config.source), config.options)
         digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()

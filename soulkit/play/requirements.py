@@ -161,7 +161,7 @@ def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
             read_key(name, optional=False, what=f"The key for {users}")
         except ModelLoadError as error:
             roles = dict.fromkeys(one.partition(" ")[0] for one in players)
-            flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
+            flags = " ".join(f"--{role} PLAYER" for role in roles if role != "actor")
             error.way_out += f" Or choose other players: {flags}." if flags else ""
             error.way_out += f" {NO_COACH_KEY}." if "coach" in roles else ""
             way = f"export {name}=KEY" + (f". {NO_COACH_KEY}" if set(roles) == {"coach"} else "")

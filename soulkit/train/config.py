@@ -27,7 +27,7 @@ SFT = ("sft",)
 _sft = section("Run", only=SFT)
 NOTHING_TO_PLAY = (
     "conversations cannot be played as a task: name a task and its rows with "
-    "--eval-task TASK --eval-data WHERE"
+    "--eval-task TASK --eval-data ROWS"
 )
 
 
@@ -492,7 +492,7 @@ class TrainConfig(
     def read_rows(
         cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Rows by task; a WHERE without a task applies to the only task or the whole suite."""
+        """Rows by task; ROWS without a task applies to the only task or the whole suite."""
         tasks = list(settings.get("tasks" if name == "data" else "eval_task") or ())
         return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 

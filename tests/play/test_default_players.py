@@ -433,7 +433,7 @@ def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert type(e.value).__name__ == "ModelLoadError"
     with pytest.raises(Exception, match="OPENAI_API_KEY") as e:
         prepare(config(("tomi", "sotopia"), partner=LOCAL))
-    assert e.value.way_out.endswith("Or choose other players: --judge WHO --auditor WHO.")  # type: ignore[attr-defined]
+    assert e.value.way_out.endswith("Or choose other players: --judge PLAYER --auditor PLAYER.")  # type: ignore[attr-defined]
     planned, work = prepare(settings, asking=False)  # a plan asks nobody
     assert evaluation_plan(planned, work).cost
 

@@ -57,7 +57,7 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("grpo,dito", "ditto"), ("sft", "Known"), ("ditto:lamda_fb=0", "lambda_fb"),
+        ("grpo,dito", "ditto"), ("sft", "Choose one of"), ("ditto:lamda_fb=0", "lambda_fb"),
         ("ditto:lambda_fb", "lambda_fb=VALUE"), ("grpo,grpo", "twice"), (" , ", "names no method"),
         ("ditto:seed=3", "setting"), ("ditto:accept_from=", "no value"),
     ],

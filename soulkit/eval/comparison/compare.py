@@ -467,6 +467,6 @@ def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
         f"The two runs were not measured the same way ({'; '.join(mixed)}).",
         "A difference could come from these settings and not from the models.",
         "Run one of them again with the other's judge, partner, samples, rows and prompts, score "
-        "both with one judge (soul rescore RUN --ask --judge WHO), or compare anyway with "
+        "both with one judge (soul rescore RUN --ask --judge PLAYER), or compare anyway with "
         "--force-mixed.",
     )

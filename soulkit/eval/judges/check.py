@@ -129,7 +129,7 @@ class Check:
                 "judge check does not accept a judge for a single task.",
                 "It compares all judges on the same episodes, so every judge is asked about all "
                 "tasks.",
-                "Write --judge WHO without a task name.",
+                "Write --judge PLAYER without a task name.",
             )
         folder = Path(config.run)
         unread = {"judge", "task_players"} if config.judge else ()

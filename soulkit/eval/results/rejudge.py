@@ -432,14 +432,14 @@ def _with_judges(before: Panel, now: Panel) -> Panel:
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
-    """`--judge WHO` options as players; ConfigError for an invalid one, or one for a single
+    """`--judge PLAYER` options as players; ConfigError for an invalid one, or one for a single
     task."""
     if any(text.partition("=")[0].isidentifier() and "=" in text for text in texts):
         raise ConfigError(
             "soul rescore does not accept a judge for a single task.",
             "--judge replaces all judges of the run, and the episodes of all tasks are judged "
             "again.",
-            "Write --judge WHO without a task name, or leave it out to keep each task's judges.",
+            "Write --judge PLAYER without a task name, or leave it out to keep each task's judges.",
         )
     config = RolesConfig.load(flags={"judge": list(texts) or None, "endpoints": endpoints}, env={})
     return tuple(map(_placed, config.judge))

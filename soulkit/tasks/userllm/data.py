@@ -237,7 +237,7 @@ def _conversations(path: Path, turns: Turns) -> Imported:
         raise DataError(
             f"'{path}' holds {len(chats)} conversations but no intents.",
             "Rows are played from an intent. PRISM's files have none, so a model has to draft it.",
-            f"soul data build userllm {path} --drafter WHO --filter WHO",
+            f"soul data build userllm {path} --drafter PLAYER --filter PLAYER",
         )
     return Imported(rows=tuple(rows), bad=tuple(bad))
 

@@ -561,7 +561,7 @@ def test_published_files_are_refused_with_the_command_that_drafts(
     assert soul("data", "import", "userllm", path, "-o", tmp_path / "rows.jsonl") == 2
     shown = capsys.readouterr().err
     assert "conversations but no intents" in shown
-    assert f"soul data build userllm {path} --drafter WHO --filter WHO" in shown
+    assert f"soul data build userllm {path} --drafter PLAYER --filter PLAYER" in shown
     assert not (tmp_path / "rows.jsonl").exists()
 
 
