@@ -143,7 +143,7 @@ def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
     assert set(summary(game.runs / "both")["tasks"]) == {"game", "tomi"}
     game.imported()
     code, out, _ = game.soul("tasks", "list", "--tasks", suites, "--suite", "both")
-    assert code == 0 and "suite both: game, tomi" in out and "installed: game (my-lab)" in out
+    assert code == 0 and "game, tomi" in out and "installed: game (my-lab)" in out
     code, out, err = game.soul("compare", game.runs / "alone", game.runs / "alone")
     assert "game" in out + err and game.imported() == set()
 
