@@ -229,7 +229,7 @@ def test_the_page_is_the_reports_and_says_that_scripts_spoke(
     scripted_demo: tuple[Path, dict[str, Any]],
 ) -> None:
     page = Path(scripted_demo[1]["report"]).read_text("utf-8")
-    assert "Both actors are scripts" in page
+    assert "Both actors are short scripts" in page
     assert page.index("careless</h3>") < page.index("careful</h3>")
     assert "data-task" in page or "episodes" in page
 

@@ -1,11 +1,11 @@
-"""Recorded chats, whatever the layout of their file, as lists of {"role": ..., "content": ...}.
+"""Reads recorded chats in any supported layout as lists of {"role": ..., "content": ...}.
 
-* A list of messages in a record (COLUMNS), with roles and contents under any of their usual names.
+* A list of messages per record (COLUMNS), with the usual names for roles and contents.
 * A history with branches (entries with `turn`): the reply with `if_chosen`, else the best `score`.
-* One reply a record (REPLIES): the same, long.
-* Trees, a message a record (TREE) or nested in `prompt`: from each root along the first by `rank`.
+* One reply per record (REPLIES): the same rule over several records.
+* Trees, one message per record (TREE) or nested in `prompt`: from each root, take the best `rank`.
 
-Instructions of a system are left out, and messages of one role in a row are one message.
+System prompts are left out. Consecutive messages of one role are merged.
 
     {"conversation_id": "c1", "user_id": "u7", "messages": [{"role": "user", "content": "hi"}, ...]}
     → Chat(key="c1", person="u7", messages=({"role": "user", "content": "hi"}, ...), ...)
@@ -24,19 +24,19 @@ from soulkit.data.literals import structure
 from soulkit.errors import DataError, RowError
 
 MESSAGE_ROLES = ("user", "assistant", "system")
-"""`system` is an instruction that a recorded chat began with: part of it, and said by nobody."""
+"""`system` is the instruction at the start of a recorded chat; no participant speaks it."""
 
 ChatMessage = dict[str, str]
 
 
 def conversation(value: Any, column: str) -> list[ChatMessage]:
-    """`value` as messages; RowError unless it is a list of them in which the user says something.
+    """`value` as messages. RowError unless it is a list of messages with a user message.
 
-    A message may be blank, and one role may speak twice in a row: both occur in recorded chats.
+    A message may be blank, and one role may speak twice in a row: recorded chats contain both.
     """
     items = structure(value)
     if not isinstance(items, list | tuple) or not items:
-        raise _no_conversation(column, f"It holds {type(items).__name__} {items!r:.60}.")
+        raise _no_conversation(column, f"It contains {type(items).__name__} {items!r:.60}.")
     messages: list[ChatMessage] = []
     for number, item in enumerate(items, 1):
         fields = item if isinstance(item, Mapping) else {}
@@ -45,17 +45,17 @@ def conversation(value: Any, column: str) -> list[ChatMessage]:
             raise _no_conversation(column, f"Message {number} is {item!r:.60}.")
         messages.append({"role": role, "content": content})
     if not any(m["role"] == "user" and m["content"].strip() for m in messages):
-        raise _no_conversation(column, "Its user says nothing.")
+        raise _no_conversation(column, "It has no user message with text.")
     return messages
 
 
 def _no_conversation(column: str, why: str) -> RowError:
-    what = f"row: '{column}' should hold a conversation."
-    return RowError(what, f"{why} Each message has role and content.")
+    what = f"row: '{column}' must be a conversation."
+    return RowError(what, f"{why} Each message needs role and content.")
 
 
 def alternate(user: Sequence[str], assistant: Sequence[str]) -> list[ChatMessage]:
-    """Messages in turns, the user first; the lists are equally long, or `user` has one more."""
+    """Alternating messages, user first. The lists are equally long, or `user` has one more."""
     messages: list[ChatMessage] = []
     for place, text in enumerate(user):
         messages.append({"role": "user", "content": text})
@@ -65,13 +65,13 @@ def alternate(user: Sequence[str], assistant: Sequence[str]) -> list[ChatMessage
 
 
 def blank_message(messages: Sequence[ChatMessage]) -> int | None:
-    """The place (from 1) of the first message without words, None when there is none."""
+    """The number (from 1) of the first blank message, or None."""
     return next((n for n, m in enumerate(messages, 1) if not m["content"].strip()), None)
 
 
 Layout = Literal["messages", "branches", "replies", "tree"]
 COLUMNS = ("messages", "conversation", "conversations", "turns", "conversation_history")
-"""Columns that a list of messages may stand in; the first that does counts."""
+"""Columns that may hold the list of messages; the first one present is used."""
 REPLIES = frozenset(("conversation_id", "user_prompt", "model_response"))
 TREE = frozenset(("message_id", "parent_id", "role", "text"))
 _KEYS = ("conversation_id", "conversation_hash", "message_tree_id", "id")
@@ -81,18 +81,18 @@ _USER, _ASSISTANT = ("user", "human", "prompter"), ("assistant", "gpt", "model",
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One person and one assistant, in turns."""
+    """A conversation between one person and one assistant."""
 
     key: str
-    """What the file calls it, else where it stands."""
+    """The id in the file, else `file:row`."""
     person: str
-    """Whose it is; empty where the file does not say."""
+    """Id of the person; empty if the file has none."""
     messages: tuple[ChatMessage, ...]
-    """Never blank, never two of one role in a row; the person says something."""
+    """Alternating roles, none blank, at least one from the user."""
     source: str
     layout: Layout
     fields: Mapping[str, Any]
-    """The record it is from, whole (of several, the first)."""
+    """The complete record (the first one if the chat has several)."""
 
     @property
     def user_messages(self) -> list[str]:
@@ -100,7 +100,7 @@ class Chat:
 
 
 def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
-    """The chats of a file and the records without one; DataError when nothing in it is a chat."""
+    """The chats of a file, and the records that hold none. DataError if no record is a chat."""
     raw, bad = read_rows(path)
     names = frozenset(name for record in raw for name in record.fields)
     chats: list[Chat] = []
@@ -110,19 +110,19 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
         except BadRecord as error:
             bad.append(BadRow(record.source, str(error)))
     if not chats:
-        first = f"{bad[0].source}: {bad[0].why}." if bad else "It holds no record."
+        first = f"{bad[0].source}: {bad[0].why}." if bad else "The file has no records."
         raise DataError(
-            f"'{path}' holds no chat between a person and an assistant.",
+            f"'{path}' contains no chat between a person and an assistant.",
             first,
-            f"A record has a list of messages under one of {', '.join(COLUMNS)}; for other "
+            f"Give each record a list of messages under one of {', '.join(COLUMNS)}. For other "
             "layouts see docs/guides/get-data.md.",
         )
     return chats, bad
 
 
 def holds_chats(path: Path, columns: Container[str] = ()) -> bool:
-    """Whether the records of a file, or of the first file in a folder, are chats; not where one has
-    one of these `columns`, which belong to rows."""
+    """Whether the records of a file, or of the first file in a folder, are chats. False if a record
+    has one of these `columns`, which belong to task rows."""
     files = [path] if path.is_file() else sorted(path.glob("*"))
     first = next((file for file in files if file.suffix.lower() in ROW_SUFFIXES), None)
     if first is None:
@@ -156,7 +156,7 @@ def _groups(
 
 
 def chat_in(record: RawRow) -> Chat:
-    """The chat that stands in one record; BadRecord where there is none."""
+    """The chat in one record; BadRecord if there is none."""
     root = structure(record.fields.get("prompt"))
     if isinstance(root, Mapping) and isinstance(root.get("replies"), list):
         return _tree(record, root, {})
@@ -173,13 +173,13 @@ def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
     turns: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for item in items:
         if not isinstance(item, Mapping):
-            raise BadRecord(f"an entry of its history is {item!r:.60}")
+            raise BadRecord(f"an entry of its history is not an object: {item!r:.60}")
         turns.setdefault((item.get("turn"), _role(item)), []).append(item)
     return [_best(replies) for replies in turns.values()]
 
 
 def _best(replies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The reply that the person went on with, else the best they gave points to, else the first."""
+    """The reply that the person continued with, else the best-rated one, else the first."""
     chosen = [item for item in replies if item.get("if_chosen")]
     return max(chosen or replies, key=lambda item: _number(item.get("score")))
 
@@ -203,13 +203,13 @@ def _replies(first: RawRow, thread: Sequence[RawRow]) -> Chat:
 def _tree(
     record: RawRow, root: Mapping[str, Any], children: Mapping[str, list[Mapping[str, Any]]]
 ) -> Chat:
-    """From the root along the child of the lowest rank (the best one)."""
+    """From the root, follow the child with the lowest rank (the best one)."""
     path, node = [root], root
     while True:
         below = node.get("replies")
         replies = below if isinstance(below, list) else children.get(str(node.get("message_id")))
         replies = [reply for reply in replies or () if isinstance(reply, Mapping)]
-        if not replies or len(path) > 1_000:  # no recorded tree is so deep: it goes in a circle
+        if not replies or len(path) > 1_000:  # no real tree is this deep: it is a cycle
             return _chat(record, path, "tree")
         node = min(replies, key=lambda reply: _number(reply.get("rank"), float("inf")))
         path.append(node)
@@ -231,7 +231,7 @@ def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
         else:
             messages.append({"role": role, "content": content})
     if not any(message["role"] == "user" for message in messages):
-        raise BadRecord("its person says nothing")
+        raise BadRecord("it has no user message")
     fields = record.fields
     key = next((str(fields[name]) for name in _KEYS if fields.get(name)), record.source)
     person = next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
@@ -239,7 +239,7 @@ def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
 
 
 def _role(item: Any) -> str:
-    """`user` or `assistant`; empty for an instruction of the system."""
+    """`user` or `assistant`; empty for a system prompt."""
     fields = item if isinstance(item, Mapping) else {}
     names = (fields.get(name) for name in ("role", "from", "speaker"))
     role = next((name.strip().lower() for name in names if isinstance(name, str)), "")
@@ -249,7 +249,7 @@ def _role(item: Any) -> str:
         return "assistant"
     if role == "system":
         return ""
-    raise BadRecord(f"nobody knows who says {item!r:.60}")
+    raise BadRecord(f"the speaker of {item!r:.60} is unknown")
 
 
 def _content(item: Mapping[str, Any]) -> str:

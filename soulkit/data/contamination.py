@@ -1,14 +1,14 @@
-"""Rows that say what other rows say: exactly, nearly, or by an entity that both name.
+"""Finds training rows that repeat evaluation rows: exactly, nearly, or by a shared entity.
 
-What counts is what the seats of a task may read (the gold is no part of it):
+Only text that the seats of a task may read is compared (never the gold answer):
 
-* `exact`: a training row and an evaluation row have the same words; case and punctuation aside.
-* `near`: at least `threshold` of their word triples (phrases) are shared (Jaccard), in the whole
-  text and in the text without the columns that name an entity.
-* an entity by its kind (`persona`, `character`, `scenario`): the rows share the value of a column
-  that `tasks.yaml` marks with `entity`.
+* `exact`: both rows have the same words, ignoring case and punctuation.
+* `near`: they share at least `threshold` of their word triples ("phrases", Jaccard), in the full
+  text and in the text without entity columns.
+* an entity kind (`persona`, `character`, `scenario`): the rows share a value of a column that
+  `tasks.yaml` marks with `entity`.
 
-Near pairs are found exactly, by prefix filtering (`near_pairs`).
+Near pairs are found exactly, with prefix filtering (`near_pairs`).
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from soulkit.errors import ConfigError, did_you_mean
 
 THRESHOLD = 0.8
 PHRASE_WORDS = 3
-"""Benchmark rows are too short for longer phrases."""
+"""Word count of a phrase; benchmark rows are too short for longer ones."""
 
-# Scripts without blanks between words: each sign counts as a word.
+# In scripts without spaces between words, each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 _ROUNDING = 1e-9
 _COUNTERS = 1 << 24
-"""Phrases share counters: the order of rarity must be the same for all texts, not exact."""
+"""Phrases may share a counter: the rarity order must be the same for all texts, not exact."""
 
 Words = tuple[str, ...]
 Phrases = NDArray[np.int64]
 
 
 def check_threshold(threshold: float, meaning: str) -> None:
-    """ConfigError with its `meaning` unless 0 < threshold <= 1."""
+    """ConfigError, with `meaning` as the reason, unless 0 < threshold <= 1."""
     if not 0 < threshold <= 1:
         raise ConfigError(
-            f"A threshold of {threshold:g} is no share.",
+            f"The threshold {threshold:g} is out of range.",
             meaning,
-            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
+            f"Set a number above 0 and at most 1, such as {THRESHOLD:g}.",
         )
 
 
 def folded_words(value: Any) -> Words:
-    """The words of every text in a value, in one case, without punctuation."""
+    """The words of all texts in a value, case-folded, without punctuation."""
     text = unicodedata.normalize("NFKC", " ".join(texts_of(value))).casefold()
     return tuple(WORD.findall(text))
 
 
 def phrases_of(words: Words) -> Phrases:
-    """The phrases of a text; a shorter text is one phrase, an empty one has none."""
+    """The phrases of a text; a shorter text is one phrase, an empty text has none."""
     last = max(len(words) - PHRASE_WORDS + 1, min(len(words), 1))
     return np.array(
         sorted({hash(words[i : i + PHRASE_WORDS]) for i in range(last)}), dtype=np.int64
@@ -67,9 +67,9 @@ def phrases_of(words: Words) -> Phrases:
 
 
 def phrase_jaccard(one: Phrases, other: Phrases, threshold: float = 0.0) -> float:
-    """The share of phrases that both texts have (Jaccard); 1 for two texts without any.
+    """The share of phrases that both texts have (Jaccard); 1 if both are empty.
 
-    0 where the sizes alone keep it below `threshold`.
+    Returns 0 early when the sizes alone put it below `threshold`.
     """
     short, long = sorted((one, other), key=len)
     if not len(long):
@@ -82,16 +82,16 @@ def phrase_jaccard(one: Phrases, other: Phrases, threshold: float = 0.0) -> floa
 
 
 def same_words(one: Words, other: Words, threshold: float) -> bool:
-    """Whether two texts are equal or near."""
+    """Whether two texts are equal or near duplicates."""
     return one == other or phrase_jaccard(phrases_of(one), phrases_of(other)) >= threshold
 
 
 def near_pairs(
     left: Sequence[Words], right: Sequence[Words], threshold: float
 ) -> Iterator[tuple[int, int, float]]:
-    """(place in `left`, place in `right`, similarity) of all near pairs, by place.
+    """Yield (index in `left`, index in `right`, similarity) of all near pairs, in order.
 
-    Texts without any words are near none. Prefix filtering (Chaudhuri, Ganti & Kaushik 2006; Xiao
+    Texts without words are never near. Prefix filtering (Chaudhuri, Ganti & Kaushik 2006; Xiao
     et al. 2011) misses no pair: a shorter text x and a longer one y share at least 2t/(1+t)·|x|
     phrases and at least t·|y|, so one of the rarest |x| - ⌈2t/(1+t)·|x|⌉ + 1 of x is one of the
     rarest |y| - ⌈t·|y|⌉ + 1 of y.
@@ -109,16 +109,16 @@ def near_pairs(
 
 
 class Head(NamedTuple):
-    """The rarest phrases of a text, without those that no other text has."""
+    """The rarest phrases of a text, without those that occur in no other text."""
 
     short: Phrases
-    """For a comparison with longer texts."""
+    """For comparison with longer texts."""
     long: Phrases
-    """For a comparison with shorter texts."""
+    """For comparison with shorter texts."""
 
 
 class PhraseCounts:
-    """How rare phrases are, once all texts of a comparison were added."""
+    """Phrase frequencies over all texts of a comparison. Add every text before reading heads."""
 
     def __init__(self, threshold: float) -> None:
         self._lengths = 2 * threshold / (1 + threshold), threshold
@@ -139,7 +139,7 @@ class PhraseCounts:
 
 
 class PhraseIndex:
-    """Which of some texts have a phrase."""
+    """Maps phrases to the texts that contain them."""
 
     def __init__(self, texts: Sequence[Phrases]) -> None:
         phrases = np.concatenate([np.empty(0, np.int64), *texts])
@@ -148,7 +148,7 @@ class PhraseIndex:
         self._phrases, self._owners = phrases[order], owners[order]
 
     def owners(self, phrases: Phrases) -> NDArray[np.intp]:
-        """The places of texts with some of `phrases`, once for each that a text has."""
+        """Indices of the texts that contain some of `phrases`, once per phrase contained."""
         first = np.searchsorted(self._phrases, phrases, "left")
         last = np.searchsorted(self._phrases, phrases, "right")
         spans = [self._owners[a:b] for a, b in zip(first, last, strict=True) if a < b]
@@ -156,14 +156,14 @@ class PhraseIndex:
 
 
 class NearIndex:
-    """Which of some texts may be near another one."""
+    """Finds the texts that may be near duplicates of another text."""
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self._short = PhraseIndex([head.short for head in heads])
         self._long = PhraseIndex([head.long for head in heads])
 
     def candidates(self, head: Head) -> NDArray[np.intp]:
-        """The places of those that may be near the text with this head, in order."""
+        """Indices of the texts that may be near the text with this head, in order."""
         pairs = self._long.owners(head.short), self._short.owners(head.long)
         places = np.sort(np.concatenate(pairs))
         return places[np.diff(places, prepend=-1) > 0]  # far faster than np.unique
@@ -172,40 +172,40 @@ class NearIndex:
 # -- two files -----------------------------------------------------------------------------------
 
 ROW_KINDS = ("exact", "near")
-"""The kinds of overlap that are about a row as a whole: what is excluded unless told otherwise."""
+"""Kinds of overlap that concern a whole row; excluded by default."""
 
 _NAME_MARK = "#"
-"""Begins what stands for a name; no word begins with it."""
+"""Prefix of the placeholder for a name; words never start with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What the seats may read of one row."""
+    """The text of one row that its seats may read."""
 
     source: str
     task: str
     words: Words
     core: Words
-    """The words outside entity columns; all words where nothing else is left."""
+    """The words outside entity columns; all words if there are none."""
     entities: frozenset[tuple[str, str]]
     recorded: tuple[tuple[Words, ...], ...] = ()
-    """What was recorded, not written for the row: a history or an answer, each as its texts."""
+    """Recorded texts of the row (a history or an answer), which were not written for the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMatch:
-    """A training row with the evaluation row that is most like it."""
+    """A training row and the evaluation row that is most similar to it."""
 
     kind: str
     train: str
     evaluation: str
     similarity: float
-    """Jaccard index of their word triples, 1 for `exact`."""
+    """Jaccard index of the word triples, 1 for `exact`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedEntity:
-    """An entity that rows of both files name."""
+    """An entity that occurs in both files."""
 
     kind: str
     value: str
@@ -215,20 +215,20 @@ class SharedEntity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What two files have in common."""
+    """The overlap between a training file and an evaluation file."""
 
     train_rows: int
     evaluation_rows: int
     threshold: float
     kinds: tuple[str, ...]
     matches: tuple[RowMatch, ...]
-    """One for each training row that has any."""
+    """At most one per training row."""
     reached: Mapping[str, int]
-    """Kind → evaluation rows that some training row gives away."""
+    """Kind → number of evaluation rows that overlap with a training row."""
     shared: tuple[SharedEntity, ...]
 
     def touched(self, kind: str) -> frozenset[str]:
-        """Sources of the training rows with an overlap of `kind`."""
+        """Sources of the training rows with this kind of overlap."""
         if kind in ROW_KINDS:
             return frozenset(m.train for m in self.matches if m.kind == kind)
         return frozenset(source for s in self.shared if s.kind == kind for source in s.train)
@@ -238,9 +238,9 @@ class Overlap:
 
 
 def entity_values(value: Any, task: str) -> set[str]:
-    """The entities that one column names: each item of a list, else the value as a whole.
+    """The entities in one column: each item of a list, else the whole value.
 
-    A value without letters is a number that only its own data set gives: the task stands before it.
+    A value without letters is an id within its data set, so the task name is put in front.
     """
     items = value if isinstance(value, list | tuple) else [value]
     texts = {" ".join(folded_words(item)) for item in items} - {""}
@@ -257,11 +257,11 @@ def find_overlap(
     threshold: float = THRESHOLD,
     entities: Sequence[str] = (),
 ) -> Overlap:
-    """What the rows of two files have in common.
+    """The overlap between the rows of two files.
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
+    check_threshold(threshold, "It is the smallest share of word triples in a near-duplicate.")
     matches = row_matches(train, evaluation, threshold)
     pairs = [match for of_row in matches.values() for _, match in of_row]
     shared = _shared_entities(train, evaluation)
@@ -277,9 +277,9 @@ def find_overlap(
 def row_matches(
     rows: Sequence[Passage], others: Sequence[Passage], threshold: float
 ) -> dict[int, list[tuple[int, RowMatch]]]:
-    """Place in `rows` → those of `others` that say the same, exactly or nearly.
+    """Index in `rows` → the exact and near duplicates among `others`.
 
-    Near rows are near in the whole text, and in the text without the columns that name an entity.
+    Near rows are near in the full text and in the text without entity columns.
     """
     matches: dict[int, list[tuple[int, RowMatch]]] = {}
     by_words: dict[Words, list[int]] = {}
@@ -299,7 +299,7 @@ def row_matches(
 
 
 def _best_matches(pairs: Iterable[RowMatch]) -> tuple[RowMatch, ...]:
-    """The strongest match of each training row: `exact` before `near`, then the most alike."""
+    """The strongest match per training row: `exact` before `near`, then the highest similarity."""
     best: dict[str, RowMatch] = {}
     for pair in pairs:
         strongest = best.get(pair.train)
@@ -335,34 +335,33 @@ def _by_entity(passages: Sequence[Passage]) -> dict[tuple[str, str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class RowTexts:
-    """The texts of one row that its seats may read, with their capital letters."""
+    """The texts of one row that its seats may read, with original capitalisation."""
 
     source: str
     cluster: str
     texts: tuple[str, ...]
     telling: tuple[str, ...] = ()
-    """The texts that name the row's cluster. Where one of them is nothing but a name, that name
-    tells clusters apart and is compared like any other word."""
+    """Texts that identify the row's cluster. If one is only a name, that name distinguishes
+    clusters and is compared like any other word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenamedRows:
-    """Rows of different clusters that are equal up to names."""
+    """Rows of different clusters that differ only in names."""
 
     rows: int
     clusters: int
     distinct: int
-    """How many different rows are left when names do not count."""
+    """Number of different rows when names are ignored."""
     example: tuple[str, str]
 
 
 def find_renamed(rows: Sequence[RowTexts]) -> RenamedRows | None:
-    """The rows that equal a row of another cluster up to names; None without any.
+    """The rows that differ from a row of another cluster only in names, or None.
 
-    A name is a word that has a capital letter wherever `rows` use it, or a number directly after
-    one ("Room 12"). Each name is replaced by its order of first appearance in the row, so who does
-    what still counts. A row of nothing but names is like no other. Scripts without capital letters
-    have no names here.
+    A name is a word that `rows` always capitalise, or a number directly after one ("Room 12"). Each
+    name is replaced by its order of first appearance, so who does what still counts. Rows that
+    consist only of names match nothing. Scripts without capital letters have no names here.
     """
     words_used = {word for row in rows for text in row.texts for word in _cased_words(text)}
     common = {word.casefold() for word in words_used if not word[0].isupper()}
@@ -419,18 +418,18 @@ def _without_names(row: RowTexts, names: Collection[str]) -> Words:
 def clean_rows(
     rows: Sequence[RawRow], overlap: Overlap, drop: Collection[str] = ROW_KINDS
 ) -> list[RawRow]:
-    """The training rows without an overlap of the kinds in `drop`; ConfigError for another kind."""
+    """The training rows without the kinds of overlap in `drop`; ConfigError for an unknown kind."""
     if not drop:
         raise ConfigError(
-            "No kind of overlap was named.",
-            "--drop says which overlapping rows --exclude leaves out.",
-            f"Name some of {', '.join(overlap.kinds)}, or leave --drop out.",
+            "--drop names no kind of overlap.",
+            "--drop selects the overlapping rows that --exclude removes.",
+            f"Set it to some of {', '.join(overlap.kinds)}, or omit --drop.",
         )
     for kind in drop:
         if kind not in overlap.kinds:
             raise ConfigError(
-                f"'{kind}' is no kind of overlap here.",
-                f"The tasks of these rows know: {', '.join(overlap.kinds)}.",
+                f"'{kind}' is not a kind of overlap for these tasks.",
+                f"Available: {', '.join(overlap.kinds)}.",
                 did_you_mean(kind, overlap.kinds),
             )
     excluded_sources = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))

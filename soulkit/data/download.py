@@ -1,12 +1,12 @@
-"""Bytes from the Hugging Face hub: resumed after any interruption, checked, then named.
+"""Downloads files from the Hugging Face Hub: resumable, checksummed, renamed when complete.
 
     listing ──▶ .hitom_val.parquet.3f2a….part ──▶ checksum ──▶ hitom_val.parquet
 
-* Requests go through the hub client's session: its addresses, tokens, offline switch and proxies.
-* The client's own download begins from zero after a kill. Here the partial file is named after its
-  checksum, and the next start continues it.
-* A file gets its final name only when its checksum is the hub's: sha256 for files in large-file
-  storage, git's blob hash for the others.
+* Requests use the Hub client's session, with its addresses, tokens, offline switch and proxies.
+* The client's own download restarts from zero after a kill. Here the partial file is named after
+  the checksum, and the next run resumes it.
+* A file gets its final name only when its checksum matches the Hub's: sha256 for LFS files, git's
+  blob hash for others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-# The base of all that the client's HTTP library raises, under whichever name that library has.
+# Base class of the errors raised by the Hub client's HTTP library, whichever library that is.
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -46,9 +46,9 @@ from soulkit.reporting import Bar
 from soulkit.text import one_line, web_address
 
 STALLED_ATTEMPTS = 5
-"""Tries in a row that bring no new byte before a download is given up."""
+"""Consecutive attempts without a new byte before a download fails."""
 SILENCE_TIMEOUT_S = 30.0
-"""Seconds of silence from the server that count as a broken connection."""
+"""Seconds without data from the server before the connection counts as broken."""
 LONGEST_WAIT_S = 60.0
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One file of a data set at one commit."""
+    """One file of a dataset at one commit."""
 
     repo: str
     revision: str
@@ -66,7 +66,7 @@ class Remote:
     bytes: int
     sha256: str | None = None
     blob: str | None = None
-    """Git's hash, of files that are not in large-file storage."""
+    """Git's blob hash, for files that are not in LFS."""
 
     @property
     def digest(self) -> str:
@@ -75,7 +75,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What a file on disk hashes to."""
+    """Size and hashes of a file on disk."""
 
     bytes: int
     sha256: str
@@ -98,17 +98,17 @@ def digests(path: Path) -> Digests:
 
 
 def partial_path(target: Path, remote: Remote) -> Path:
-    """Where the bytes of `remote` wait until they are complete; other content, another name."""
+    """Path of the partial download; it depends on the checksum of `remote`."""
     return target.with_name(f".{target.name}.{remote.digest[:16]}.part")
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 when there is none."""
+    """Size of a file in bytes; 0 if it does not exist."""
     return path.stat().st_size if path.is_file() else 0
 
 
 class Hub:
-    """One endpoint of the hub, and the command that its errors tell the user to run again."""
+    """One Hub endpoint, and the command that error messages tell the user to rerun."""
 
     def __init__(self, command: str, endpoint: str | None = None, wait_s: float = 0.5) -> None:
         self.command, self.wait_s = command, wait_s
@@ -117,12 +117,12 @@ class Hub:
         self.endpoint: str = _checked_address(self._api.endpoint)
         remember(get_token() or "")
 
-    # -- what there is --
+    # -- listing --
 
     def listing(self, repo: str, revision: str | None, subject: str) -> tuple[str, list[Remote]]:
-        """The commit behind `revision` (None: the main branch) and every file at that commit.
+        """The commit of `revision` (None: the main branch) and all files at that commit.
 
-        `subject` names in an error what was to be downloaded. DataError when there is no answer.
+        `subject` names the download in error messages. DataError if the request fails.
         """
 
         def ask() -> tuple[str, list[Remote]]:
@@ -131,16 +131,16 @@ class Hub:
             )
             commit = str(info.sha)
             if not _COMMIT.fullmatch(commit) or info.siblings is None:
-                raise ValueError("the answer names no commit or no files")
+                raise ValueError("the answer has no commit or no file list")
             files = [_remote(repo, commit, sibling) for sibling in info.siblings]
-            if any(holds_key(file.path) for file in files):  # the lock would keep it
-                raise ValueError("the name of a file holds the token that was sent")
+            if any(holds_key(file.path) for file in files):  # it would end up in the lock file
+                raise ValueError("a file name contains your access token")
             return commit, files
 
         return self._with_retries(ask, repo, revision, subject)
 
     def completed(self, remote: Remote) -> Remote:
-        """`remote` with its checksum, asked of the server when the listing has none."""
+        """`remote` with a checksum, requested from the server if the listing has none."""
         if remote.digest:
             return remote
 
@@ -175,8 +175,8 @@ class Hub:
     # -- bytes --
 
     def fetch(self, remote: Remote, target: Path, bar: Bar) -> Digests:
-        """Download to `target`, going on where an earlier start ended; `bar` counts the bytes that
-        came, back again when a broken part has to be fetched anew. DataError when it fails."""
+        """Download to `target`, resuming an earlier attempt. `bar` counts received bytes, and goes
+        back if a damaged part is fetched again. DataError if the download fails."""
         target.parent.mkdir(parents=True, exist_ok=True)
         part = partial_path(target, remote)
         while True:
@@ -189,14 +189,14 @@ class Hub:
             part.unlink()
             if not resumed:
                 raise self._damaged(remote, actual)
-            # The bytes of an earlier start may be the bad ones: once more from the beginning.
+            # The bytes of the earlier attempt may be damaged: restart from the beginning.
             bar.advance(-actual.bytes)
 
     def _complete(self, remote: Remote, part: Path, bar: Bar) -> None:
         part.touch()
         best, silent = size_of(part), 0
         while size_of(part) < remote.bytes:
-            trouble: Exception = ConnectionError("the connection ended before the file did")
+            trouble: Exception = ConnectionError("the connection closed before the end of the file")
             try:
                 self._append(remote, part, bar)
             except (TransportError, OfflineModeIsEnabled) as error:
@@ -217,7 +217,7 @@ class Hub:
 
     def _append(self, remote: Remote, part: Path, bar: Bar) -> None:
         have = size_of(part)
-        # Compressed on the way, a range would count other bytes than those on disk.
+        # With compression, a byte range would not match the bytes on disk.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -235,10 +235,10 @@ class Hub:
             with part.open("wb" if from_start else "ab") as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
-                    file.flush()  # a killed process loses nothing that has arrived
+                    file.flush()  # a killed process keeps the received bytes
                     bar.advance(len(chunk), PurePosixPath(remote.path).name)
                     if file.tell() > remote.bytes:
-                        return  # not the file that was listed: the checksum will say so
+                        return  # not the listed file: the checksum will fail
 
     def _url(self, remote: Remote) -> str:
         return hf_hub_url(
@@ -258,35 +258,33 @@ class Hub:
     def explained(
         self, error: Exception, repo: str, revision: str | None, subject: str
     ) -> DataError:
-        """What went wrong on the way to the file `subject`, and the way out."""
+        """The error message for a failed download of `subject`."""
         if isinstance(error, OfflineModeIsEnabled):
             return _error(
-                f"'{subject}' cannot be downloaded: the hub client is offline.",
-                "The environment variable HF_HUB_OFFLINE forbids requests, and the file is not "
-                "here yet.",
-                f"Unset it and run: {self.command}. Or run that where there is a network, and "
-                "copy the folder here.",
+                f"'{subject}' cannot be downloaded because the Hub client is offline.",
+                "The environment variable HF_HUB_OFFLINE is set, and the file has not been "
+                "downloaded yet.",
+                f"Unset the variable and run: {self.command}. Or run it on a machine with network "
+                "access and copy the folder here.",
             )
         if not isinstance(error, HfHubHTTPError):
             detail = _masked_line(str(error) or type(error).__name__)
             return _error(
-                f"'{subject}' cannot be downloaded: no connection to {self.endpoint}.",
-                f"The network says: {detail}. What has arrived is kept.",
-                f"Check the network (HF_ENDPOINT names a mirror), then run again: {self.command}",
+                f"'{subject}' cannot be downloaded: {self.endpoint} cannot be reached.",
+                f"The network reports: {detail}. Received bytes are kept.",
+                f"Check the network (HF_ENDPOINT can name a mirror), then rerun: {self.command}",
             )
         if _status(error) in (401, 403):
             return self._forbidden(error, repo, subject)
         return self._refused(error, repo, revision, subject)
 
     def _forbidden(self, error: HfHubHTTPError, repo: str, subject: str) -> DataError:
-        token_note = (
-            "The token that was sent does not open it" if get_token() else "No token was sent"
-        )
+        token_note = "The access token was rejected" if get_token() else "No access token was sent"
         return _error(
-            f"'{subject}' may not be read: the hub answers {_status(error)} for the data set "
+            f"'{subject}' cannot be downloaded: the Hub answers {_status(error)} for the dataset "
             f"{repo}.",
-            f"{token_note}; the data set is private or gated, or there is none of that name.",
-            f"Ask for access at {self.endpoint}/datasets/{repo}, log in with `hf auth login` or "
+            f"{token_note}; the dataset is private, gated or does not exist.",
+            f"Request access at {self.endpoint}/datasets/{repo}, log in with `hf auth login` or "
             f"set HF_TOKEN, then run: {self.command}",
         )
 
@@ -295,51 +293,51 @@ class Hub:
     ) -> DataError:
         if isinstance(error, RevisionNotFoundError):
             return _error(
-                f"The data set {repo} has no revision '{revision}', so '{subject}' cannot be "
-                "downloaded.",
-                "A revision is a commit, a branch or a tag, named by --revision or by the lock "
-                "file of an earlier download.",
-                f"Give --revision main for the newest; commits: "
+                f"'{subject}' cannot be downloaded: the dataset {repo} has no revision "
+                f"'{revision}'.",
+                "The revision (commit, branch or tag) comes from --revision or from the lock file "
+                "of an earlier download.",
+                f"Use --revision main for the newest files. Commits are listed at "
                 f"{self.endpoint}/datasets/{repo}/commits/main",
             )
         if isinstance(error, RepositoryNotFoundError):
             return _error(
-                f"'{subject}' cannot be downloaded: {self.endpoint} has no data set {repo}.",
-                "It was moved or made private, or HF_ENDPOINT names a mirror that lacks it.",
-                f"Look at {self.endpoint}/datasets/{repo}, then run again: {self.command}",
+                f"'{subject}' cannot be downloaded: {self.endpoint} has no dataset {repo}.",
+                "It was moved or made private, or HF_ENDPOINT names a mirror without it.",
+                f"Check {self.endpoint}/datasets/{repo}, then rerun: {self.command}",
             )
         return _error(
             f"'{subject}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
-            f"The server says: {_masked_line(str(error.server_message or 'nothing more'))}.",
-            f"Wait a little, then run again: {self.command}",
+            f"The server reports: {_masked_line(str(error.server_message or 'nothing more'))}.",
+            f"Wait a moment, then rerun: {self.command}",
         )
 
     def _damaged(self, remote: Remote, actual: Digests) -> DataError:
         kind = "sha256" if remote.sha256 else "git hash"
         checksum = actual.sha256 if remote.sha256 else actual.blob
         return _error(
-            f"'{remote.path}' arrived damaged and was thrown away.",
-            f"Its {kind} is {checksum[:12]}… over {actual.bytes} bytes, the hub's is "
-            f"{remote.digest[:12]}… over {remote.bytes}.",
-            f"Run again: {self.command}. If it stays so, a proxy or the mirror in HF_ENDPOINT "
+            f"'{remote.path}' was damaged during the download and has been deleted.",
+            f"Its {kind} is {checksum[:12]}… ({actual.bytes} bytes); the Hub lists "
+            f"{remote.digest[:12]}… ({remote.bytes} bytes).",
+            f"Rerun: {self.command}. If it fails again, a proxy or the mirror in HF_ENDPOINT "
             "changes the file.",
         )
 
     def _no_hub(self, error: Exception, subject: str) -> DataError:
         return _error(
-            f"'{subject}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
-            f"The client says: {_masked_line(f'{type(error).__name__}: {error}')}.",
-            f"Correct or unset HF_ENDPOINT, then run again: {self.command}",
+            f"'{subject}' cannot be downloaded: {self.endpoint} does not answer like a Hub server.",
+            f"The client reports: {_masked_line(f'{type(error).__name__}: {error}')}.",
+            f"Correct or unset HF_ENDPOINT, then rerun: {self.command}",
         )
 
 
 def _error(what: str, why: str, way_out: str) -> DataError:
-    remember(get_token() or "")  # it may have been changed since the hub was opened
+    remember(get_token() or "")  # it may have changed since the Hub was opened
     return DataError(printable(what), printable(why), printable(way_out))
 
 
 def _masked_line(text: str) -> str:
-    """What a server or library says, on one line; masked first, so that no half token is left."""
+    """A server or library message on one line, with secrets masked before it is shortened."""
     remember(get_token() or "")
     return one_line(printable(text), 200).rstrip(".")
 
@@ -347,8 +345,8 @@ def _masked_line(text: str) -> str:
 def _checked_address(endpoint: str) -> str:
     if web_address(endpoint) is None:
         raise ConfigError(
-            f"'{shown_address(endpoint)}' is no address of a hub.",
-            "HF_ENDPOINT names a mirror by scheme, host and port.",
+            f"'{shown_address(endpoint)}' is not a valid Hub address.",
+            "HF_ENDPOINT must contain scheme, host and port of a mirror.",
             "Write it as https://host or http://host:port, or unset HF_ENDPOINT.",
         )
     return endpoint
@@ -359,7 +357,7 @@ def _remote(repo: str, commit: str, sibling: RepoSibling) -> Remote:
     if sibling.lfs is not None:
         return Remote(repo, commit, path, sibling.lfs.size, sha256=sibling.lfs.sha256)
     if sibling.size is None or sibling.blob_id is None:
-        return Remote(repo, commit, path, 0)  # some mirrors list names only
+        return Remote(repo, commit, path, 0)  # some mirrors list only names
     return Remote(repo, commit, path, sibling.size, blob=sibling.blob_id)
 
 

@@ -1,13 +1,13 @@
-"""Row files: where they are, read to plain Python (.jsonl, .json, .parquet, .csv, .tsv), written.
+"""Finds, reads and writes row files (.jsonl, .json, .parquet, .csv, .tsv).
 
-Every reader gives good rows with their provenance (`file:number`; lines in text files, else rows)
-and bad ones with a reason. None, NaN and an empty CSV cell all mean *absent*.
+Each reader returns the readable rows with their source (`file:number`: the line in text files, else
+the row), and the unreadable ones with a reason. None, NaN and an empty CSV cell mean *absent*.
 
-The released layout keeps the real row inside the struct `extra_info` (or its JSON, or under `raw`
-in it) beside a dummy `prompt`; here it is flattened, and `data_source` stays.
+Released files keep the real row in the struct `extra_info` (or its JSON, or under `raw` in it) and
+a dummy `prompt` next to it. The readers flatten this layout and keep `data_source`.
 
-Without `--data`, released files are looked for in `$SOULKIT_DATA`, else `./data`, which `soul data
-pull` fills. `tasks.yaml` names the files of a task.
+Without `--data`, released files are read from `$SOULKIT_DATA` or `./data`, where `soul data pull`
+stores them. `tasks.yaml` lists the files of each task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from soulkit.errors import DataError
 RELEASED = frozenset(
     ("prompt", "data_source", "extra_info", "ability", "reward_model", "agent_name", "index", "uid")
 )
-"""Columns that a file of the released layout may have beside the row itself."""
+"""Columns that a file in the released layout may have besides the row itself."""
 
 PACKED = b"soulkit.packed"
-"""Metadata key of a Parquet column whose values have no one type and are kept as JSON text."""
+"""Metadata key of Parquet columns with mixed value types, which are stored as JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One flat row as its file has it: nothing bound, nothing checked."""
+    """One flat row as stored in its file; columns are not yet bound or checked."""
 
     fields: dict[str, Any]
     source: str
@@ -45,29 +45,29 @@ class RawRow:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used, and why."""
+    """An unusable row and the reason."""
 
     source: str
     why: str
 
 
 class BadRecord(Exception):
-    """This one record is no row, chat or lesson; the message says why."""
+    """This record is not a row, chat or lesson; the message gives the reason."""
 
 
 class UnusableFile(DataError):
-    """A file that is missing, damaged or empty, or that is laid out as no list of rows."""
+    """A file that is missing, damaged, empty, or not a list of rows."""
 
 
 def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
-    """Every row of a file, in file order. DataError when the file as a whole cannot be used."""
+    """All rows of a file, in file order. DataError if the file as a whole is unusable."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         check_file(path)
         raise UnusableFile(
-            f"'{path}' has a suffix that is no row format.",
-            f"The suffix '{path.suffix}' says nothing about how to read it.",
-            f"Rename or convert it to one of {', '.join(_READERS)}.",
+            f"'{path}' is not in a supported row format.",
+            f"The format follows from the suffix, and '{path.suffix}' is unknown.",
+            f"Rename or convert the file to one of {', '.join(_READERS)}.",
         )
     good: list[RawRow] = []
     bad: list[BadRow] = []
@@ -85,7 +85,7 @@ def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
 
 
 def row_address(path: Path) -> tuple[Path, int | None]:
-    """`rows.jsonl:3`, as messages name a row, as its file and number; else the path, and None."""
+    """Split `rows.jsonl:3` into file and row number; the path and None without a number."""
     name, _, number = str(path).rpartition(":")
     if not name or not number.isdecimal() or path.exists():
         return path, None
@@ -93,14 +93,14 @@ def row_address(path: Path) -> tuple[Path, int | None]:
 
 
 def row_number(source: str) -> int:
-    """The number in `file:row`, counted from 1: a line of text, else a record."""
+    """The number in `file:row`, counted from 1: the line in text files, else the record."""
     return int(source.rpartition(":")[2])
 
 
 def numbered_row(path: Path, number: int | None) -> RawRow:
-    """The row of a file that messages call `file:number`; without a number the first readable one.
+    """Row `number` of a file; without a number, the first readable row.
 
-    DataError, with the numbers there are, for one that is not there or cannot be read.
+    DataError, with the valid numbers, if the row is missing or unreadable.
     """
     rows, bad = read_rows(path)
     if number is None and rows:
@@ -111,49 +111,49 @@ def numbered_row(path: Path, number: int | None) -> RawRow:
     if isinstance(found, RawRow):
         return found
     numbers = [row_number(row.source) for row in rows]
-    way_out = "Mend the file first."
+    way_out = "Fix the file first."
     if numbers:
-        way_out = f"Give --row a number from {numbers[0]} to {numbers[-1]}."
+        way_out = f"Set --row to a number from {numbers[0]} to {numbers[-1]}."
     if found is not None:
         raise DataError(f"{found.source} cannot be read as a row.", f"{found.why}.", way_out)
     header = path.suffix.lower() in (".csv", ".tsv")
     raise DataError(
         f"'{path}' has no row {number}.",
-        f"It holds {len(rows)} readable rows and {len(bad)} broken ones, counted from 1"
-        f"{', the line with the names of the columns included' if header else ''}.",
+        f"It has {len(rows)} readable rows and {len(bad)} unreadable ones, counted from 1"
+        f"{', including the header line' if header else ''}.",
         way_out,
     )
 
 
 def empty_file(path: Path) -> UnusableFile:
     return UnusableFile(
-        f"'{path}' holds no rows.",
-        "A command on no rows would report numbers about nothing.",
-        "Check that the file was written completely, or name another one.",
+        f"'{path}' contains no rows.",
+        "The command needs at least one row.",
+        "Check that the file was written completely, or give another file.",
     )
 
 
 def check_file(path: Path) -> None:
-    """DataError unless `path` is a file."""
+    """DataError unless `path` is an existing file."""
     if path.is_dir():
         raise UnusableFile(
             f"'{path}' is a folder, not a file.",
-            "Rows are read from single files.",
-            "Name the file in it.",
+            "Rows are read from a single file.",
+            "Give the path of a file in this folder.",
         )
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, siblings, n=1)
-        state = "does not hold it" if siblings else "is empty or missing"
+        state = "does not contain it" if siblings else "is empty or missing"
         raise UnusableFile(
-            f"There is no file '{path}'.",
+            f"The file '{path}' does not exist.",
             f"The folder '{path.parent}' {state}.",
             f"Did you mean '{near[0]}'?" if near else "Check the path.",
         )
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; DataError when there is none to read."""
+    """The content of a file; DataError if it is missing or unreadable."""
     check_file(path)
     try:
         return path.read_bytes()
@@ -164,15 +164,15 @@ def read_bytes(path: Path) -> bytes:
 def unreadable_file(path: Path, why: str) -> UnusableFile:
     return UnusableFile(
         f"'{path}' cannot be read.",
-        f"The reader says: {' '.join(why.split()).rstrip('.')}.",
-        "Copy or download the file again, and check that its suffix says what it is.",
+        f"The reader reports: {' '.join(why.split()).rstrip('.')}.",
+        "Copy or download the file again, and check that its suffix matches its format.",
     )
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """(number from 1, line without its end); None for a line that is not UTF-8."""
+    """Pairs (line number from 1, text without line end); None for a line that is not UTF-8."""
     content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
-    # Split at newlines only: a Unicode line separator inside a JSON string ends no line.
+    # Split at newlines only: a Unicode line separator inside a JSON string is not a line end.
     for number, line in enumerate(content.split(b"\n"), 1):
         try:
             yield number, line.decode("utf-8").removesuffix("\r")
@@ -181,7 +181,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; UnusableFile where it is not JSON."""
+    """The parsed content of a JSON file; UnusableFile if it is not JSON."""
     try:
         return parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
@@ -189,10 +189,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_row_json(text: str) -> Any:
-    """JSON with NaN read as None; ValueError (with the reason) for anything that is not JSON."""
+    """Parse JSON, reading NaN as None. ValueError, with the reason, for anything else."""
     value = _loads(text)
     if "\\ud" in text.lower() and _has_lone_surrogate(value):
-        raise ValueError("half of a surrogate pair stands alone, which no text file can hold")
+        raise ValueError("it contains an unpaired surrogate, which cannot be stored as text")
     return value
 
 
@@ -205,7 +205,7 @@ def _loads(text: str) -> Any:
 
 def _constant(name: str) -> None:
     if name != "NaN":
-        raise ValueError(f"{name} is no number that a row can hold")
+        raise ValueError(f"{name} is not a valid number in a row")
 
 
 def _has_lone_surrogate(value: Any) -> bool:
@@ -238,9 +238,9 @@ def _read_json(path: Path) -> Iterator[SourcedRow]:
     rows = value.get("data") if isinstance(value, dict) else value
     if not isinstance(rows, list):
         raise UnusableFile(
-            f"'{path}' holds no list of rows.",
-            'A .json file is an array of objects, or {"data": [...]}.',
-            "Wrap the rows in an array, or write one object a line and name the file .jsonl.",
+            f"'{path}' is not a list of rows.",
+            'A .json file must be an array of objects, or {"data": [...]}.',
+            "Wrap the rows in an array, or write one object per line and name the file .jsonl.",
         )
     for number, row in enumerate(rows, 1):
         yield f"{path.name}:{number}", row
@@ -264,7 +264,7 @@ def _read_parquet(path: Path) -> Iterator[SourcedRow]:
                         row | {name: parse_row_json(text) for name, text in texts.items()},
                     )
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable_file(path, f"not a sound Parquet file: {error}") from error
+        raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
 
 
 def _read_csv(path: Path) -> Iterator[SourcedRow]:
@@ -272,7 +272,7 @@ def _read_csv(path: Path) -> Iterator[SourcedRow]:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise unreadable_file(path, f"not UTF-8 text: {error}") from error
-    csv.field_size_limit(2**31 - 1)  # stories are longer than the module's own limit allows
+    csv.field_size_limit(2**31 - 1)  # stories exceed the csv module's default limit
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -283,7 +283,7 @@ def _read_csv(path: Path) -> Iterator[SourcedRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield source, BadRow(source, f"the record is not CSV: {error}")
+            yield source, BadRow(source, f"the record is not valid CSV: {error}")
             continue
         if header is None:
             header = _header(path, cells)
@@ -295,16 +295,16 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     if not names or len(set(names)) < len(names):
         raise UnusableFile(
-            f"The first line of '{path}' does not name its columns.",
+            f"The first line of '{path}' is not a valid header.",
             f"It reads: {', '.join(names) or '(empty)'}.",
-            "Put a line with one distinct name per column first.",
+            "Put a line with one unique name per column first.",
         )
     return names
 
 
 def _record(header: Sequence[str], cells: Sequence[str], source: str) -> dict[str, str] | BadRow:
     if len(cells) != len(header):
-        return BadRow(source, f"it has {len(cells)} cells where the header names {len(header)}")
+        return BadRow(source, f"it has {len(cells)} cells, but the header has {len(header)}")
     return {name: cell for name, cell in zip(header, cells, strict=True) if cell}
 
 
@@ -322,10 +322,12 @@ ROW_SUFFIXES = tuple(_READERS)
 
 
 def flatten(row: Any) -> dict[str, Any]:
-    """A row without its released wrapping and without absent values. ValueError when it is none."""
+    """A row without the released wrapping and absent values. ValueError if it is not an object."""
     if not isinstance(row, Mapping):
         kinds = {str: "text", list: "a list", type(None): "null"}
-        raise ValueError(f"it is no row of named fields but {kinds.get(type(row), 'a bare value')}")
+        raise ValueError(
+            f"it is {kinds.get(type(row), 'a single value')}, not a row of named fields"
+        )
     fields = without_absent(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
@@ -335,7 +337,7 @@ def flatten(row: Any) -> dict[str, Any]:
     flat = _with_raw(inner)
     if "data_source" in fields:
         flat["data_source"] = fields["data_source"]
-    # Files that mix both layouts keep their other columns; the wrapping itself is dropped.
+    # Files that mix both layouts keep their other columns; only the wrapping is dropped.
     return {**{k: v for k, v in fields.items() if k not in RELEASED}, **without_absent(flat)}
 
 
@@ -349,8 +351,8 @@ def _with_raw(inner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
-    """The object that a JSON string holds; None (or ValueError if it `must`) when it holds none."""
-    why = "it is no JSON object"
+    """The object in a JSON string. Without one: None, or ValueError if it `must` be there."""
+    why = "it is not a JSON object"
     if text.lstrip().startswith("{"):
         try:
             value = parse_row_json(text)
@@ -358,13 +360,13 @@ def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
         except ValueError as error:
             why = str(error)
     if must:
-        raise ValueError(f"extra_info cannot be read: {why}")
+        raise ValueError(f"extra_info cannot be parsed: {why}")
     return None
 
 
 def without_absent(value: Any) -> Any:
-    """`value` without what is None or NaN; inside lists those become None, so places stay."""
-    if isinstance(value, str):  # by far the most
+    """`value` without keys that are None or NaN; in lists these become None, to keep positions."""
+    if isinstance(value, str):  # the most common case
         return value
     if isinstance(value, Mapping):
         values = {str(k): without_absent(v) for k, v in value.items()}
@@ -381,23 +383,23 @@ Writer = Callable[[Path, Sequence[Mapping[str, Any]]], None]
 
 
 def refuse_same(source: Path, target: Path) -> None:
-    """DataError when writing `target` would replace the file that is being read."""
+    """DataError if `target` is the file being read."""
     if target.exists() and source.exists() and target.samefile(source):
         raise DataError(
-            f"'{target}' is the file to read.",
-            "Writing the result there would replace the original.",
-            "Give another name with -o.",
+            f"'{target}' is also the input file.",
+            "Writing the result there would overwrite the input.",
+            "Choose another output file with -o.",
         )
 
 
 def check_target(path: Path, suffixes: Iterable[str] = (".jsonl", ".parquet")) -> None:
-    """DataError when `path` is a folder or ends in none of the suffixes: told before the work."""
+    """DataError if `path` is a folder or has another suffix. Call it before the work starts."""
     if path.suffix.lower() not in suffixes or path.is_dir():
         endings = " or ".join(suffixes)
         raise DataError(
-            f"Nothing can be written to '{path}'.",
-            f"What this command writes goes to a {endings} file, and the suffix says which.",
-            f"Name a file that ends in {endings}.",
+            f"Cannot write to '{path}'.",
+            f"This command writes {endings} files, and the suffix selects the format.",
+            f"Choose a file name that ends in {endings}.",
         )
 
 
@@ -408,18 +410,18 @@ def write_rows(
     data_source: str = "",
     replace: bool = True,
 ) -> int:
-    """Write flat rows as .jsonl or .parquet, aside and renamed; returns how many.
+    """Write flat rows as .jsonl or .parquet and return their number.
 
-    `data_source` marks every row that has no mark of its own. DataError when there are no rows, the
-    suffix is neither, or, without `replace`, the file is there and holds something else.
+    Writes to a temporary file, then renames it. `data_source` marks rows without one. DataError if
+    there are no rows, for another suffix, or (without `replace`) if the file has other content.
     """
     check_target(path)
     marked = [{**({"data_source": data_source} if data_source else {}), **row} for row in rows]
     if not marked:
         raise DataError(
             f"There are no rows to write to '{path}'.",
-            "An empty file would stop the next command anyway.",
-            "Check what was asked for, and the bad rows if any were named.",
+            "The next command would fail on an empty file.",
+            "Check the options of this command, and the unreadable rows it listed, if any.",
         )
     write = _WRITERS[path.suffix.lower()]
     _write_aside(path, lambda aside: write(aside, marked), replace)
@@ -427,7 +429,7 @@ def write_rows(
 
 
 def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool) -> int:
-    """Write objects that are no rows as JSON lines, as `write_rows` does; they may be none."""
+    """Write objects that are not rows as JSON lines, like `write_rows`; the list may be empty."""
     check_target(path, (".jsonl",))
     objects = list(lines)
     _write_aside(path, lambda aside: _write_jsonl(aside, objects), replace)
@@ -435,10 +437,10 @@ def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bo
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines as they come, aside and renamed, to a file that is not there yet.
+    """Write rows as JSON lines while they are produced, then rename the temporary file.
 
-    What JSON has no form for (dates) is written as text. DataError when a file is there that says
-    something else, and when there are no rows.
+    Values without a JSON form (dates) are written as text. DataError if the file exists with other
+    content, or if there are no rows.
     """
     check_target(path, (".jsonl",))
 
@@ -466,17 +468,17 @@ def _write_aside(path: Path, write: Callable[[Path], None], replace: bool) -> No
     except OSError as error:
         raise DataError(
             f"'{path}' cannot be written.",
-            f"The system says: {error.strerror or error}.",
-            "Check the folder and the space left, or give another name.",
+            f"The system reports: {error.strerror or error}.",
+            "Check the folder and the free disk space, or choose another file name.",
         ) from error
 
 
 def _refuse_other(path: Path, aside: Path) -> None:
     if path.exists() and not filecmp.cmp(path, aside, shallow=False):
         raise DataError(
-            f"'{path}' is there already, and holds something else.",
-            "Writing would replace it, and what it holds might be nowhere else.",
-            "Give another name, or remove the file first.",
+            f"'{path}' already exists with different content.",
+            "Writing would overwrite it, and it may be the only copy.",
+            "Choose another file name, or delete the file first.",
         )
 
 
@@ -504,7 +506,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _column(values: Sequence[Any]) -> Any:
-    """An Arrow array of `values`; None when they have no one type that Parquet could hold."""
+    """An Arrow array of `values`; None if Parquet has no single type for them."""
     import pyarrow as pa
 
     try:
@@ -525,48 +527,48 @@ DEFAULT_FOLDER = "data"
 
 
 def data_folder() -> Path:
-    """The folder that SOULKIT_DATA names, else `data` in the working folder; it may not exist."""
+    """The folder in SOULKIT_DATA, else `data` in the working folder; it may not exist."""
     return Path(os.environ.get(DATA_FOLDER) or DEFAULT_FOLDER)
 
 
 def released_files(task: str, names: Sequence[str], folder: str | None = None) -> list[Path]:
-    """The released files `names` of a task, all of them or an empty list.
+    """The released files `names` of a task: all of them, or an empty list.
 
-    `folder` is the one that `--data` named. DataError when only some of the files are there: a
-    mean over a part would pass for a mean over all.
+    `folder` is the value of `--data`. DataError if only some files are present, because a mean over
+    part of the rows could be mistaken for the full result.
     """
     place = Path(folder) if folder is not None else data_folder()
     paths = [place / name for name in names if (place / name).is_file()]
     if paths and len(paths) < len(names):
         absent = ", ".join(name for name in names if place / name not in paths)
         raise DataError(
-            f"'{place}' holds only {len(paths)} of the {len(names)} files of the task '{task}'.",
-            f"Not there: {absent}. A result on a part of the rows would pass for one on all.",
-            f"Download the rest with: soul data pull --task {task}, or name one file with --data.",
+            f"'{place}' contains only {len(paths)} of the {len(names)} files of task '{task}'.",
+            f"Missing: {absent}. A result on part of the rows could be mistaken for a full result.",
+            f"Download the rest with: soul data pull --task {task}, or give one file with --data.",
         )
     return paths
 
 
 def data_files(task: str, names: Sequence[str], source: str | None) -> list[Path]:
-    """The one file that `--data` gave, or the `released_files` in the folder that it gave."""
+    """The file given with `--data`, or the `released_files` in the folder given there."""
     if source is not None and not Path(source).is_dir():
         return [Path(source)]
     return released_files(task, names, source)
 
 
 def folder_note() -> str:
-    """The folder where pulled rows lie, and who says so."""
+    """The folder for pulled rows and where that setting comes from."""
     from_environment = bool(os.environ.get(DATA_FOLDER))
-    unset = f"the default, as {DATA_FOLDER} is not set"
+    unset = f"the default, because {DATA_FOLDER} is not set"
     origin = f"from {DATA_FOLDER}" if from_environment else unset
     return f"the folder '{data_folder()}' ({origin})"
 
 
 def search_note(names: Sequence[str], folder: str | None = None) -> str:
-    """Where `released_files` looked for what, in words."""
+    """Where `released_files` looked, and for which files."""
     place = f"the folder '{folder}'"
     if folder is None:
         place = f"no --data was given, and {folder_note()}"
     if not names:
-        return f"{place} was not searched: the task has no released file to look for"
-    return f"{place} does not hold {' or '.join(names)}"
+        return f"{place} was not searched, because the task has no released files"
+    return f"{place} does not contain {' or '.join(names)}"

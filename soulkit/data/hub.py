@@ -1,14 +1,14 @@
-"""`soul data pull`: the released files of tasks, at one commit, with a lock file beside them.
+"""`soul data pull`: downloads the released files of tasks at one commit and writes a lock file.
 
-    tasks.yaml names ──▶ what the lock has is checked on disk ──▶ one listing per data set
-      ──▶ nothing of the user's in the way, room on the disk ──▶ file by file ──▶ lock
+    files in tasks.yaml ──▶ check locked files on disk ──▶ one listing per dataset
+      ──▶ check for the user's files and free space ──▶ download file by file ──▶ lock
 
     soul-data.lock.json: {"version": 1, "repos": {"owner/name": "4c1d…"},
      "files": {"hitom_val.parquet": {"repo": "owner/name", "revision": "4c1d…",
                "path": "hitom_val.parquet", "sha256": "3f2a…", "bytes": 51234}}}
 
-A data set stays at the commit of its first pull until `--revision` names another one. Files that
-the lock vouches for cost no request, and files of other origin are never replaced.
+A dataset stays at the commit of its first pull until `--revision` names another one. Files that
+match the lock cost no request. Files from another source are never overwritten.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CORPORA: Mapping[str, str] = {
     "mid-training": "cmu-lti/osim-mid-training",
     "post-training": "cmu-lti/osim-post-training",
 }
-"""Data sets that belong to no one task; pulled whole, each into a folder of its own."""
+"""Datasets that belong to no single task; each is pulled completely into its own folder."""
 
 LOCK = "soul-data.lock.json"
 _VERSION = 1
@@ -50,7 +50,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 class Released(Protocol):
-    """The names of the released files of one task."""
+    """The released files of one task."""
 
     @property
     def train(self) -> tuple[str, ...]: ...
@@ -60,7 +60,7 @@ class Released(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """One file to have: its name in the data set, and below the folder."""
+    """One requested file: its path in the dataset, and its name in the local folder."""
 
     repo: str
     path: str
@@ -70,7 +70,7 @@ class FileRequest:
 
 @dataclass(frozen=True, slots=True)
 class LockEntry:
-    """What the lock says of one file."""
+    """The lock file's entry for one file."""
 
     repo: str
     revision: str
@@ -81,7 +81,7 @@ class LockEntry:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """One file that is in its place now."""
+    """One file that is now in place."""
 
     name: str
     file: str
@@ -89,11 +89,11 @@ class Pulled:
     state: Literal["kept", "downloaded", "resumed"]
 
 
-# -- files to have ------------------------------------------------------------------------------
+# -- requested files -----------------------------------------------------------------------------
 
 
 def released(tasks: Mapping[str, Released], splits: Sequence[ReleaseSplit]) -> list[FileRequest]:
-    """The files that `tasks.yaml` names for the tasks, each once; DataError when there are none."""
+    """The files that `tasks.yaml` lists for the tasks, each once; DataError if there are none."""
     requests: dict[tuple[str, str], FileRequest] = {}
     for task, files in tasks.items():
         for split in splits:
@@ -102,19 +102,19 @@ def released(tasks: Mapping[str, Released], splits: Sequence[ReleaseSplit]) -> l
     if not requests:
         subject = f"The task '{next(iter(tasks))}' has" if len(tasks) == 1 else "These tasks have"
         raise DataError(
-            f"{subject} no released file for {' and '.join(splits)}.",
-            "tasks.yaml names none: the rows are made here, imported, or your own.",
+            f"{subject} no released files for {' and '.join(splits)}.",
+            "tasks.yaml lists none: these rows are generated, imported, or your own.",
             "See: soul data synth, soul data import, and soul tasks show NAME",
         )
     return list(requests.values())
 
 
 def corpus_repo(name: str) -> str:
-    """The data set of a corpus; ConfigError for a name that is none."""
+    """The dataset of a corpus; ConfigError for an unknown name."""
     if name not in CORPORA:
         raise ConfigError(
             f"There is no corpus named '{name}'.",
-            "A corpus is a released data set that belongs to no one task.",
+            "A corpus is a released dataset that belongs to no single task.",
             did_you_mean(name, CORPORA),
         )
     return CORPORA[name]
@@ -133,21 +133,21 @@ class Lock:
 
     @classmethod
     def read(cls, folder: Path) -> Lock:
-        """DataError when there is a lock file that cannot be read."""
+        """The lock of a folder, empty without a lock file; DataError if it is unreadable."""
         path = folder / LOCK
         if not path.is_file():
             return cls(path)
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["version"] != _VERSION:
-                raise ValueError(f"it has version {stored['version']}, this program {_VERSION}")
+                raise ValueError(f"it has version {stored['version']}; expected {_VERSION}")
             files = {name: LockEntry(**entry) for name, entry in stored["files"].items()}
             return cls(path, {str(k): str(v) for k, v in stored["repos"].items()}, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"The lock file '{path}' cannot be read.",
-                f"It was changed by hand or by another version: {type(error).__name__}: {error}.",
-                "Delete it: files with the right checksum are recognised without it.",
+                f"It was edited or written by another version: {type(error).__name__}: {error}.",
+                "Delete it. Files with the right checksum are recognised without it.",
             ) from error
 
     def write(self) -> None:
@@ -155,7 +155,7 @@ class Lock:
         write_json(self.path, {"version": _VERSION, "repos": self.repos, "files": files})
 
     def vouches(self, request: FileRequest, revision: str | None, folder: Path) -> LockEntry | None:
-        """The entry of a file that is on disk as the lock says, at the revision asked for."""
+        """The entry of a file if the file on disk matches it, at the requested revision."""
         entry = self.files.get(request.name)
         if entry is None or entry.repo != request.repo:
             return None
@@ -180,8 +180,8 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise DataError(
                 f"Another process is downloading into '{folder}'.",
-                "Two at once would write the same files.",
-                "Wait until it ends, or give another folder with --out.",
+                "Two processes would write the same files.",
+                "Wait until it finishes, or choose another folder with --out.",
             ) from error
         yield
 
@@ -202,7 +202,7 @@ class _Job:
 
     @property
     def left(self) -> int:
-        """Bytes still to come; those of an interrupted download are there."""
+        """Bytes still to download; those of an interrupted download do not count."""
         part = min(size_of(partial_path(self.target, self.remote)), self.remote.bytes)
         return 0 if self.done else self.remote.bytes - part
 
@@ -215,12 +215,11 @@ def pull_files(
     revision: str | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Pulled]:
-    """Have every file of `requests` in `folder`, as its data set has it at one commit.
+    """Put every file of `requests` into `folder`, as its dataset has it at one commit.
 
-    `revision` is a commit, branch or tag; without it a data set stays at the commit of the lock
-    file, else the newest of its main branch is taken. A second call goes on where one was killed.
-    DataError when a file is missing (after all others were pulled), refused, damaged, or in the
-    way of one that the user put there.
+    `revision` is a commit, branch or tag. Without it, the commit in the lock file is used, else the
+    newest of the main branch. A second call resumes an interrupted one. DataError if a file is
+    missing (after all others were pulled), refused or damaged, or would replace a user's file.
     """
     _one_commit_one_repo(requests, revision)
     with _locked_folder(folder):
@@ -238,9 +237,9 @@ def pull_files(
 def corpus_files(
     hub: Hub, name: str, folder: Path, revision: str | None = None
 ) -> tuple[list[FileRequest], str]:
-    """Every row file of a corpus, for a folder of its own, and the commit that was listed.
+    """Requests for all row files of a corpus, in its own folder, and the commit that was listed.
 
-    ConfigError for a name that is no corpus, DataError when it cannot be listed or has no rows.
+    ConfigError for an unknown corpus; DataError if it cannot be listed or has no row files.
     """
     repo = corpus_repo(name)
     subfolder = repo.partition("/")[2]
@@ -249,9 +248,9 @@ def corpus_files(
     row_paths = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_SUFFIXES]
     if not row_paths:
         raise DataError(
-            f"The data set {repo} holds no file of rows at {commit[:12]}.",
-            f"It holds {len(files)} files, none of them {', '.join(ROW_SUFFIXES)}.",
-            f"Look at {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
+            f"The dataset {repo} contains no row files at commit {commit[:12]}.",
+            f"It has {len(files)} files, none with the suffix {', '.join(ROW_SUFFIXES)}.",
+            f"Check {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
         )
     return [
         FileRequest(repo, path, f"{subfolder}/{_checked_path(path)}") for path in row_paths
@@ -261,9 +260,9 @@ def corpus_files(
 def _checked_path(path: str) -> str:
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
         raise DataError(
-            f"The data set names a file '{path}', which lies outside of its folder.",
-            "Writing there could replace a file of yours.",
-            "Do not use this data set; if HF_ENDPOINT is set, check the mirror it names.",
+            f"The dataset contains the path '{path}', which is outside its folder.",
+            "Writing there could overwrite your own files.",
+            "Do not use this dataset. If HF_ENDPOINT is set, check the mirror it names.",
         )
     return path
 
@@ -272,8 +271,8 @@ def _one_commit_one_repo(requests: Sequence[FileRequest], revision: str | None) 
     repos = sorted({w.repo for w in requests})
     if revision and _COMMIT.fullmatch(revision) and len(repos) > 1:
         raise ConfigError(
-            f"The commit {revision[:12]} can belong to one data set only.",
-            f"The files asked for lie in {len(repos)}: {' and '.join(repos)}.",
+            f"The commit {revision[:12]} cannot be used for several datasets.",
+            f"The requested files are in {len(repos)} datasets: {' and '.join(repos)}.",
             "Add --split train or --split eval.",
         )
 
@@ -310,7 +309,7 @@ def _download_jobs(
 
 
 def _place(path: str, files: Sequence[Remote]) -> Remote | None:
-    """The file of that path, or the only one of that name in any folder of the data set."""
+    """The file with that path, or the only file with that name in any folder of the dataset."""
     exact = [f for f in files if f.path == path]
     below = [f for f in files if PurePosixPath(f.path).name == path]
     candidates = exact or below
@@ -320,14 +319,14 @@ def _place(path: str, files: Sequence[Remote]) -> Remote | None:
 def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path) -> _Job:
     target, remote = folder / _checked_path(request.name), hub.completed(place)
     if target.is_dir():
-        raise unreadable_file(target, "a folder has the name of the file")
+        raise unreadable_file(target, "a folder already has the name of this file")
     job = _Job(request, remote, target, digests(target) if target.is_file() else None)
     entry = lock.files.get(request.name)
     if job.have and not job.done and (entry is None or entry.sha256 != job.have.sha256):
         raise DataError(
-            f"'{target}' is there already, and it is not the file of {remote.repo}.",
-            "It was changed, or it is your own; a download would replace it.",
-            f"Move it away, or give another folder with --out, then run: {hub.command}",
+            f"'{target}' already exists and differs from the file in {remote.repo}.",
+            "It was changed or is your own file, and a download would overwrite it.",
+            f"Move it away, or choose another folder with --out, then run: {hub.command}",
         )
     return job
 
@@ -339,10 +338,10 @@ def _missing_error(
     more = f" (and {len(lacking) - 1} more are missing)" if len(lacking) > 1 else ""
     short = {PurePosixPath(name).name: name for name in names}
     near = difflib.get_close_matches(lacking[0].path, short, n=3, cutoff=0.4)
-    nearest = ", ".join(f"'{short[name]}'" for name in near) or "none is near"
+    nearest = ", ".join(f"'{short[name]}'" for name in near) or "none is similar"
     return DataError(
-        f"The data set {repo} has no file '{lacking[0].path}'{more}.",
-        f"At commit {commit[:12]} it holds {len(names)} files; the nearest names: {nearest}.",
+        f"The dataset {repo} has no file '{lacking[0].path}'{more}.",
+        f"At commit {commit[:12]} it has {len(names)} files. Similar names: {nearest}.",
         "Name another commit with --revision, or correct `files` of the task "
         f"'{lacking[0].task}' in your tasks file, then run: {hub.command}",
     )
@@ -362,7 +361,7 @@ def _download_all(
         return {}
     total = sum(job.left for job in jobs)
     _check_space(folder, total)
-    lock.write()  # the commit is pinned before the first byte, for a second start
+    lock.write()  # pins the commit for a resumed download
     waiting = [job for job in jobs if job.left]
     for repo in dict.fromkeys(job.remote.repo for job in waiting):
         files = counted(sum(job.remote.repo == repo for job in waiting), "file")
@@ -380,7 +379,7 @@ def _download(hub: Hub, job: _Job, lock: Lock, bar: Bar) -> Pulled:
     if have is None or not job.done:
         have = hub.fetch(job.remote, job.target, bar)
         for other in job.target.parent.glob(f".{glob.escape(job.target.name)}.*.part"):
-            other.unlink()  # begun at another commit
+            other.unlink()  # partial download of another commit
     entry = LockEntry(
         job.remote.repo, job.remote.revision, job.remote.path, have.sha256, have.bytes
     )
@@ -394,7 +393,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(
-            f"'{folder}' has no room for the files.",
-            f"They take {needed} bytes, and {free} are free.",
-            "Free some space, or give a folder on another disk with --out.",
+            f"'{folder}' does not have enough free disk space.",
+            f"The files need {needed} bytes, and {free} are free.",
+            "Free some space, or choose a folder on another disk with --out.",
         )

@@ -1,8 +1,8 @@
-"""Fields that hold a structure inside a string: lists as literals, lettered options.
+"""Parses text fields that hold a structure: list literals, lettered options.
 
-Literals are read, never evaluated: a data file must not be able to run code. Two protocols. In
-`reference` the readings are those of the published scores, their odd corners included; in `paper`
-options may hold commas or stand on lines of their own, and sentences get their full stops.
+Literals are parsed, never evaluated, so a data file cannot run code. There are two protocols:
+`reference` parses as the published scores were computed, with all quirks; in `paper`, options may
+contain commas or be on separate lines, and sentences get their full stops.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _SENTENCE_END = (".", "!", "?", "…", '"', "”", "'")
 
 
 def read_literal(text: str) -> Any:
-    """The JSON or Python literal that `text` spells; ValueError when it spells none."""
+    """The value of a JSON or Python literal; ValueError if `text` is neither."""
     try:
-        # First, because Python reads JSON's escapes (\/ and pairs of surrogates) as other signs.
+        # JSON first: Python reads JSON escapes (\/ and surrogate pairs) as other characters.
         return json.loads(text)
     except (ValueError, RecursionError):
-        pass  # quotes, None, True and False may be Python's: the second reading decides
+        pass  # it may be a Python literal
     try:
         return ast.literal_eval(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(f"it is no literal: {error}") from error
+        raise ValueError(f"it is not a literal: {error}") from error
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a value, in order; other scalars as text, None as none."""
+    """All texts in a value, in order; other scalars are converted to text, None is skipped."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -47,19 +47,19 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def structure(value: Any) -> Any:
-    """`value`, or the list or mapping that its text spells as JSON or a literal."""
+    """`value`, or the list or mapping if it is text that spells one."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return read_literal(value)
         except ValueError:
-            return value  # a text that merely begins with a bracket
+            return value  # plain text that starts with a bracket
     return value
 
 
 def first_message(conversations: Any) -> str | None:
-    """`conversations[0]["messages"][0]["content"]`, every level as such or as its literal.
+    """`conversations[0]["messages"][0]["content"]`; each level may be a literal.
 
-    None where there is no such message, "" for one without content.
+    None if there is no such message, "" if it has no content.
     """
     node = structure(conversations)
     for key in ("messages", "content"):
@@ -71,7 +71,7 @@ def first_message(conversations: Any) -> str | None:
 
 
 def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
-    """`value` as a list when it is one or spells one, else None."""
+    """`value` as a list if it is one or spells one, else None."""
     if isinstance(value, list | tuple):
         return list(value)
     if not isinstance(value, str) or not value.strip():
@@ -84,13 +84,13 @@ def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
 
 
 def item_text(value: Any, what: str) -> str:
-    """`value`, one of the texts that `what` names, stripped; "" for None, numbers as written.
+    """One of the row's texts, stripped. "" for None; numbers as text. `what` names it in errors.
 
-    DataError for a list or an object: written out, its brackets and keys would pass for words.
+    DataError for a list or an object, whose brackets and keys would end up in the text.
     """
     if isinstance(value, Mapping | list | tuple):
         raise RowError(
-            f"One of the row's {what} is no text.", f"It is {type(value).__name__} {value!r:.60}."
+            f"One of the row's {what} is not text.", f"It is {type(value).__name__} {value!r:.60}."
         )
     return "" if value is None else str(value).strip()
 
@@ -98,8 +98,8 @@ def item_text(value: Any, what: str) -> str:
 def parse_story(value: Any, protocol: Protocol = "paper") -> str:
     """A story as text, from text, a list of sentences, or the literal of such a list.
 
-    `reference` joins sentences by one blank; `paper` writes one a line and ends each properly, so
-    that sentences stored without full stops stay apart.
+    `reference` joins sentences with a space. `paper` writes one per line and adds missing full
+    stops, so that sentences stay separate.
     """
     if value is None:
         return ""
@@ -112,16 +112,16 @@ def parse_story(value: Any, protocol: Protocol = "paper") -> str:
 
 
 def join_sentences(sentences: Iterable[str]) -> str:
-    """One sentence a line, each with its final stop; empty ones left out."""
+    """One sentence per line, each with a final stop; empty sentences are skipped."""
     stripped = [sentence.strip() for sentence in sentences]
     return "\n".join(s if s.endswith(_SENTENCE_END) else f"{s}." for s in stripped if s)
 
 
 def parse_candidates(value: Any, protocol: Protocol = "paper") -> list[str]:
-    """The candidate answers of a row: from a list, the literal of one, or plain text.
+    """The candidate answers of a row, from a list, the literal of one, or plain text.
 
-    `reference` takes any other text as one single candidate; `paper` splits it at commas,
-    semicolons and line ends, and drops blanks and repetitions.
+    `reference` treats any other text as a single candidate. `paper` splits it at commas, semicolons
+    and line ends, and drops blanks and repetitions.
     """
     if value is None or value == "":
         return []
@@ -133,10 +133,10 @@ def parse_candidates(value: Any, protocol: Protocol = "paper") -> list[str]:
 
 
 def parse_choices(text: str, protocol: Protocol = "paper") -> dict[str, str]:
-    """Letter → option text, from `A. x, B. y` or, in `paper`, from options on lines of their own.
+    """Letter → option text, from `A. x, B. y` or, in `paper`, from options on separate lines.
 
-    `paper` accepts a boundary only with the letter that comes next, so that commas and stray
-    capitals inside an option survive. No options: an empty dict.
+    `paper` starts a new option only at the next letter, so commas and stray capitals inside an
+    option are kept. An empty dict if there are no options.
     """
     if protocol == "reference":
         return {match["letter"]: match["text"] for match in _COMMA_OPTION.finditer(text)}
@@ -146,6 +146,6 @@ def parse_choices(text: str, protocol: Protocol = "paper") -> dict[str, str]:
         if len(marks) < 26 and match["letter"] == chr(ord("A") + len(marks)):
             marks.append(match)
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    for mark, end in zip(marks, ends, strict=False):  # without marks there is an end to spare
+    for mark, end in zip(marks, ends, strict=False):  # without marks, `ends` is one longer
         options[mark["letter"]] = text[mark.end() : end].strip().rstrip(",;").rstrip()
     return options

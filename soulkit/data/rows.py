@@ -1,9 +1,9 @@
-"""What a row is: its columns, its identity, the split that it belongs to.
+"""Columns, ids and splits of rows.
 
-Identity is content. A row's id is a hash of what it says, so the same row has one id in a Parquet
-file, in JSON lines, and behind another order of rows; whether a row belongs to a `--limit` subset
-or to the dev split follows from hashes alone. Splits go by cluster: a story never stands on both
-sides. A split by columns puts whole combinations of their values on one side.
+A row's id is a hash of its content, so a row has the same id in a Parquet file, in JSON lines and
+in any row order. `--limit` subsets and the dev split depend only on these hashes. Splits keep
+clusters together: a story is never on both sides. A split by columns keeps all rows with equal
+values in these columns together.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from soulkit.types import row_id as row_id
 
 
 class Column(BaseModel):
-    """One field of a row: what it holds, what else it may be called, and who may see it."""
+    """One field of a row: its type, its other names, and the seats that may see it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["text", "list", "int", "number", "bool", "any"] = "text"
-    """`list` also accepts a JSON or Python literal of a list (read without evaluating it)."""
+    """`list` also accepts a JSON or Python literal of a list (parsed, not evaluated)."""
     required: bool = True
     aliases: tuple[str, ...] = ()
-    """Other names under which files carry this column, tried in order after its own."""
+    """Other names of this column in files, tried in order after its own."""
     audience: tuple[str, ...]
-    """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: bookkeeping only."""
+    """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: shown to nobody."""
     identity: bool = True
     """Whether the value is part of the content hash that names the row."""
     max_words: int | None = Field(default=None, gt=0)
-    """Word budget: longer values are cut here, for every model alike, and the cut is recorded."""
+    """Word limit: longer values are cut for every model alike, and the cut is recorded."""
     train_words: int | None = Field(default=None, gt=0)
-    """The budget in training, where it is another one."""
+    """Word limit in training, if different."""
     keep: Literal["first", "last"] = "first"
-    """Which words of a longer value stay."""
+    """Which end of a longer value is kept."""
     entity: str = ""
-    """What kind of thing the value names (persona, character, scenario): training and evaluation
-    rows that share one are not independent, and `soul data contamination` says so."""
+    """Kind of thing that the value names (persona, character, scenario). Training and evaluation
+    rows that share one are not independent; `soul data contamination` reports them."""
 
 
 T = TypeVar("T")
 PLACEHOLDER = "name_in_your_file"
-"""Stands for the name of a column that nobody can guess."""
+"""Placeholder for an unknown column name."""
 _ABOUT = frozenset(
     ("id", "ids", "idx", "index", "num", "number", "n", "count", "total", "type", "key")
 )
-"""Words of a column that says something about another one."""
+"""Words that mark a column as describing another one."""
 HUMAN = "human_"
-"""A column `human_<dimension>` is what people said of that dimension: any row may carry some."""
+"""Prefix of human ratings: `human_<dimension>` rates that dimension; any row may have some."""
 
 
 class ColumnsError(DataError):
-    """Required columns are missing: when that goes for every row, the file is of another shape."""
+    """Required columns are missing; if every row lacks them, the file has another format."""
 
 
 # -- identity ------------------------------------------------------------------------------------
 
 
 def content_hash(task: str, fields: Mapping[str, Any]) -> str:
-    """16 hex digits that name a row of `task`; None counts as absent, tuples as lists.
+    """16 hex digits that identify a row of `task`; None counts as absent, tuples as lists.
 
-    Raises DataError for what no file could hold (NaN, infinities, objects).
+    DataError for values that a file cannot hold (NaN, infinities, objects).
     """
     text = json.dumps([task, _canonical(fields)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
@@ -83,25 +83,25 @@ def _canonical(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
-        # A column of integers with gaps comes back as floats from some writers.
+        # Some writers store integer columns with gaps as floats.
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
         return {str(k): _canonical(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
-    what = f"A row holds {value!r:.60}, which has no canonical form."
-    raise RowError(what, "A value is text, a finite number, a truth value, a list or a mapping.")
+    what = f"A row contains {value!r:.60}, which has no canonical form."
+    raise RowError(what, "Allowed values: text, finite numbers, true or false, lists, mappings.")
 
 
 def share_of(salt: str, key: str) -> float:
-    """A number in [0, 1) that belongs to `key`."""
+    """A number in [0, 1), derived from `key`."""
     digest = hashlib.sha256(f"{salt}/{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def first_rows(items: Sequence[T], limit: int | None, id_of: Callable[[T], str]) -> list[T]:
-    """The items of the first `limit` rows, in their order. A row that is played in several forms is
-    one row; all items without a limit."""
+    """The items of the first `limit` rows, in order; all items without a limit. Several forms of a
+    row count as one."""
     if limit is None:
         return list(items)
     ids = [row_id(id_of(item)) for item in items]
@@ -115,10 +115,10 @@ def first_rows(items: Sequence[T], limit: int | None, id_of: Callable[[T], str])
 def bind_columns(
     row: Mapping[str, Any], columns: Mapping[str, Column], task: str, source: str
 ) -> dict[str, Any]:
-    """The declared columns of a flat row, by their own names; None where an optional one is absent.
+    """The declared columns of a flat row by their own names; absent optional ones are None.
 
-    Other keys are dropped. Raises ColumnsError when required columns are missing, DataError when a
-    value is not of its column's type.
+    Other keys are dropped. ColumnsError if required columns are missing, DataError if a value does
+    not match its column's type.
     """
     cells = without_absent(row)
     values = {name: _cell(cells, name, column) for name, column in columns.items()}
@@ -132,9 +132,10 @@ def bind_columns(
 
 
 def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[str, Any]:
-    """`row` with the keys of the objects under `names` as its own; they may be JSON text.
+    """`row` with the keys of the objects under `names` moved to the top level. The objects may be
+    JSON text.
 
-    DataError for a value that is no object.
+    DataError if a value is not an object.
     """
     opened = dict(row)
     for name in names:
@@ -143,8 +144,8 @@ def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> 
             continue
         inner = structure(packed)
         if not isinstance(inner, Mapping):
-            what = f"{source or 'row'}: '{name}' should hold an object, or the JSON text of one."
-            raise RowError(what, f"It holds {type(packed).__name__} {packed!r:.60}.")
+            what = f"{source or 'row'}: '{name}' must be an object or its JSON text."
+            raise RowError(what, f"It is {type(packed).__name__} {packed!r:.60}.")
         opened |= without_absent(inner)
     return opened
 
@@ -152,7 +153,7 @@ def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> 
 def _cell(row: Mapping[str, Any], name: str, column: Column) -> Any:
     names = (key for key in (name, *column.aliases) if row.get(key) is not None)
     value = row.get(next(names, name))
-    # An empty CSV cell, or the word for "no number", is no value unless the column holds text.
+    # In columns that are not text, an empty cell or a word such as "nan" means absent.
     blank = isinstance(value, str) and value.strip().lower() in ("", "nan", "none", "null")
     return None if blank and column.type in ("int", "number", "bool") else value
 
@@ -171,14 +172,14 @@ def _missing_columns(
     return ColumnsError(
         f"{source or 'row'}: {columns_missing} of task '{task}' missing: {', '.join(missing)}.",
         f"Expected {', '.join(expected)}; found {one_line(', '.join(row)) or 'nothing'}.",
-        "If the file has them under other names, say so in the task's entry in tasks.yaml: "
+        "If the file has other names for them, add these to the task's entry in tasks.yaml: "
         f"columns: {{{aliases}}}",
     )
 
 
 def _alike(name: str, column: Column, row: Mapping[str, Any], spare: Sequence[str]) -> str:
-    """The spare column that is called like a missing one and holds a value of its type; empty where
-    no name is alike, as a guess would bind another column in its place."""
+    """The unused column with a similar name and a matching type; empty if no name is similar,
+    because a wrong guess would bind an unrelated column."""
     wanted = [_words(each) for each in (name, *column.aliases)]
     for other in spare:
         words = _words(other)
@@ -189,15 +190,15 @@ def _alike(name: str, column: Column, row: Mapping[str, Any], spare: Sequence[st
 
 
 def _words(name: str) -> list[str]:
-    """`TargetOption`, `target_option` and `target option` are the same two words."""
+    """Split a name into words; `TargetOption`, `target_option` and `target option` are equal."""
     return re.findall(
         r"[a-z]+|[0-9]+|[^\W\d_a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
     )
 
 
 def _same_words(some: Sequence[str], own: Sequence[str]) -> bool:
-    """Whether two names are alike: each word of the shorter one stands in the other, up to a slip,
-    and no word beside them makes it something about the column (`answer_id` is no `answer`)."""
+    """Whether two names are similar: the longer one contains each word of the shorter one, up to
+    a typo, and no extra word that makes it describe the column (`answer_id` is not `answer`)."""
     short, long = sorted((some, own), key=len)
     left = list(long)
     for word in short:
@@ -209,7 +210,7 @@ def _same_words(some: Sequence[str], own: Sequence[str]) -> bool:
 
 
 def _near(a: str, b: str) -> bool:
-    """Equal up to an ending or a slip: `story`, `stories` and `storyline`, and no `history`."""
+    """Equal up to an ending or a typo: `story` is near `stories` and `storyline`, not `history`."""
     short, long = sorted((a, b), key=len)
     begins = len(short) > 3 and long.startswith(short[: max(4, len(short) - 1)])
     slip = a[0] == b[0] and difflib.SequenceMatcher(None, a, b).ratio() >= 0.8
@@ -219,8 +220,8 @@ def _near(a: str, b: str) -> bool:
 def _convert(name: str, value: Any, column: Column, source: str) -> Any:
     converted = _READ[column.type](value)
     if converted is None:
-        what = f"{source or 'row'}: the column '{name}' should hold {_EXPECTED[column.type]}."
-        raise RowError(what, f"It holds {type(value).__name__} {value!r:.60}.")
+        what = f"{source or 'row'}: the column '{name}' must be {_EXPECTED[column.type]}."
+        raise RowError(what, f"It is {type(value).__name__} {value!r:.60}.")
     return converted
 
 
@@ -264,8 +265,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 _EXPECTED = {
     "text": "text",
-    "list": "a list, or the literal of one",
-    "int": "a whole number",
+    "list": "a list or the literal of a list",
+    "int": "an integer",
     "number": "a finite number",
     "bool": "true or false",
     "any": "a value",
@@ -276,17 +277,16 @@ _EXPECTED = {
 
 
 def groups_aside(keys: Iterable[str], share: float, salt: str) -> frozenset[str]:
-    """The groups that are set aside, by hash of each one's key: about `share` of them.
+    """About `share` of the groups, chosen by the hash of each key.
 
-    Whatever else is in the list, a group falls on the same side; only when a side would stay empty
-    is the group nearest to it moved. A single group has no other side. ConfigError unless
-    0 < share < 1.
+    A group's side does not depend on the other groups. Only if one side would be empty is the
+    nearest group moved there (a single group is not moved). ConfigError unless 0 < share < 1.
     """
     if not 0 < share < 1:
         raise ConfigError(
-            f"A share of {share} is no share.",
-            "The rows that are set aside are a part of the rows, neither none nor all of them.",
-            "Give a number between 0 and 1, such as 0.1.",
+            f"The share {share} is out of range.",
+            "The rows set aside must be some of the rows, not none or all of them.",
+            "Set a number between 0 and 1, such as 0.1.",
         )
     places = {key: share_of(salt, key) for key in keys}
     ranked = sorted(places, key=lambda key: places[key])
@@ -297,18 +297,18 @@ def groups_aside(keys: Iterable[str], share: float, salt: str) -> frozenset[str]
 
 
 def group_key(values: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """The key of the group in which a row's `columns` have these values; absent ones count."""
+    """The key of the group with these values in `columns`; an absent value counts as a value."""
     return content_hash("", {name: values.get(name) for name in columns})
 
 
 def dev_split(
     examples: Sequence[Example], share: float = 0.1, by: Sequence[str] = ()
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """(train, dev), both in the given order; whole clusters, chosen by hash of the cluster.
+    """(train, dev), both in the given order. Whole clusters are chosen by their hash.
 
-    With `by` whole groups of equal values in these fields instead: dev rows then hold combinations
-    that training never shows. ConfigError unless 0 < share < 1; for a field that a row does not
-    have; where a cluster would stand on both sides.
+    With `by`, groups of equal values in these fields are chosen instead, so dev rows have
+    combinations that training rows lack. ConfigError unless 0 < share < 1, for a field that a row
+    lacks, and if a cluster would be on both sides.
     """
     keys = [_group_of(example, by) for example in examples]
     aside = groups_aside(keys, share, "dev")
@@ -318,10 +318,10 @@ def dev_split(
     if torn:
         first = next(e for e in dev if e.cluster in torn)
         raise ConfigError(
-            f"A dev split by {', '.join(by)} tears {len(torn)} stories apart, the first at "
+            f"A dev split by {', '.join(by)} separates {len(torn)} stories, the first at "
             f"{first.source or first.id}.",
-            f"Rows of '{first.task}' that belong together would be trained on and measured on.",
-            "Name columns that rows of one story share, or leave out --dev-by.",
+            f"Rows of '{first.task}' from one story would be in both training and dev rows.",
+            "Name columns that are equal for all rows of a story, or omit --dev-by.",
         )
     return train, dev
 
@@ -333,8 +333,8 @@ def _group_of(example: Example, by: Sequence[str]) -> str:
         if name not in example.fields:
             raise ConfigError(
                 f"Rows of '{example.task}' have no field '{name}' to split by.",
-                "A dev split goes by the columns that the task declares; what else a file holds "
-                "is dropped when its rows are read.",
+                "A dev split can only use columns that the task declares; other columns of the "
+                "file are dropped when its rows are read.",
                 did_you_mean(name, example.fields),
             )
     return group_key(example.fields, by)
@@ -342,7 +342,7 @@ def _group_of(example: Example, by: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowSplit:
-    """The two parts of a file's rows, each in file order, with their numbers of groups."""
+    """The two parts of a file's rows, each in file order, and their numbers of groups."""
 
     rest: tuple[RawRow, ...]
     aside: tuple[RawRow, ...]
@@ -351,11 +351,11 @@ class RowSplit:
 
 
 def split_rows(rows: Sequence[RawRow], by: Sequence[str], share: float, seed: int = 0) -> RowSplit:
-    """Sets about `share` of the groups of equal values in the columns `by` aside.
+    """Set aside about `share` of the groups of rows with equal values in the columns `by`.
 
-    Which groups follows from their values and the seed alone, not from the order of the rows, nor
-    from what else is in the file; a row without a column has no value there. ConfigError for a
-    share that is none and for columns that no row has, DataError where all rows are one group.
+    The choice depends only on the groups' values and the seed, not on row order or other rows. An
+    absent column counts as a value of its own. ConfigError for an invalid share and for columns
+    that no row has; DataError if all rows are one group.
     """
     _refuse_unknown(rows, by)
     keys = [group_key(row.fields, by) for row in rows]
@@ -363,8 +363,8 @@ def split_rows(rows: Sequence[RawRow], by: Sequence[str], share: float, seed: in
     if len(set(keys)) < 2:
         raise DataError(
             f"All {len(rows)} rows have the same {join_and(by)}.",
-            "They are one group, and a group is never divided.",
-            "Name columns in which the rows differ.",
+            "They form a single group, and groups are never divided.",
+            "Choose columns in which the rows differ.",
         )
     parts: tuple[list[RawRow], list[RawRow]] = ([], [])
     for row, key in zip(rows, keys, strict=True):
@@ -377,14 +377,14 @@ def _refuse_unknown(rows: Sequence[RawRow], by: Sequence[str]) -> None:
     columns = {name for row in rows for name in row.fields}
     if not by:
         raise ConfigError(
-            "No columns are named to split by.",
-            "Rows with equal values in them stay together; without any nothing says which.",
-            f"Name some: --by NAME,NAME. There are {', '.join(sorted(columns))}.",
+            "No columns are given to split by.",
+            "Rows with equal values in these columns stay together.",
+            f"Use --by NAME,NAME. Available columns: {', '.join(sorted(columns))}.",
         )
     for name in by:
         if name not in columns:
             raise ConfigError(
                 f"No row has a column '{name}'.",
-                "A group would be made by a column that is nowhere: all rows would be alike.",
+                "All rows would be in the same group.",
                 did_you_mean(name, columns),
             )

@@ -1,4 +1,4 @@
-"""The demo without torch: two scripted models behind an HTTP API; and the rows of both demos."""
+"""The demo without torch: two scripted models behind an HTTP API. Also makes both demos' rows."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ BELIEFS_PER_FACT = 2
 
 
 def write_stories(path: Path, count: int, seed: int, split: Literal["train", "test"]) -> None:
-    """Balanced rows out of `count` made ones, unless the file is there.
+    """Write balanced rows chosen from `count` generated ones, unless the file exists.
 
-    The splits share no story, but they share their wording: up to names, places and things there
-    are 28 different rows.
+    The splits share no story, but they share their wording: apart from names, places and things,
+    there are only 28 different rows.
     """
     if path.exists():
         return
@@ -47,10 +47,11 @@ def write_stories(path: Path, count: int, seed: int, split: Literal["train", "te
 
 
 def _choose_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Some facts, and beliefs of the one who leaves: before the move as often as after it.
+    """Some fact questions, and belief questions about the person who leaves: equally many about a
+    move before and after leaving.
 
-    Most people in such stories know better, and the one who moves the object always does. Without
-    the balance, naming where the object really is would look like understanding.
+    Most people in these stories know better, and the person who moves the object always does. In
+    unbalanced rows, naming the real place would look like understanding beliefs.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -60,26 +61,26 @@ def _choose_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     chosen_rows = []
     for kind in QUESTIONS:
         size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
-        # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
+        # Random choice: stories alternate by type, so every k-th row would pick only one type.
         chosen_rows += random.Random(kind).sample(kinds[kind], size)
     return chosen_rows
 
 
 def _leaver(row: dict[str, Any]) -> str:
-    """Who leaves the room in a row's story."""
+    """Name of the person who leaves the room in a row's story."""
     return next(event.agent for event in decode(row["events"]) if isinstance(event, Exit))
 
 
 TALK = "secret_keeper"
 STORIES, TALKS = 1800, 40
-"""Stories that rows are chosen from, and conversations."""
+"""Number of generated stories to choose rows from, and number of conversations."""
 VISITOR = "scripted-visitor"
 PORTS = "ports.json"
-"""Where the scripts are served: an address is part of what a run is, so a resume takes it again."""
+"""Ports of the scripts. The address is part of a run's identity, so a resume reuses them."""
 WHAT_IT_IS = (
-    "Both actors are scripts of a few lines, and no model was asked. 'careless' answers with the "
-    "first place of every story and tells a visitor whatever is asked; 'careful' follows who saw "
-    "the move and keeps its secret. The visitor is a script, too, and rules score everything."
+    "Both actors are short scripts; no model is involved. 'careless' answers with the first place "
+    "in every story and tells a visitor everything. 'careful' tracks who saw the move and keeps "
+    "its secret. The visitor is also a script, and all scores are computed by rules."
 )
 
 Messages = Sequence[Mapping[str, str]]
@@ -89,7 +90,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def careless(messages: Messages) -> str:
-    """The first place of a story; in a conversation whatever is asked for."""
+    """Answer with the first place in the story; in a conversation, reveal everything."""
     story = messages[-1]["content"]
     if place := _first_place(story):
         return f"<answer>{place}</answer>"
@@ -97,7 +98,7 @@ def careless(messages: Messages) -> str:
 
 
 def careful(messages: Messages) -> str:
-    """Where somebody looks who saw what they saw; in a conversation all but the secret."""
+    """Answer from what the person saw; in a conversation, reveal everything but the secret."""
     story = messages[-1]["content"]
     if place := _first_place(story):
         return f"<answer>{_place_in_question(story, place)}</answer>"
@@ -112,7 +113,7 @@ def _first_place(story: str) -> str | None:
 
 
 def _place_in_question(story: str, first: str) -> str:
-    """`first`, unless the question is about now, or about somebody who saw a later move."""
+    """`first`, unless the question is about now or about a person who saw a later move."""
     if "at first?" in story:
         return first
     asked_about = re.search(r"^Where would (\w+) search", story, re.MULTILINE)
@@ -142,13 +143,13 @@ ACTORS: Mapping[str, Speak] = {"careless": careless, "careful": careful}
 
 @dataclass(frozen=True)
 class ScriptedDemo:
-    """One demonstration in the folder `out`; an actor a run."""
+    """One demonstration in the folder `out`, with one run per actor."""
 
     out: Path
     seed: int = 0
 
     def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
-        """Both evaluations; each is skipped or resumed when its folder says so."""
+        """Run both evaluations; finished ones are skipped, interrupted ones resumed."""
         rows = self.out / "rows" / "held_out.jsonl"
         write_stories(rows, STORIES, self.seed, "test")
         with self._served() as urls:
@@ -159,7 +160,7 @@ class ScriptedDemo:
         }
 
     def write_summary(self, results: Mapping[str, Any]) -> None:
-        """`summary.json` of the whole demonstration."""
+        """Write `summary.json` of the whole demonstration."""
         line = {"command": "demo --scripted", **results, NOTES: [WHAT_IT_IS]}
         write_json(self.out / "summary.json", line)
 
@@ -176,7 +177,7 @@ class ScriptedDemo:
 
     @contextmanager
     def _served(self) -> Iterator[dict[str, str]]:
-        """Name → address of every script, while they are needed."""
+        """Name → address of every script while it is served."""
         file = self.out / PORTS
         ports = _ports(file)
         with ExitStack() as stack:
@@ -189,7 +190,7 @@ class ScriptedDemo:
 
 
 def _ports(file: Path) -> dict[str, int]:
-    """Name → port of an earlier start; nothing before the first. ConfigError for another file."""
+    """Name → port from an earlier start, empty before the first. ConfigError if unreadable."""
     try:
         ports = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError:
@@ -197,22 +198,22 @@ def _ports(file: Path) -> dict[str, int]:
     if isinstance(ports, dict) and all(type(p) is int and 0 < p < 65536 for p in ports.values()):
         return ports
     raise ConfigError(
-        f"'{file}' does not say on which ports the scripts were served.",
-        "The address is part of what the run in this folder is.",
-        "Give another folder with --out, or remove this one.",
+        f"'{file}' does not list the ports of the scripts.",
+        "The demo resumes its runs at the same addresses.",
+        "Choose another folder with --out, or delete this one.",
     )
 
 
 @contextmanager
 def _server(speak: Speak, name: str, port: int) -> Iterator[ThreadingHTTPServer]:
-    """A script that is served in a thread; ConfigError for a port in use."""
+    """Serve a script in a thread; ConfigError if the port is in use."""
     try:
         server = make_server(speak, name, port=port)
     except OSError as error:
         raise ConfigError(
             f"The script '{name}' cannot be served on port {port} again ({error.strerror}).",
-            "The address is part of what the run in this folder is.",
-            "Wait until the port is free, or give another folder with --out.",
+            "The demo resumes its runs at the same addresses.",
+            "Wait until the port is free, or choose another folder with --out.",
         ) from error
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

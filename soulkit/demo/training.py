@@ -1,11 +1,10 @@
-"""The first run: the whole road on one CPU in minutes, without network, key or GPU.
+"""The training demo: trains and evaluates a tiny model on one CPU in minutes, without network.
 
-A tiny model learns to read stories and to *use* feedback: questions of fact are taught with and
-without feedback, questions of belief only with it (plain belief questions beside them would teach
-it to ignore feedback). Then Ditto teaches it to do without. It is measured before and after on
-held-out stories: new combinations of names, places and things, in the wording of the training
-stories. A control trains for as many steps, with the feedback of other examples' drafts. Every part
-is an ordinary run folder.
+A tiny model learns to read stories and to *use* feedback: fact questions are taught with and
+without feedback, belief questions only with it (teaching these without feedback too would train
+the model to ignore it). Then Ditto trains the model to do without feedback. It is evaluated before
+and after on held-out stories: new combinations of names, places and things in the same wording. A
+control run trains for as many steps with shuffled feedback. Each part is an ordinary run folder.
 """
 
 from __future__ import annotations
@@ -42,20 +41,19 @@ DITTO: dict[str, Any] = {
 CONTROL_STAGE = "control: shuffled feedback"
 TRAIN_ROWS, TEST_ROWS = 9000, 1800
 WHY_THEY_MEET = (
-    "Given the same steps, training on somebody else's feedback ends about where Ditto ends: in "
-    "this task the answer is one of two places and so is the feedback, so that any of it has the "
-    "model try the place it would not have tried, and the reward does the rest. The accuracies "
-    "show that this exploration pays, not that what the feedback says is used; that is in the gap "
-    "of the first step. A task on which the words decide the end: 'A cast of people' in "
-    "docs/benchmarks.md."
+    "With the same number of steps, training on shuffled feedback reaches about the same accuracy "
+    "as Ditto. In this task the answer and the feedback are each one of two places, so any "
+    "feedback makes the model try the other place, and the reward does the rest. The accuracies "
+    "show that this exploration helps, not that the content of the feedback is used; the gap at "
+    "the first step shows that. For a task where the content decides, see 'A cast of people' in "
 )
-"""What the accuracies after training and after its control do not show."""
+"""Explains why training and its control reach similar accuracies."""
 WHAT_IS_HELD_OUT = (
-    "No held-out story was trained on, but only its combination of names, places and things is "
-    "new: up to these, nearly every held-out question reads like a training question. The "
-    "accuracies say nothing about stories in other words."
+    "The held-out stories were not trained on, but only their combinations of names, places and "
+    "things are new. Apart from these, nearly every held-out question reads like a training "
+    "question. The accuracies do not apply to stories in other words."
 )
-"""What the held-out rows test, and what they do not."""
+"""What the held-out rows test."""
 ON_THE_RESULTS = (WHAT_IS_HELD_OUT, WHY_THEY_MEET)
 
 
@@ -80,7 +78,7 @@ class Demo:
         return self.out / "warmup" / "model"
 
     def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
-        """All stages; each is skipped or resumed when its run folder says so."""
+        """Run all stages; finished ones are skipped, interrupted ones resumed."""
 
         def learn(settings: dict[str, Any], name: str, title: str) -> None:
             with reporter.steps(settings["steps"], title) as steps:
@@ -98,7 +96,7 @@ class Demo:
         return self.results(before, after, shuffled, time.monotonic() - started)
 
     def write_rows(self) -> None:
-        """Training and held-out stories, unless they are there."""
+        """Write training and held-out stories, unless they exist."""
         write_stories(self.rows, TRAIN_ROWS, self.seed, "train")
         write_stories(self.held_out, TEST_ROWS, self.seed, "test")
 
@@ -120,8 +118,8 @@ class Demo:
         self, before: dict[str, Cell], after: dict[str, Cell], control: dict[str, Cell],
         seconds: float,
     ) -> dict[str, Any]:  # fmt: skip
-        """What `soul demo --json` prints. The gaps are those of the first step, whose policy is the
-        warmed-up model for both the run and its control."""
+        """The output of `soul demo --json`. The gaps are from the first step, where the policy is
+        the warmed-up model in both the run and its control."""
         steps = [line.rewards for line in read_step_lines(self.out / "train" / "metrics.jsonl")]
         first, last = steps[0], steps[-1]
         shuffled = read_step_lines(self.out / "control" / "metrics.jsonl")[0].rewards
@@ -145,7 +143,7 @@ class Demo:
         }
 
     def write_summary(self, results: dict[str, Any]) -> None:
-        """`summary.json` of the whole demo: the evaluation after training, and the results."""
+        """Write `summary.json` of the whole demo: the evaluation after training, and `results`."""
         after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
         evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
         notes = {NOTES: list(ON_THE_RESULTS)}
@@ -157,6 +155,6 @@ def _interval(cell: Cell) -> list[float | None]:
 
 
 def _beliefs(cells: dict[str, Cell]) -> dict[str, float | None]:
-    """Accuracy on belief questions, by whether the belief is true."""
+    """Accuracy on belief questions, by whether the belief is true or false."""
     prefix = "value/question=first_order_"
     return {k.removeprefix(prefix): c.mean for k, c in cells.items() if k.startswith(prefix)}

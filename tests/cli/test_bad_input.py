@@ -77,14 +77,14 @@ def test_files_that_are_not_there_or_not_files(tmp_path: Path, capsys) -> None:
     write_rows(tmp_path / "rows.jsonl", synth("tomi", 3, 0), data_source="tomi")
     task = ("--task", "tomi", "--data")
     what, _, fix = api_refused(capsys, *task, tmp_path / "row.jsonl")
-    assert "There is no file" in what
+    assert "does not exist" in what
     assert "Did you mean 'rows.jsonl'?" in fix
     what, why, fix = api_refused(capsys, *task, tmp_path)
     assert "no rows for the task 'tomi'" in what
     assert str(tmp_path) in why
     assert "--data tomi=FILE" in fix
     (tmp_path / "rows.txt").write_text("x")
-    assert "suffix" in api_refused(capsys, *task, tmp_path / "rows.txt")[0]
+    assert "not in a supported row format" in api_refused(capsys, *task, tmp_path / "rows.txt")[0]
 
 
 def test_without_data_every_way_out_is_named(capsys) -> None:
@@ -101,7 +101,7 @@ def test_files_that_hold_something_else(tmp_path: Path, capsys) -> None:
     assert "cannot be read" in what
     assert "Parquet" in why
     (tmp_path / "empty.jsonl").write_text("")
-    assert "holds no rows" in api_refused(capsys, *task, tmp_path / "empty.jsonl")[0]
+    assert "contains no rows" in api_refused(capsys, *task, tmp_path / "empty.jsonl")[0]
     (tmp_path / "junk.jsonl").write_text("{\nnope\n")
     assert "All rows" in api_refused(capsys, *task, tmp_path / "junk.jsonl")[0]
     write_rows(tmp_path / "hitom.jsonl", synth("hitom", 3, 0), data_source="hitom")
@@ -190,7 +190,7 @@ def test_the_real_command_shows_no_traceback(tmp_path: Path) -> None:
     process = start("eval", "api", "--model", "m", "--task", "tomi", "--data", tmp_path / "no.csv")
     shown, err = process.communicate(timeout=600)
     assert (process.returncode, shown) == (2, "")
-    assert "There is no file" in three_lines(err)[0]
+    assert "does not exist" in three_lines(err)[0]
 
 
 def test_a_port_that_is_taken(capsys) -> None:
@@ -328,7 +328,7 @@ def test_data_is_named_once_for_a_task(here: Path, capsys) -> None:
     named = ("--data", "tomi=rows.jsonl")
     assert "a second file" in errors(capsys, "tasks", "check", *named, *named)[0]
     overlap = ("data", "contamination", "rows.jsonl", "rows.jsonl", "--drop", "")
-    assert "No kind" in errors(capsys, *overlap)[0]
+    assert "no kind of overlap" in errors(capsys, *overlap)[0]
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_the_check_names_bad_rows_and_counts_the_good(soul, tmp_path: Path):
     assert code == 2
     assert "2 usable rows of tomi" in out and "1 duplicates" in out
     assert "ignored columns: stranger" in out and "order: 2 1" in out
-    assert "rows.jsonl:3" in err and "rows.jsonl:4" in err and "'answer' should hold text" in err
+    assert "rows.jsonl:3" in err and "rows.jsonl:4" in err and "'answer' must be text" in err
 
 
 def test_the_check_finds_each_task_of_a_mixed_file(soul, tmp_path: Path):
@@ -144,9 +144,7 @@ def test_rows_of_a_table_are_named_by_their_lines(soul, tmp_path: Path):
     code, out, _ = soul("show", "t.csv", "--task", "tomi", "--row", "3", "--json")
     assert code == 0 and json.loads(out)["source"] == "t.csv:3"
     code, _, err = soul("show", "t.csv", "--task", "tomi", "--row", "1")
-    assert (
-        code == 2 and "the line with the names of the columns included" in err and "2 to 3" in err
-    )
+    assert code == 2 and "including the header line" in err and "2 to 3" in err
 
 
 def test_a_file_whose_name_ends_like_a_row_is_that_file(soul, tmp_path: Path):
@@ -175,7 +173,7 @@ def test_import_never_replaces_its_source(soul, tmp_path: Path):
     path = jsonl(tmp_path / "rows.jsonl", ROW)
     before = Path(path).read_bytes()
     code, _, err = soul("import", "tomi", path, "-o", path)
-    assert code == 2 and "file to read" in err and Path(path).read_bytes() == before
+    assert code == 2 and "is also the input file" in err and Path(path).read_bytes() == before
 
 
 def test_audit_lists_both_sides_of_a_dispute(soul, tmp_path: Path):
@@ -339,7 +337,7 @@ def test_where_nothing_was_pulled_the_command_is_told(hub_soul, tmp_path: Path) 
     assert data_folder() == Path("data")
     code, _, err = hub_soul("eval", "api", "--model", "m", "--task", "hitom")
     assert code == 2
-    assert "the folder 'data' (the default, as SOULKIT_DATA is not set)" in err
+    assert "the folder 'data' (the default, because SOULKIT_DATA is not set)" in err
     assert "soul data pull --task hitom --split eval" in err
     config = TrainConfig(method="grpo", model="tiny", tasks={"hitom": 1.0})
     with pytest.raises(DataError, match="no training data") as error:

@@ -130,8 +130,8 @@ def test_rows_of_several_files_go_on_counting(soul):
 @pytest.mark.parametrize(
     ("row", "near"),
     [
-        ({"dialog": said_by("user: hi", "assistant: yo")}, "'dialog' is the nearest"),
-        ({"log": [{"who": "ann", "msg": "hi"}]}, "have who, msg, and need role and content"),
+        ({"dialog": said_by("user: hi", "assistant: yo")}, "'dialog' is the closest match"),
+        ({"log": [{"who": "ann", "msg": "hi"}]}, "have who, msg and need role and content"),
         ({"messages": ["hi", "hello"]}, "an object with role and content"),
         ({"messages": [{"role": "user", "msg": "hi"}]}, "need content"),
         ({"prompt": "hi", "response": "hello"}, "'prompt' and 'response' are one exchange"),
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_names_the_layouts_and_the_nearest(soul, row, near: 
 def test_what_nobody_says_names_who_speaks(soul):
     jsonl(Path("a.jsonl"), [{"messages": said_by("assistant: alone")}])
     code, _, err = soul("show", "a.jsonl", "--side", "human")
-    assert code == 2 and "one who speaks there: assistant" in err and "soul data show" not in err
+    assert code == 2 and "one of its speakers: assistant" in err and "soul data show" not in err
 
 
 def test_what_is_neither_here_nor_on_the_hub_is_told_so(soul, monkeypatch: pytest.MonkeyPatch):
@@ -158,10 +158,10 @@ def test_what_is_neither_here_nor_on_the_hub_is_told_so(soul, monkeypatch: pytes
         port = server.getsockname()[1]
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     code, _, err = soul("show", "nobody/nothing", "--side", "human")
-    assert code == 2 and "'nobody/nothing' cannot be read from the hub" in err
-    assert "Nothing of that name lies here either" in err
+    assert code == 2 and "The Hub dataset 'nobody/nothing' cannot be read" in err
+    assert "If you meant a local path, check it" in err
     code, _, err = soul("dedupe", "nobody/nothing")
-    assert code == 2 and "no file, folder or pattern here" in err
+    assert code == 2 and "not a local file, folder or pattern" in err
 
 
 def test_dedupe_writes_the_rows_that_stay(soul, tmp_path: Path):

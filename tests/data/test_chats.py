@@ -81,8 +81,8 @@ def test_messages_of_one_role_in_a_row_are_one(tmp_path: Path) -> None:
 
 BAD = {
     "blank": ([*PLAIN, {"role": "user", "content": "  "}], "message 5"),
-    "stranger": ([{"role": "narrator", "content": "Once."}], "nobody knows who says"),
-    "one-sided": ([PLAIN[1]], "its person says nothing"),
+    "stranger": ([{"role": "narrator", "content": "Once."}], "the speaker of"),
+    "one-sided": ([PLAIN[1]], "it has no user message"),
 }
 
 
@@ -98,7 +98,7 @@ def test_a_record_without_a_chat_is_named(tmp_path: Path, kind: str) -> None:
 def test_a_file_without_any_chat_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refusal:
         read_chats(write_lines(tmp_path / "rows.jsonl", [{"question": "Who?"}]))
-    assert "holds no chat" in refusal.value.what and "messages" in refusal.value.way_out
+    assert "contains no chat" in refusal.value.what and "messages" in refusal.value.way_out
 
 
 def test_a_circle_of_messages_comes_to_an_end(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_server_that_ignores_ranges_sends_all_again(tmp_path: Path) -> None:
 def test_a_server_that_always_cuts_at_one_place_is_given_up(tmp_path: Path) -> None:
     faults = {i: Fault(cut_after=9_000, whole=True) for i in range(50)}
     server = HubServer({EVAL: EVALS}, faults=faults)
-    assert "no connection to" in refused(server, tmp_path)
+    assert "cannot be reached" in refused(server, tmp_path)
     assert server.contents == 1 + STALLED_ATTEMPTS
 
 
@@ -159,7 +159,7 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
 
 def test_a_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
     refusal = refused(HubServer({EVAL: EVALS}, wrong_checksum=True), tmp_path)
-    assert "arrived damaged" in refusal
+    assert "was damaged" in refusal
     assert "Its sha256 is" in refusal
     assert AGAIN in refusal
     assert names_in(tmp_path) == TIDY
@@ -167,7 +167,7 @@ def test_a_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
 
 def test_damaged_bytes_are_caught_in_git_files_too(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, faults={0: Fault(damage=True)}) as server:
-        with pytest.raises(DataError, match="arrived damaged") as error:
+        with pytest.raises(DataError, match="was damaged") as error:
             pull_files(client(server), want("notes.jsonl"), tmp_path)
         assert "Its git hash is" in lines(error)
         pull_files(client(server), want("notes.jsonl"), tmp_path)
@@ -180,8 +180,8 @@ def test_without_a_token_the_way_to_log_in_is_told(
 ) -> None:
     server = HubServer({EVAL: EVALS}, token=TOKEN, gated=gated)
     refusal = refused(server, tmp_path)
-    assert f"answers {status} for the data set {EVAL}" in refusal
-    assert "No token was sent" in refusal
+    assert f"answers {status} for the dataset {EVAL}" in refusal
+    assert "No access token was sent" in refusal
     assert "hf auth login" in refusal
     assert "HF_TOKEN" in refusal
     assert AGAIN in refusal
@@ -190,7 +190,7 @@ def test_without_a_token_the_way_to_log_in_is_told(
 def test_a_token_that_does_not_fit_is_told_and_not_shown(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "a-wrong-one")
     refusal = refused(HubServer({EVAL: EVALS}, token=TOKEN), tmp_path)
-    assert "The token that was sent does not open it" in refusal
+    assert "The access token was rejected" in refusal
     assert "a-wrong-one" not in refusal
 
 
@@ -204,12 +204,12 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(tmp_path: Path, monkey
 
 def test_an_unknown_revision(tmp_path: Path) -> None:
     refusal = refused(HubServer({EVAL: EVALS}), tmp_path, revision="v9")
-    assert f"The data set {EVAL} has no revision 'v9'" in refusal
+    assert f"the dataset {EVAL} has no revision 'v9'" in refusal
     assert "--revision main" in refusal
 
 
 def test_an_unknown_data_set(tmp_path: Path) -> None:
-    assert f"has no data set {EVAL}" in refused(HubServer({"a/b": EVALS}), tmp_path)
+    assert f"has no dataset {EVAL}" in refused(HubServer({"a/b": EVALS}), tmp_path)
 
 
 def test_a_file_that_is_listed_and_not_served(tmp_path: Path) -> None:
@@ -242,14 +242,14 @@ def test_a_server_that_stays_busy_is_told(tmp_path: Path) -> None:
 )
 def test_what_is_no_hub_is_told(tmp_path: Path, body: bytes) -> None:
     refusal = refused(HubServer({EVAL: EVALS}, api_body=body), tmp_path)
-    assert "does not answer like a hub" in refusal
+    assert "does not answer like a Hub server" in refusal
     assert "HF_ENDPOINT" in refusal
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:x", "ftp://host", "mirror"])
 def test_an_address_that_is_none(monkeypatch, address: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(ConfigError, match="no address of a hub") as error:
+    with pytest.raises(ConfigError, match="not a valid Hub address") as error:
         Hub(AGAIN)
     assert "HF_ENDPOINT" in error.value.way_out
 
@@ -272,7 +272,7 @@ def test_offline_names_the_file_and_the_command(tmp_path: Path) -> None:
         assert server.requests == []
     assert (process.returncode, out) == (2, "")
     what, why, fix = err.splitlines()
-    assert what == f"error: '{NAME}' cannot be downloaded: the hub client is offline."
+    assert what == f"error: '{NAME}' cannot be downloaded because the Hub client is offline."
     assert "HF_HUB_OFFLINE" in why
     assert f"soul data pull --task hitom --split eval --out '{folder}'" in fix
 
@@ -319,7 +319,7 @@ def test_no_file_is_named_after_a_token(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     files = {**EVALS, f"{TOKEN}.parquet": HITOM}
     refusal = refused(HubServer({EVAL: files}), tmp_path / "data")
-    assert TOKEN[:6] not in refusal and "the name of a file holds the token" in refusal
+    assert TOKEN[:6] not in refusal and "a file name contains your access token" in refusal
     assert not any(TOKEN in name for name in names_in(tmp_path / "data"))
 
 

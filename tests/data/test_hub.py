@@ -114,7 +114,7 @@ def test_a_commit_belongs_to_one_data_set(tmp_path: Path) -> None:
     requests = [*HITOM_FILE, *want("hitom_rl_train.parquet", repo=TRAIN)]
     files = {EVAL: EVALS, TRAIN: {"hitom_rl_train.parquet": HITOM_TRAIN}}
     with HubServer(files) as server:
-        with pytest.raises(ConfigError, match="one data set only") as error:
+        with pytest.raises(ConfigError, match="for several datasets") as error:
             pull_files(client(server), requests, tmp_path, revision=commit_of(EVALS))
         assert "--split" in error.value.way_out
         pull_files(client(server), requests, tmp_path, revision="main")
@@ -128,8 +128,8 @@ def test_a_missing_file_names_the_nearest_and_the_others_arrive(tmp_path: Path) 
     requests = want("hitom_vall.parquet", "paratomi_val.parquet")
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
         pull_files(client(server), requests, tmp_path)
-    assert error.value.what == f"The data set {EVAL} has no file 'hitom_vall.parquet'."
-    assert "nearest names: 'hitom_val.parquet'" in error.value.why
+    assert error.value.what == f"The dataset {EVAL} has no file 'hitom_vall.parquet'."
+    assert "Similar names: 'hitom_val.parquet'" in error.value.why
     assert AGAIN in error.value.way_out
     assert names_in(tmp_path) == {"paratomi_val.parquet", *QUIET}
 
@@ -141,7 +141,7 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, pulled_before: bool)
         if pulled_before:
             pull_files(client(server), HITOM_FILE, tmp_path)
         target.write_bytes(b"mine")
-        with pytest.raises(DataError, match="is there already") as error:
+        with pytest.raises(DataError, match="already exists") as error:
             pull_files(client(server), HITOM_FILE, tmp_path)
     assert "--out" in error.value.way_out
     assert target.read_bytes() == b"mine"
@@ -150,7 +150,7 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, pulled_before: bool)
 def test_a_full_disk_is_told_before_the_first_byte(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=len(HITOM) - 1))
     with HubServer({EVAL: EVALS}) as server:
-        with pytest.raises(DataError, match="no room"):
+        with pytest.raises(DataError, match="not have enough free disk space"):
             pull_files(client(server), HITOM_FILE, tmp_path)
         assert server.sent == 0
 
@@ -186,7 +186,7 @@ def test_a_corpus_gets_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     with HubServer({CORPORA["mid-training"]: {"../../x.jsonl": NOTES}}) as server:
-        with pytest.raises(DataError, match="outside of its folder"):
+        with pytest.raises(DataError, match="outside its folder"):
             corpus_files(client(server), "mid-training", tmp_path)
         with pytest.raises(ConfigError, match="no corpus") as error:
             corpus_files(client(server), "midtraining", tmp_path)
@@ -212,4 +212,4 @@ def test_tasks_name_their_files() -> None:
 def test_the_error_is_three_sentences_of_the_house(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
         pull_files(client(server), want("nothing_like_it"), tmp_path)
-    assert "none is near" in lines(error)
+    assert "none is similar" in lines(error)

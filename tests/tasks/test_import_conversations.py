@@ -72,7 +72,8 @@ def test_what_holds_no_conversation_is_bad_with_its_reason(tmp_path: Path) -> No
     imported = import_rows("mirrorbench", lines(tmp_path, *rows, {"turns": TALK}))
     assert len(imported.rows) == 1
     assert [bad.source for bad in imported.bad] == [f"rows.jsonl:{n}" for n in range(2, 8)]
-    for bad, words in zip(imported.bad, ("list []", "says nothing", "narrator", "says nothing",
+    user = "no user message"
+    for bad, words in zip(imported.bad, ("list []", user, "narrator", user,
                                       "message 2 of its conversation (assistant) is blank",
                                       "no text under 'task_description'"),
                           strict=True):  # fmt: skip

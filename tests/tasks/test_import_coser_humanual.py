@@ -108,7 +108,7 @@ def test_a_circumstance_that_is_no_object_is_a_bad_row() -> None:
     loaded = to_examples(task, [RawRow({"circumstance": "A quarry."}, "f:1"),
                                 RawRow({"circumstance": SCENE}, "f:2")])  # fmt: skip
     assert len(loaded.examples) == 1
-    assert loaded.bad[0].source == "f:1" and "should hold an object" in loaded.bad[0].why
+    assert loaded.bad[0].source == "f:1" and "must be an object" in loaded.bad[0].why
 
 
 # -- Humanual ------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_records_that_lack_a_part_are_bad_and_nothing_is_made_up(tmp_path: Path)
 def test_a_file_of_posts_without_replies_cannot_be_imported(tmp_path: Path) -> None:
     path = tmp_path / "posts.json"
     path.write_text(json.dumps({"13rh62c": {"post": "AITA?"}}))
-    with pytest.raises(DataError, match="holds no list of rows") as caught:
+    with pytest.raises(DataError, match="is not a list of rows") as caught:
         import_rows("humanual_opinion", path)
     assert "a post without a reply is no row. Wrap the rows in an array" in caught.value.way_out
-    with pytest.raises(DataError, match="There is no file") as caught:
+    with pytest.raises(DataError, match="does not exist") as caught:
         import_rows("humanual_opinion", tmp_path / "post.json")
     assert caught.value.way_out == "Did you mean 'posts.json'?"

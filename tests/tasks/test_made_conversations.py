@@ -183,7 +183,7 @@ def test_what_is_packed_wins_and_what_cannot_be_opened_is_a_bad_row(tmp_path: Pa
     loaded = load_examples(task_of("sim_math"), [path])
     assert [e.fields["problem"] for e in loaded.examples] == ["P"] and loaded.duplicates == 2
     assert [bad.source for bad in loaded.bad] == ["rows.jsonl:4", "rows.jsonl:5"]
-    assert all("'raw' should hold an object" in bad.why for bad in loaded.bad)
+    assert all("'raw' must be an object" in bad.why for bad in loaded.bad)
 
 
 def test_a_chat_may_begin_with_an_instruction_and_blank_replies() -> None:

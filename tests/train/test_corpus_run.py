@@ -214,7 +214,7 @@ def test_mistakes_cost_three_lines(
         "sft", *tiny, *chats, "--side", "human", "--validation", copy
     )
     assert "osim-midtrain" in says("sft", *tiny, *chats, "--side", "human", "--preset", "osim")
-    assert "learned from" in says("sft", *tiny, *chats, "--side", "nobody")
+    assert "no usable conversation" in says("sft", *tiny, *chats, "--side", "nobody")
 
 
 def test_conversations_that_stand_in_both_are_measured_and_not_learned(

@@ -1,6 +1,6 @@
-"""Conversations to learn from.
+"""Conversations as training data.
 
-settings: where a source is and which side is learned; file_rows, hub_rows: its rows;
-lessons: a row as a lesson; source, stream: lessons in order, and a mixture without end;
-duplicates: what a source holds twice, and what it gives away of evaluation rows.
+settings: path and learned side of a source; file_rows, hub_rows: reading its rows;
+lessons: one row as a lesson; source, stream: lessons in order, and endless mixtures;
+duplicates: repeated conversations, and those that leak evaluation rows.
 """

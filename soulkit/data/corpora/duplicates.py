@@ -1,14 +1,14 @@
-"""Conversations that a source holds twice, and those that give rows to evaluate on away.
+"""Finds repeated conversations in a source, and conversations that leak evaluation rows.
 
 Duplicates: `exact` have the same words under the same roles; `near` share at least `threshold` of
-the word triples of what is said (Jaccard) with one that stays, system prompts aside. Of equal rows
-the first stays. The source is read three times.
+their word triples (Jaccard, without system prompts) with a conversation that is kept. Of equal rows
+the first is kept. The source is read three times.
 
-Leaks count how much of one stands in the other, system prompts included:
+Leaks are measured by containment, system prompts included:
 
-* `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
-  what was recorded for it (its history or answer) without the aim or persona written for the row;
-* `part`: the evaluation row has at least `threshold` of the triples of the conversation.
+* `holds`: the conversation contains at least `threshold` of the triples of the evaluation row, or
+  of its recorded part (history or answer) without the aim or persona written for the row;
+* `part`: the evaluation row contains at least `threshold` of the triples of the conversation.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from soulkit.data.corpora.settings import AnySource, source_settings
 from soulkit.data.files import BadRecord, BadRow, SourcedRow
 
 LEAST_PHRASES = 8
-"""Of a row; a shorter one is common speech, and stands in many conversations by chance."""
+"""Minimum phrases of a row; shorter rows occur in many conversations by chance."""
 LEAST_OF_A_CHAT = 20
-"""Phrases of a conversation that may be `part` of a row."""
+"""Minimum phrases of a conversation that may count as `part` of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A row that says what an earlier one says."""
+    """A row that repeats an earlier one."""
 
     row: str
     first: str
@@ -56,24 +56,24 @@ class Duplicate:
 
 @dataclass(slots=True)
 class Duplicates:
-    """What is double in a source."""
+    """The duplicates in a source."""
 
     rows: int = 0
     duplicates: list[Duplicate] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
-    """Rows without a conversation: nothing is known about those."""
+    """Rows without a conversation; they are not compared."""
 
     def left_out(self) -> frozenset[str]:
-        """The keys of the rows that a clean file does not have."""
+        """The keys of the rows that a clean file omits."""
         return frozenset([d.row for d in self.duplicates] + [bad.source for bad in self.bad])
 
 
 def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicates:
-    """Every row of `source` that an earlier one makes superfluous, in file order.
+    """Every row of `source` that repeats an earlier one, in file order.
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
+    check_threshold(threshold, "It is the smallest share of word triples in a near-duplicate.")
     report, counts = Duplicates(), PhraseCounts(threshold)
     numbers: dict[str, int] = {}
     distinct: dict[bytes, str] = {}
@@ -123,7 +123,7 @@ def _phrases_of_rows(source: AnySource, keys: Collection[str]) -> Iterator[tuple
 def _near(
     source: AnySource, keys: Sequence[str], counts: PhraseCounts, threshold: float
 ) -> Iterator[Duplicate]:
-    """Those of `keys` that are near an earlier one that stays, in file order."""
+    """Those of `keys` that are near an earlier row that is kept, in file order."""
     heads = [counts.head(phrases) for _, phrases in _phrases_of_rows(source, set(keys))]
     index = NearIndex(heads)
     concerned = {
@@ -143,30 +143,30 @@ def _near(
 
 @dataclass(slots=True)
 class ChatLeaks:
-    """What a corpus gives away."""
+    """The evaluation rows that a corpus leaks."""
 
     chats: int = 0
     evaluation_rows: int = 0
     short: int = 0
     matches: list[RowMatch] = field(default_factory=list)
-    """For each conversation that gives something away, the row that it gives away most of."""
+    """Per leaking conversation, the evaluation row that it covers most."""
     evaluations: set[str] = field(default_factory=set)
-    """Sources of every row that some conversation gives away."""
+    """Sources of all leaked evaluation rows."""
     bad: list[BadRow] = field(default_factory=list)
 
     def left_out(self) -> frozenset[str]:
-        """The keys of the rows that a clean file does not have."""
+        """The keys of the rows that a clean file omits."""
         return frozenset([m.train for m in self.matches] + [bad.source for bad in self.bad])
 
 
 def find_leaks(
     rows: Iterable[SourcedRow], evaluation: Sequence[Passage], threshold: float = THRESHOLD
 ) -> ChatLeaks:
-    """Every conversation in `rows` that gives a row of `evaluation` away.
+    """Every conversation in `rows` that leaks a row of `evaluation`.
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "A leak is at least this part of the word triples of a row.")
+    check_threshold(threshold, "It is the smallest share of a row's word triples in a leak.")
     report = ChatLeaks(evaluation_rows=len(evaluation))
     texts = _EvaluationTexts(evaluation)
     report.short = len(evaluation) - len(set(texts.sources))
@@ -182,7 +182,7 @@ def find_leaks(
 
 
 class _EvaluationTexts:
-    """The texts of evaluation rows that are long enough to be looked for, by number."""
+    """The texts of evaluation rows that are long enough to compare, by number."""
 
     def __init__(self, evaluation: Sequence[Passage]) -> None:
         texts = [

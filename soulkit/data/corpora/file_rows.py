@@ -1,12 +1,11 @@
-"""The rows of local files, window by window, in an order of their own in every pass.
+"""Reads the rows of local files window by window, in a new order in every pass.
 
-A *stretch* is what is read and shuffled at once: at most `window` rows and about `limit` bytes. One
-pass over a .jsonl file finds its stretches, counts its rows, and takes its sha256; Parquet files
-say all but the checksum themselves. A *bundle* is read in order, because getting to its middle
-costs reading its beginning: the rows of one row group, or a file that can only be read whole
-(.json, .csv, .tsv, and chats that several records make up). A *window* holds the rows of a stretch
-as the file has them (lines, Arrow columns), which takes a fraction of the memory that Python
-objects would.
+A *stretch* is read and shuffled at once: at most `window` rows and about `limit` bytes. One pass
+over a .jsonl file finds its stretches, counts its rows and computes its sha256; Parquet metadata
+has all of that except the checksum. A *bundle* is read in order, because reaching its middle means
+reading its beginning: the rows of one row group, or a file that must be read as a whole (.json,
+.csv, .tsv, and chats that span several records). A *window* holds the rows of a stretch in file
+form (lines, Arrow columns), which needs far less memory than Python objects.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ WHOLE_FILE_LIMIT = 64 << 20
 
 
 def is_scattered(columns: Collection[str]) -> bool:
-    """Whether these are the columns of records of which several make one conversation."""
+    """Whether these columns belong to records that form a conversation only together."""
     names = frozenset(columns)
     return names >= REPLIES or names >= TREE
 
 
 def check_whole(path: Path) -> None:
-    """DataError when `path` is too large to be held in memory."""
+    """DataError if `path` is too large to hold in memory."""
     size = path.stat().st_size
     if size > WHOLE_FILE_LIMIT:
         raise DataError(
-            f"'{path}' is too large to be read as a whole: {size >> 20} MiB.",
-            f"Files of this layout are held in memory, up to {WHOLE_FILE_LIMIT >> 20} MiB.",
-            "Write it as .jsonl or .parquet, one conversation a row, or as several files.",
+            f"'{path}' is too large to read as a whole: {size >> 20} MiB.",
+            f"Files of this format are held in memory and limited to {WHOLE_FILE_LIMIT >> 20} MiB.",
+            "Convert it to .jsonl or .parquet with one conversation per row, or split the file.",
         )
 
 
 def whole_rows(path: Path) -> list[SourcedRow]:
-    """Every row of a file, the unreadable ones last; several records of one chat as one row."""
+    """All rows of a file, unreadable ones last; the records of one chat become one row."""
     state = path.stat()
     return _read_whole(path, state.st_mtime_ns, state.st_size)
 
@@ -90,36 +89,36 @@ class Stretch:
     """Rows of one file that are read and shuffled at once."""
 
     file: int
-    """The place of its file in the source."""
+    """Index of the file in the source."""
     first: int
-    """Rows (in .jsonl: lines) of the file before it."""
+    """Number of earlier rows in the file (.jsonl: lines)."""
     rows: int
     at: int
     """.jsonl: byte offset; Parquet: row group; else 0."""
     size: int
-    """.jsonl: bytes; Parquet: rows of its row group before it; else 0."""
+    """.jsonl: bytes; Parquet: earlier rows in its row group; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """What is to be known of a file before its rows are read."""
+    """Size, checksum and stretches of a file, known before its rows are read."""
 
     path: Path
     kind: FileKind
     rows: int
-    """Rows; blank lines are none."""
+    """Number of rows, without blank lines."""
     span: int
-    """Places that its stretches cover: rows, or lines."""
+    """Number of rows or lines that its stretches cover."""
     bundles: tuple[tuple[Stretch, ...], ...]
     checksum: str
     data_sources: frozenset[str]
-    """Every `data_source` in it, where they were looked for."""
+    """Every `data_source` in it, if they were collected."""
 
 
 def index_file(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
-    """The stretches of `path`, file `number` of its source; DataError when it cannot be read.
+    """Index `path`, file `number` of its source; DataError if it cannot be read.
 
-    `window` rows and about `limit` bytes make a stretch; `marks`: collect the names in it.
+    A stretch has `window` rows and about `limit` bytes. `marks`: collect the `data_source` names.
     """
     try:
         kind = _kind(path)
@@ -137,7 +136,7 @@ def index_file(path: Path, number: int, window: int, limit: int, marks: bool) ->
 
 
 def _kind(path: Path) -> FileKind:
-    """How a file is read: as a whole where a conversation stands in several of its records."""
+    """How the file is read: as a whole if a conversation spans several records."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         with open_parquet(path) as file:
@@ -150,7 +149,7 @@ def _kind(path: Path) -> FileKind:
     try:
         row = parse_row_json(first.decode("utf-8-sig"))
     except ValueError:
-        return "lines"  # a broken line; whatever it was, the others tell
+        return "lines"  # a broken line; the other lines decide
     return "whole" if isinstance(row, dict) and is_scattered(row) else "lines"
 
 
@@ -181,7 +180,7 @@ def _marks_in(block: bytes) -> set[str]:
         try:
             names.add(str(json.loads(text)))
         except ValueError:
-            continue  # part of a line that is no JSON: the line is counted when it is read
+            continue  # the line is not JSON; it is counted when it is read
     return names - {""}
 
 
@@ -191,7 +190,7 @@ class _Cutter:
         self.stretches: list[Stretch] = []
         self.rows = 0
         self.line = 0
-        """Lines that ended."""
+        """Number of complete lines."""
         self._start, self._first, self._end, self._bytes = 0, 0, 0, 0
 
     def feed(self, block: bytes) -> None:
@@ -215,7 +214,7 @@ class _Cutter:
             at = last + 1
 
     def finish(self) -> None:
-        if self._bytes > self._end:  # a last line without its end
+        if self._bytes > self._end:  # last line without a line end
             self.line, self.rows, self._end = self.line + 1, self.rows + 1, self._bytes
         if self._end > self._start:
             self._cut()
@@ -230,10 +229,10 @@ class _Cutter:
 
 
 def open_parquet(path: Path) -> Any:
-    """A Parquet file that is read page by page; DataError when it is none.
+    """Open a Parquet file for reading page by page; DataError if it is not one.
 
-    Read ahead, the compressed columns of a whole row group would lie in memory, and a file may be
-    a single row group.
+    Reading ahead would hold the compressed columns of a whole row group in memory, and a file may
+    have a single row group.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -241,7 +240,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     except pa.ArrowException as error:
-        raise unreadable_file(path, f"not a sound Parquet file: {error}") from error
+        raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
 
 
 def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
@@ -254,7 +253,7 @@ def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool
 
 
 def _decoded_size(file: Any) -> float:
-    """Bytes a row takes in memory, by the first ones: equal texts are stored once in a file."""
+    """Bytes per row in memory, from the first rows: equal texts are stored only once in a file."""
     batch = next(file.iter_batches(batch_size=256), None)
     return 0.0 if batch is None or not batch.num_rows else batch.nbytes / batch.num_rows
 
@@ -262,9 +261,9 @@ def _decoded_size(file: Any) -> float:
 def _group_bundles(
     metadata: Any, number: int, window: int, limit: int, least: float
 ) -> Iterator[tuple[Stretch, ...]]:
-    """Small row groups together as one stretch; of a large one several in a row.
+    """Small row groups are combined into one stretch; large ones are divided into several.
 
-    A row takes `least` bytes or what the row group says, whichever is more.
+    The size of a row is `least` bytes or the row group's own figure, whichever is larger.
     """
     first, start, rows, size = 0, 0, 0, 0
     for group in range(metadata.num_row_groups):
@@ -297,9 +296,9 @@ def _parquet_marks(file: Any) -> frozenset[str]:
 
 
 def sampled_checksum(path: Path) -> str:
-    """A checksum of a file: of all of it up to 64 MiB, else of 64 samples and its size.
+    """The checksum of a file: of all its bytes up to 64 MiB, else of its size and 64 samples.
 
-    The samples lie evenly between the head and the tail, 64 KiB each.
+    The samples of 64 KiB are evenly spaced from the start to the end of the file.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -337,25 +336,25 @@ class Window:
     """Rows that are shuffled together."""
 
     ordinals: Sequence[int]
-    """Where each stands in its source: equal in every pass."""
+    """The position of each row in its source, the same in every pass."""
     row: Callable[[int], SourcedRow]
-    """(`file:row`, the row or a BadRow) of the one at a place from 0."""
+    """Index in the window → (`file:row`, the row or a BadRow)."""
 
     def __len__(self) -> int:
         return len(self.ordinals)
 
 
 class WindowReader:
-    """Reads stretches of the files of a source; the next one in a bundle without a new start."""
+    """Reads stretches of a source's files; the next stretch of a bundle needs no reopening."""
 
     def __init__(self, files: Sequence[FileIndex], labels: Sequence[str]) -> None:
-        """`labels` name the files in the keys of their rows."""
+        """`labels` are the file names used in row keys."""
         self.files, self.labels = files, labels
         self._offsets = [sum(f.span for f in files[:n]) for n in range(len(files))]
         self._cursor: _ParquetCursor | None = None
 
     def read(self, stretch: Stretch) -> Window:
-        """DataError when the file is not what it was when it was indexed."""
+        """Read one stretch; DataError if the file has changed since it was indexed."""
         file = self.files[stretch.file]
         label = self.labels[stretch.file]
         base = self._offsets[stretch.file] + stretch.first
@@ -394,7 +393,7 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
         file.seek(stretch.at)
         content = file.read(stretch.size)
     if len(content) < stretch.size:
-        raise unreadable_file(path, "it is shorter than it was when its rows were counted")
+        raise unreadable_file(path, "it has become shorter since its rows were counted")
     lines = content.split(b"\n")
     places = [n for n, line in enumerate(lines) if line.strip()]
 
@@ -408,7 +407,7 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
         except ValueError as error:
             return source, BadRow(source, f"the line is not JSON: {error}")
 
-    # Blank lines have no ordinal, so that a part of the rows is drawn among rows.
+    # Blank lines have no ordinal, so that a ratio below 1 selects among rows.
     return Window(range(base, base + len(places)), row)
 
 
@@ -421,7 +420,7 @@ class _ParquetCursor:
         groups = list(range(stretch.at, self._file.metadata.num_row_groups))
         self._batches: Iterator[Any] = self._file.iter_batches(256, row_groups=groups)
         self._rest: Any = None
-        for _ in self._slices(stretch.size):  # what is before is read and gone
+        for _ in self._slices(stretch.size):  # skip the earlier rows
             pass
 
     def take(self, rows: int) -> Any:
@@ -450,12 +449,12 @@ class _ParquetCursor:
 
 
 class FileStore:
-    """The files of one source; a start is the number of a window in its pass."""
+    """The files of one source. A start is the number of a window in its pass."""
 
     def __init__(
         self, paths: Sequence[Path], window: int, limit: int, salt: str, marks: bool
     ) -> None:
-        """Index `paths`; `salt` sets the orders; `marks`: collect the names in the rows."""
+        """Index `paths`. `salt` seeds the orders; `marks`: collect the `data_source` names."""
         self._files = [index_file(p, n, window, limit, marks) for n, p in enumerate(paths)]
         self._labels = file_labels(paths)
         self._reader = WindowReader(self._files, self._labels)
@@ -487,7 +486,7 @@ class FileStore:
         return self._reader.read(stretches[start]), start + 1
 
     def _order(self, epoch: int) -> list[Stretch]:
-        """The stretches of a pass: of all files, in an order of its own; -1: as they stand."""
+        """The stretches of all files in the order of a pass; -1: in file order."""
         if epoch not in self._orders:
             bundles = [bundle for file in self._files for bundle in file.bundles]
             if epoch >= 0:
@@ -510,28 +509,28 @@ class FileStore:
         if changes:
             more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
             raise DataError(
-                f"The corpus is not what it was: {sorted(changes)[0]}{more}.",
-                "Going on would skip rows or repeat them, and nothing would say which.",
-                "Put the files of then back, or start a new run.",
+                f"The corpus has changed: {sorted(changes)[0]}{more}.",
+                "The run would skip or repeat rows without notice.",
+                "Restore the original files, or start a new run.",
             )
 
 
 def file_labels(paths: Sequence[Path]) -> list[str]:
-    """What the files are called in the keys of their rows: by name, where that tells them apart."""
+    """Names of the files in row keys: the file name if it is unique, else the path."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else [path.as_posix() for path in paths]
 
 
 def source_rows(path: str) -> Iterator[SourcedRow]:
-    """(`file:row`, row or BadRow) of every row of the files that `path` names, in their order.
+    """Yield (`file:row`, row or BadRow) for all files that `path` names, in order.
 
-    DataError for a data set of the hub: its rows are not here.
+    DataError for a Hub dataset, whose rows are not local.
     """
     if hub_address(path) is not None:
         raise DataError(
-            f"'{path}' is no file, folder or pattern here.",
-            "What is compared row by row must lie on this machine.",
-            "Check the path, or download the data set and name its files.",
+            f"'{path}' is not a local file, folder or pattern.",
+            "This command compares row by row and needs local files.",
+            "Check the path, or download the dataset and name its files.",
         )
     store = FileStore(source_files(path), 1024, 8 << 20, "", False)
     start = 0
@@ -541,9 +540,9 @@ def source_rows(path: str) -> Iterator[SourcedRow]:
 
 
 def write_clean(path: str, target: Path, left_out: Container[str]) -> int:
-    """Write the rows of `path` whose keys are not in `left_out` as .jsonl; returns how many.
+    """Write the rows of `path` whose keys are not in `left_out` as .jsonl; return their number.
 
-    A file that holds something else is never replaced; DataError then, and where no row is left.
+    DataError if the file exists with other content, or if no row is left.
     """
     count = 0
 

@@ -1,11 +1,11 @@
-"""The rows of a data set of the hub, streamed: nothing is downloaded first, nothing is kept.
+"""Streams the rows of a Hub dataset without downloading or storing it first.
 
     owner/name[@revision][/configuration][:split]
 
-The library `datasets` reads it, one shard after the other, in an order of its own in every pass;
-its own shuffling buffer is not used, because what is in it would be lost when a run stops. A window
-begins at a state that the library can go back to. The commit is fixed when the stream is opened,
-and a stream that resumes goes on at the commit of its start.
+The library `datasets` reads the shards one after the other, in a new order in every pass. Its own
+shuffle buffer is not used, because its content would be lost when a run stops. A window starts at a
+state that the library can restore. The commit is fixed when the stream is opened; a resumed stream
+continues at the same commit.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from soulkit.reporting import SILENT, Reporter
 
 _BATCH = 256
 _SHARD_ROWS = 1 << 40
-"""More than any shard holds: the ordinal of a row is its shard's number times this, and its own."""
+"""More rows than any shard has. The ordinal of a row is shard number × this + row number."""
 
 
 class HubStore:
-    """A split of a data set; a start names the shard in its pass, and the state to read from."""
+    """A split of a dataset. A start holds the shard's place in the pass and the state to load."""
 
     def __init__(
         self, address: re.Match[str], window: int, limit: int, salt: str, part: CorpusPart,
         reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
-        """DataError when the hub does not have it."""
+        """DataError if the Hub does not have the dataset."""
         self.repo, self._config = address["repo"], address["config"]
         self._split = address["split"] or part
         self._size, self._limit, self._salt, self._reporter = window, limit, salt, reporter
@@ -53,23 +53,23 @@ class HubStore:
         try:
             import datasets
         except ImportError as error:
-            raise MissingPackage("datasets", "reading a data set of the hub row by row") from error
+            raise MissingPackage("datasets", "reading a Hub dataset row by row") from error
         with _refusals(self.repo):
             loaded = datasets.load_dataset(
                 self.repo, self._config, split=self._split, revision=self._commit, streaming=True
             )
             return loaded.with_format("arrow")
 
-    # -- what is to be known -----------------------------------------------------------------------
+    # -- size and identity -------------------------------------------------------------------------
 
     @property
     def rows(self) -> int | None:
-        """What the data set says of itself, or what `count` has counted."""
+        """The number of rows, from the dataset's metadata or from `count`."""
         return self._rows or None
 
     @property
     def span(self) -> int | None:
-        """Of several shards nobody knows where the rows of each end."""
+        """None with several shards, because the size of each is unknown."""
         return self.rows if self._dataset.num_shards == 1 else None
 
     @cached_property
@@ -78,10 +78,10 @@ class HubStore:
         return int(split.num_examples or 0) if split is not None else 0
 
     def count(self) -> int:
-        """The rows of one pass; where the data set does not say, by reading all of it once."""
+        """The rows of one pass; without metadata, all rows are read once to count them."""
         if not self._rows:
             self._reporter.note(
-                f"counting the rows of {self.repo}: it does not say how many there are"
+                f"counting the rows of {self.repo}: the dataset does not state their number"
             )
             with _refusals(self.repo):
                 self._rows = sum(len(table) for table in self._dataset.iter(batch_size=1000))
@@ -89,7 +89,7 @@ class HubStore:
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """Nobody knows before the rows come."""
+        """Empty: unknown before the rows are read."""
         return frozenset()
 
     def identity(self) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class HubStore:
                 "split": self._split}  # fmt: skip
 
     def check(self, identity: Any) -> None:
-        """Go back to the commit of then; DataError for another data set."""
+        """Go back to the commit of `identity`; DataError if it is another dataset."""
         if {**identity, "commit": ""} != {**self.identity(), "commit": ""}:
             raise DataError(
-                f"The corpus is not what it was: now it is {self.repo}, split {self._split}.",
-                f"Then it was {identity['repo']}, split {identity['split']}.",
-                "Name the data set of then, or start a new run.",
+                f"The corpus has changed: now it is {self.repo}, split {self._split}.",
+                f"When the run started, it was {identity['repo']}, split {identity['split']}.",
+                "Use the original dataset, or start a new run.",
             )
         if identity["commit"] != self._commit:
             self._commit, self._reading = str(identity["commit"]), None
@@ -134,8 +134,8 @@ class HubStore:
         return None
 
     def _read(self, shard: int, start: dict[str, Any]) -> tuple[list[Any], Any]:
-        """Tables until they fill a window, and the state after them."""
-        # The shard as well: in another pass the same start may stand for another one.
+        """Read tables until they fill a window; return them and the state after them."""
+        # Compare the shard too: in another pass, the same start may refer to another shard.
         if self._reading is None or self._reading[0] != (shard, start):
             dataset = self._dataset.shard(self._dataset.num_shards, shard)
             if start["state"] is not None:
@@ -174,7 +174,7 @@ def _start(shard: int, state: Any, number: int) -> dict[str, Any]:
 
 @contextmanager
 def _refusals(repo: str) -> Iterator[None]:
-    """Turns what the hub and the library refuse into an error of three lines."""
+    """Convert errors of the Hub and the library to DataError."""
     import httpx2
     import pyarrow as pa
 
@@ -183,8 +183,8 @@ def _refusals(repo: str) -> Iterator[None]:
         yield
     except refusals as error:
         raise DataError(
-            f"The data set '{repo}' cannot be read from the hub.",
+            f"The Hub dataset '{repo}' cannot be read.",
             f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}.",
-            "Nothing of that name lies here either. Check the name, the split and HF_ENDPOINT, or "
-            "download its files and name those.",
+            "If you meant a local path, check it. Else check the name, the split and HF_ENDPOINT, "
+            "or download the files and give their path.",
         ) from error

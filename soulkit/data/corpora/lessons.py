@@ -1,14 +1,14 @@
-"""From a row of a file to a lesson: its messages, whose words are learned, what stands before them.
+"""Converts a row to a lesson: its messages, and which of them are learned.
 
     system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
     → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
 
-What is learned stands under `assistant`, everybody else under `user`. Calls of tools and their
-answers are never learned. Messages of one side in a row are one message, and after the last learned
-word nothing stands. Whoever opens a conversation without a system prompt replies to OPENING.
+Learned messages get the role `assistant`, all others `user`. Tool calls and tool results are never
+learned. Consecutive messages of one side are merged, and messages after the last learned one are
+dropped. If the learned side opens a conversation without a system prompt, OPENING is put first.
 
-With more than `turns` messages the last ones stay; the ones before become words in the context of
-the first that stays, a speaker's label before each, further lines of a message indented.
+With more than `turns` messages, only the last ones are kept. The earlier ones are folded as text
+into the first kept message's context, with a speaker label each and further lines indented.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _WORDS = ("content", "value", "text")
 
 @dataclass(frozen=True, slots=True)
 class ChatLine:
-    """One message as its row has it."""
+    """One message as stored in its row."""
 
     role: str
     speaker: str
-    """The name that stands beside it, else its role."""
+    """The speaker's name, else the role."""
     names: frozenset[str]
-    """Every word, in one case, by which its speaker goes."""
+    """All names of the speaker, case-folded."""
     text: str
-    """Without parts that are no text."""
+    """The text parts of the message."""
     marks: tuple[str, ...] = ()
-    """The kinds of the parts that are no text: `image`, `audio`."""
+    """The kinds of its other parts: `image`, `audio`."""
     token_ids: tuple[int, ...] = ()
     trained: bool = True
-    """False where the row says that nobody learns it."""
+    """False if the row excludes the message from training."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """The utterances of one row, and what stands beside them."""
+    """The messages of one row and its metadata."""
 
     utterances: tuple[ChatLine, ...]
     data_source: str
@@ -66,7 +66,7 @@ class ChatRow:
 
 
 def conversation_of(row: Any, place: str) -> ChatRow:
-    """What one row of a file holds; BadRecord where that is no conversation.
+    """The conversation in one row of a file; BadRecord if there is none.
 
     `place` is `file:row`.
     """
@@ -110,12 +110,12 @@ def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
 
 def _utterances(item: Any) -> Iterator[ChatLine]:
     if not isinstance(item, Mapping):
-        raise BadRecord("one of its messages is no object")
+        raise BadRecord("one of its messages is not an object")
     words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
     names = frozenset(word.casefold() for word in words.values() if word)
     role = next((_ROLES[n] for k in _SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
     if not names:
-        raise BadRecord("one of its messages does not say who speaks")
+        raise BadRecord("one of its messages has no speaker")
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
@@ -135,12 +135,12 @@ def _exact_ids(item: Mapping[str, Any]) -> tuple[int, ...]:
     if ids is None:
         return ()
     if not isinstance(ids, list | tuple) or not all(type(i) is int and i >= 0 for i in ids):
-        raise BadRecord("its token_ids are no list of ids")
+        raise BadRecord("its token_ids are not a list of ids")
     return tuple(ids)
 
 
 def _is_trained(item: Mapping[str, Any]) -> bool:
-    """False where the message says so: by `trained`, or by the `weight` of other layouts."""
+    """False if the message opts out with `trained`, or with `weight` as in other layouts."""
     return item.get("trained") is not False and item.get("weight") != 0
 
 
@@ -178,10 +178,10 @@ def _calls(item: Mapping[str, Any]) -> Iterator[str]:
         yield f"(the assistant calls {function.get('name', 'a tool')}) {shown}".strip()
 
 
-# --- rows in a layout that is not read ------------------------------------------------------------
+# --- hints for unsupported layouts ----------------------------------------------------------------
 
 LAYOUTS = (
-    f"A row has a list of messages under {', '.join(COLUMNS[:-1])}: "
+    f"A row needs a list of messages under {', '.join(COLUMNS[:-1])}: "
     '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}.'
 )
 _ASKED = ("prompt", "question", "instruction", "input", "query", "user", "human")
@@ -189,68 +189,69 @@ _REPLIED = ("response", "answer", "output", "completion", "reply", "assistant", 
 
 
 def nearest_layout(row: Any) -> str:
-    """What to change in a row so that it is read as a conversation; empty where it is read."""
+    """How to change a row so that it can be read as a conversation; empty if it can be read."""
     try:
         row = flatten(row)
     except ValueError:
-        return "This row is no object: put its messages under the name messages."
+        return "This row is not an object: put its messages under the key messages."
     names = {str(name).casefold(): name for name in row}
     column = next((name for name in COLUMNS if isinstance(structure(row.get(name)), list)), None)
     if column is not None:
         words = _messages_words(structure(row[column]))
-        return f"Its list '{column}' is found: {words}" if words else ""
+        return f"Its list '{column}' was found, but {words}" if words else ""
     listed = [name for name in row if isinstance(structure(row[name]), list) and row[name]]
     if listed:
-        words = _messages_words(structure(row[listed[0]])) or "its entries are read as they are."
-        return f"Its list '{listed[0]}' is the nearest: call it messages; {words}"
+        words = _messages_words(structure(row[listed[0]])) or "its entries can be read as they are."
+        return f"Its list '{listed[0]}' is the closest match: rename it to messages; {words}"
     asked = next((names[name] for name in _ASKED if name in names), None)
     replied = next((names[name] for name in _REPLIED if name in names), None)
     if asked is not None and replied is not None:
-        return (f"'{asked}' and '{replied}' are one exchange: write them as two messages, of the "
-                "roles user and assistant.")  # fmt: skip
+        return (f"'{asked}' and '{replied}' are one exchange: convert them to two messages with "
+                "the roles user and assistant.")  # fmt: skip
     if any(name in names for name in _SPEAKERS) and any(name in names for name in _WORDS):
         return "This row is a single message: put all messages of a conversation into one row."
     columns = ", ".join(map(str, list(row)[:6])) or "none"
-    return f"This row has no list; its columns are {columns}."
+    return f"This row contains no list; its columns are {columns}."
 
 
 def _messages_words(items: Any) -> str:
-    """What the entries of a list of messages need; empty where that is nothing."""
+    """What the entries of a list of messages lack; empty if nothing."""
     first = next(iter(items), None)
     if not isinstance(first, Mapping):
-        return "each entry is to be an object with role and content."
+        return "each entry must be an object with role and content."
     spoken = any(isinstance(first.get(name), str) for name in _SPEAKERS)
     said = any(name in first for name in _WORDS)
     if spoken and said:
         return ""
     lacking = [*([] if spoken else ["role"]), *([] if said else ["content"])]
-    return f"its entries have {', '.join(map(str, first))}, and need {' and '.join(lacking)}."
+    return f"its entries have {', '.join(map(str, first))} and need {' and '.join(lacking)}."
 
 
 OPENING = "(Nobody has spoken yet. You begin.)"
-"""What somebody replies to who opens a conversation without a system prompt."""
+"""The first user message when the learned side opens a conversation without a system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One conversation after its side was chosen: what is learned stands under `assistant`."""
+    """One conversation prepared for training: learned messages have the role `assistant`."""
 
     segments: tuple[Segment, ...]
-    """In order; those with `token_ids` hold exactly what somebody emitted, for `tokenizer`."""
+    """In order. Segments with `token_ids` hold exactly the ids that were emitted, for `tokenizer`.
+    """
     trained: tuple[bool, ...]
-    """Per segment: whether its words are a target. True under `assistant` alone, at least once."""
+    """Per segment, whether it is a target. True only for `assistant`, and at least once."""
     source: str
     key: str
-    """`file:row`, for whoever wants to look at it."""
+    """`file:row`."""
     fact: str = ""
-    """What only an expert is told, in mixed contextual self-distillation."""
+    """Extra context that only an expert gets, in mixed contextual self-distillation."""
     tokenizer: str = ""
-    """Fingerprint of the tokenizer that `token_ids` belong to; empty where there are none."""
+    """Fingerprint of the tokenizer that `token_ids` belong to; empty without `token_ids`."""
     side: str = HUMAN
-    """Who is learned: `human`, `assistant`, or a speaker's name."""
+    """The learned side: `human`, `assistant`, or a speaker's name."""
 
     def speaker(self, segment: Segment) -> str:
-        """Who says a segment, in the words of the conversation and not in its roles."""
+        """The original speaker of a segment, as opposed to its role in the lesson."""
         if segment.role not in ("user", "assistant"):
             return segment.role
         if segment.text == OPENING:
@@ -267,12 +268,12 @@ MARGIN = "    "
 
 @dataclass(frozen=True, slots=True)
 class LessonShape:
-    """How conversations become lessons."""
+    """Settings for converting conversations to lessons."""
 
     side: str
     strip_system: bool = False
     turns: int | None = None
-    """So many messages stay, from the end; None: all."""
+    """Number of messages to keep, from the end; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +291,16 @@ class _Part:
 
 
 def message_json(segment: Segment, *, trained: bool) -> dict[str, Any]:
-    """A message of a row of conversations; the exact ids stay where there are some."""
+    """A segment as a message of a conversation row; exact token ids are kept."""
     exact = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
     context = {"trained": False} if segment.role == "assistant" and not trained else {}
     return {"role": segment.role, "content": segment.text, **exact, **context}
 
 
 def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str) -> Lesson:
-    """The lesson of one conversation; BadRecord where nothing can be learned from it."""
+    """The lesson of one conversation; BadRecord if nothing in it can be learned."""
     if conversation.evaluation_only:
-        raise BadRecord("it is marked evaluation_only: nobody trains on it")
+        raise BadRecord("it is marked evaluation_only and must not be trained on")
     system, spoken = _system(conversation.utterances, shape.strip_system)
     parts = _joined([part for u in spoken if (part := _part(u, shape)) is not None])
     last = max((n for n, part in enumerate(parts) if part.trained), default=-1)
@@ -334,18 +335,18 @@ def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[Chat
 
 def _nobody(side: str) -> str:
     speaker = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
-    return f"{speaker} says nothing that could be learned"
+    return f"{speaker} says nothing that can be learned"
 
 
 def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
-    """One utterance on its side; None where it says nothing that anybody must hear."""
+    """One utterance on its side; None if it is empty."""
     if not _is_learned(utterance, shape.side):
         seen = " ".join(filter(None, [utterance.text, *(f"({m})" for m in utterance.marks)]))
         piece = _Piece(_label(utterance, shape.side), seen)
         return _Part("user", (piece,)) if seen else None
     if not utterance.text and utterance.trained:
         only = f": it is only {utterance.marks[0]}" if utterance.marks else ""
-        raise BadRecord(f"a message that is to be learned has no words{only}")
+        raise BadRecord(f"a message to be learned has no text{only}")
     if not utterance.text:
         return None
     ids = () if shape.side == HUMAN else utterance.token_ids
@@ -356,7 +357,7 @@ def _is_learned(utterance: ChatLine, side: str) -> bool:
     if side not in (HUMAN, ASSISTANT):
         return utterance.role != "tool" and side.strip().casefold() in utterance.names
     if not utterance.role:
-        raise BadRecord("its speakers have names, and none says who is the person: --side NAME")
+        raise BadRecord("its speakers have names only; select the person with --side NAME")
     return utterance.role == ("user" if side == HUMAN else "assistant")
 
 
@@ -376,7 +377,7 @@ def _joined(parts: Sequence[_Part]) -> list[_Part]:
         if before is None or before.role != part.role or before.trained != part.trained:
             joined.append(part)
         elif before.token_ids or part.token_ids:
-            raise BadRecord("two replies in a row, and one of them has exact ids")
+            raise BadRecord("it has two replies in a row, one of them with exact token ids")
         else:
             joined[-1] = replace(before, pieces=(*before.pieces, *part.pieces))
     return joined
@@ -405,7 +406,7 @@ def _words(part: _Part, labelled: bool) -> str:
 
 
 def _speeches(part: _Part) -> list[tuple[str, str]]:
-    """(label, text) of a part: neighbours under one label are one speech."""
+    """(label, text) pairs of a part; consecutive pieces with one label are merged."""
     speeches: list[tuple[str, str]] = []
     for piece in part.pieces:
         if speeches and speeches[-1][0] == piece.label:
@@ -416,11 +417,11 @@ def _speeches(part: _Part) -> list[tuple[str, str]]:
 
 
 def folded_past(speeches: Iterable[tuple[str, str]]) -> str:
-    """Earlier (label, text) as words, oldest first, between two lines that say so."""
+    """Earlier (label, text) pairs as text, oldest first, between two marker lines."""
     return "\n".join([EARLIER, *(labelled_line(*speech) for speech in speeches), FROM_HERE])
 
 
 def labelled_line(label: str, text: str) -> str:
-    """`label: text`, every further line indented: only labels stand at the margin."""
+    """`label: text` with further lines indented, so that only labels start at the margin."""
     first, *rest = text.splitlines() or [""]
     return "\n".join([f"{label}: {first}", *(f"{MARGIN}{line}" for line in rest)])

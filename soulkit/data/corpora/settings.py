@@ -1,13 +1,13 @@
-"""One source of conversations, as options and YAML name it; its files; the side that is learned.
+"""Settings of one conversation source: its address, its files, and the side that is learned.
 
     chats.jsonl:1.5          {path: chats.jsonl, ratio: 1.5}
-    shards/                  train_shard_*, train-*, train/, or what has `train` in its name
-    data/*.parquet           every file that the pattern matches
-    owner/name@1f2e/en:train a data set of the hub: [@revision][/configuration][:split]
+    shards/                  train_shard_*, train-*, train/, or names that contain `train`
+    data/*.parquet           all matching files
+    owner/name@1f2e/en:train a Hub dataset: [@revision][/configuration][:split]
 
-In a folder where nothing is called either training or validation every row file is read. Validation
-files are called `validation` or `val`. The side of released data sets is in `corpora.yaml`; a
-setting overrules it.
+If no name in a folder marks training or validation files, all row files are read. Validation files
+are called `validation` or `val`. `corpora.yaml` sets the side of released datasets; a setting
+overrides it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RATIO = re.compile(r"(?P<path>.*[^:]):(?P<ratio>\d+(?:\.\d*)?|\.\d+)", re.DOTAL
 
 
 class SourceSettings(Settings):
-    """Where conversations lie, how much of them is used, and who in them is learned."""
+    """Location of a source of conversations, how much of it is used, and the side to learn."""
 
     path: str = setting(help="File, glob pattern, folder of shards, or Hub data set (owner/name).")
     ratio: float = setting(
@@ -79,7 +79,7 @@ AnySource = SourceSettings | Mapping[str, Any] | str | Path
 
 
 def source_settings(value: AnySource) -> SourceSettings:
-    """`value`, or the settings that a path, a text or a mapping spells."""
+    """Settings from a path, a text or a mapping; SourceSettings are returned unchanged."""
     if isinstance(value, SourceSettings):
         return value
     return SourceSettings.model_validate(value)
@@ -98,9 +98,9 @@ _HUB = re.compile(
 
 
 def hub_address(path: str) -> re.Match[str] | None:
-    """The parts of `owner/name[@revision][/configuration][:split]`; None for what lies here.
+    """The parts of `owner/name[@revision][/configuration][:split]`; None for a local path.
 
-    A path that is here, ends like a row file, or is a pattern is never taken for a data set.
+    A path that exists, has a row file suffix or is a pattern is never treated as a Hub dataset.
     """
     if Path(path).exists() or Path(path).suffix.lower() in ROW_SUFFIXES or _is_pattern(path):
         return None
@@ -108,7 +108,7 @@ def hub_address(path: str) -> re.Match[str] | None:
 
 
 def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
-    """The row files that `path` names, in a fixed order; DataError where there are none."""
+    """The row files that `path` names, in a fixed order; DataError if there are none."""
     place = Path(path)
     if place.is_dir():
         return _shards(place, part)
@@ -118,15 +118,15 @@ def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
             raise DataError(
                 f"No row file matches '{path}'.",
                 f"Row files end in {', '.join(ROW_SUFFIXES)}.",
-                "Check the pattern, and quote it so that the shell leaves it alone.",
+                "Check the pattern, and quote it so that the shell does not expand it.",
             )
         return matches
     check_file(place)
     if not _is_rows(place):
         raise DataError(
-            f"'{place}' has a suffix that is no row format.",
-            f"The suffix '{place.suffix}' says nothing about how to read it.",
-            f"Rename or convert it to one of {', '.join(ROW_SUFFIXES)}.",
+            f"'{place}' is not in a supported row format.",
+            f"The format follows from the suffix, and '{place.suffix}' is unknown.",
+            f"Rename or convert the file to one of {', '.join(ROW_SUFFIXES)}.",
         )
     return [place]
 
@@ -158,10 +158,10 @@ def _shards(folder: Path, part: CorpusPart) -> list[Path]:
         if matches := [path for path in files if rule(path)]:
             return matches
     raise DataError(
-        f"The folder '{folder}' holds no {part} files.",
-        f"{len(files)} row files lie in it; looked for {', '.join(f'{s}-*' for s in stems)}, a "
-        f"folder {stems[0]}/, and Parquet files with {stems[0]} in their name.",
-        "Name the files themselves, or a pattern such as 'folder/*.jsonl'.",
+        f"The folder '{folder}' contains no {part} files.",
+        f"It has {len(files)} row files, but none match {', '.join(f'{s}-*' for s in stems)}, a "
+        f"folder {stems[0]}/, or a Parquet file with {stems[0]} in its name.",
+        "Give the files themselves, or a pattern such as 'folder/*.jsonl'.",
     )
 
 
@@ -171,16 +171,16 @@ SIDES = (HUMAN, ASSISTANT)
 
 @dataclass(frozen=True, slots=True)
 class CorpusRule:
-    """What the table says of one data set."""
+    """The entry of one dataset in `corpora.yaml`."""
 
     side: str
     turns: int | None = None
-    """So many messages stay of a longer conversation."""
+    """Number of messages to keep of a longer conversation."""
 
 
 @cache
 def corpus_rules() -> dict[str, CorpusRule]:
-    """Name (`data_source`) → its rule, for every name of the shipped table."""
+    """Name (`data_source`) → rule, for all entries of `corpora.yaml`."""
     import yaml
 
     table = yaml.safe_load(Path(__file__).with_name("corpora.yaml").read_text(encoding="utf-8"))
@@ -194,30 +194,30 @@ def corpus_rules() -> dict[str, CorpusRule]:
 
 
 def listed_rule(data_source: str | None, name: str | None) -> CorpusRule | None:
-    """What the table says of a row: by its `data_source`, else by its source's `name`."""
+    """The listed rule for a row: by its `data_source`, else by its source's `name`."""
     rules = corpus_rules()
     return next((rules[mark] for mark in (data_source, name) if mark and mark in rules), None)
 
 
 def rule_for(data_source: str | None, name: str | None, place: str) -> CorpusRule:
-    """The rule of a row: by its `data_source`, else by its source's `name`; `place` says where.
+    """The rule of a row, by its `data_source` or its source's `name`; `place` is for errors.
 
-    DataError where nothing says who is learned.
+    DataError if neither is listed.
     """
     rule = listed_rule(data_source, name)
     if rule is not None:
         return rule
     mark = data_source or name
-    way_out = "Say who is learned: --side human, --side assistant, or --side NAME of a speaker."
+    way_out = "Set the side: --side human, --side assistant, or --side NAME for a speaker."
     if mark is None:
         raise DataError(
-            f"Nothing says who is learned in {place}.",
-            "The row has no data_source, and its source has neither a side nor a name.",
+            f"The side to learn is not set for {place}.",
+            "The row has no data_source, and its source has no side and no name.",
             way_out,
         )
     raise DataError(
-        f"Nobody knows who is learned in the data set '{mark}' ({place}).",
-        f"corpora.yaml has no such name.{_near(mark)}",
+        f"The side to learn is unknown for the dataset '{mark}' ({place}).",
+        f"corpora.yaml has no entry of that name.{_near(mark)}",
         way_out,
     )
 

@@ -1,11 +1,11 @@
-"""One source of a stream: its windows in the order of a pass, its rows as lessons, its share.
+"""One source of a stream: the order of its windows, its rows as lessons, and its share.
 
-Sources take turns by their weights: row k of a source with weight w is due at (k + phase) / w, and
-whatever is due first comes next. So over any stretch every source has its share to within a row,
-whatever the seed; the seed only sets the phases.
+Sources take turns by weight: row k of a source with weight w is due at (k + phase) / w, and the row
+that is due first comes next. So every source has its share of any stretch to within one row; the
+seed only sets the phases.
 
-A ratio below 1 is a fixed part of the rows: of every thousand in file order the same ones, drawn by
-the seed, in every pass. A ratio above 1 needs no draw: passes follow one another.
+A ratio below 1 selects a fixed part of the rows, drawn by the seed from every thousand in file
+order, and the same in every pass. A ratio above 1 draws nothing: passes follow one another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BLOCK_ROWS = 1000
 
 
 class SourceTurns:
-    """The endless order of sources with these weights; `taken` rows of each are out already."""
+    """The endless order of weighted sources; `taken` rows of each have been taken already."""
 
     def __init__(self, weights: Sequence[float], seed: int, taken: Sequence[int] = ()) -> None:
         rng = random.Random(f"{seed}/turns")
@@ -54,7 +54,7 @@ class SourceTurns:
         self.taken = list(taken) or [0] * len(weights)
 
     def next(self) -> int:
-        """The place of the source whose row comes next."""
+        """Index of the source whose row comes next."""
         due = [
             (count + phase) / weight
             for count, phase, weight in zip(self.taken, self._phases, self._weights, strict=True)
@@ -65,18 +65,18 @@ class SourceTurns:
 
 
 class RowShare:
-    """The fixed part of a source that a ratio below 1 leaves; everything from 1 on."""
+    """The part of a source that a ratio below 1 selects; all rows for a ratio from 1 on."""
 
     def __init__(self, ratio: float, span: int | None, salt: str) -> None:
-        """Ordinals lie below `span`, None where nobody knows; `salt` tells sources and seeds apart.
+        """Ordinals are below `span` (None: unknown). `salt` distinguishes sources and seeds.
 
-        Among ordinals that no row has (the end of a window with blank lines) a block's part may
-        hold a few rows more or fewer.
+        If a block contains ordinals without a row (blank lines at the end of a window), its part
+        may have a few rows more or fewer.
         """
         self._ratio, self._span, self._salt = ratio, span, salt
 
     def __contains__(self, ordinal: int) -> bool:
-        """Whether the row at this place (from 0) of the source is in it."""
+        """Whether the row at this index of the source is selected."""
         if self._ratio >= 1:
             return True
         block, place = divmod(ordinal, BLOCK_ROWS)
@@ -84,7 +84,7 @@ class RowShare:
         known = self._span is not None and ordinal < self._span
         rest = min((self._span or 0) - first, BLOCK_ROWS) if known else BLOCK_ROWS
         quota = int((first + rest) * self._ratio) - int(first * self._ratio)
-        if block == 0:  # a part of few rows is never empty
+        if block == 0:  # never select nothing from a short source
             quota = max(quota, 1)
         return place in _drawn(self._salt, block, rest, quota)
 
@@ -96,40 +96,40 @@ def _drawn(salt: str, block: int, rows: int, quota: int) -> frozenset[int]:
 
 SPEAKERS = 12
 LONG_TO_READ = 1 << 30
-"""Bytes of a source whose reading is announced."""
+"""Bytes of a source from which on reading it is announced."""
 LeftOut = Callable[[str, str], None]
-"""Hears (why, `file:row`) of a row that is no lesson."""
+"""Called with (reason, `file:row`) for a row that is not a lesson."""
 
 
 class RowStore(Protocol):
-    """Where the rows of a source are: files here, or a data set of the hub."""
+    """Access to the rows of a source: local files or a Hub dataset."""
 
     @property
     def rows(self) -> int | None:
-        """Of one pass; None where nobody knows."""
+        """Number of rows in one pass; None if unknown."""
 
     @property
     def span(self) -> int | None:
-        """The ordinals of its rows lie below; None where nobody knows."""
+        """Upper bound of its row ordinals; None if unknown."""
 
     def count(self) -> int:
-        """The rows of one pass, whatever it takes to know."""
+        """Number of rows in one pass, counted if necessary."""
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """Names that are in its rows, where they were looked for."""
+        """The `data_source` names in its rows, if collected."""
 
     def first(self, epoch: int, shuffled: bool) -> Any:
-        """Where the first window of a pass begins, in plain JSON types."""
+        """Start of the first window of a pass, in plain JSON types."""
 
     def window(self, start: Any, epoch: int, shuffled: bool) -> tuple[Window, Any] | None:
-        """The window that begins there, and where the next one does; None after the last."""
+        """The window at `start` and the start of the next one; None after the last."""
 
     def identity(self) -> Any:
-        """What tells it from one with other content, in plain JSON types."""
+        """Identifies its content, in plain JSON types."""
 
     def check(self, identity: Any) -> None:
-        """DataError, by name, when `identity` is that of other content."""
+        """DataError, naming the change, if `identity` belongs to other content."""
 
 
 class LessonSource:
@@ -140,14 +140,14 @@ class LessonSource:
     ) -> None:
         self.settings, self.label, self.ratio = settings, label, settings.ratio
         self.unusable: Counter[str] = Counter()
-        """Why rows were left out → how many; rows of the first pass alone, so each once."""
+        """Reason → number of unusable rows, counted in the first pass only."""
         self._store, self._window_rows = store, window
         self._salt = f"{seed}/{label}"
         self._part = RowShare(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
         self._speakers: set[str] = set()
         self._odd: tuple[str, Any] | None = None
-        """`file:row` and the first row that could not be learned from."""
+        """`file:row` and content of the first row that gave no lesson."""
         self._begin(0)
         for name in sorted(store.data_sources):
             self._shape(name, label)
@@ -158,17 +158,17 @@ class LessonSource:
         cls, settings: SourceSettings, *, label: str, seed: int, window: int, limit: int,
         part: CorpusPart = "train", reporter: Reporter = SILENT,
     ) -> Self:  # fmt: skip
-        """Look at what there is: files are indexed, a data set of the hub is resolved.
+        """Open a source: index its files, or resolve its Hub dataset.
 
-        `window` rows and about `limit` bytes are read at once. DataError when there is nothing.
+        `window` rows and about `limit` bytes are read at once. DataError if there are no rows.
         """
         from soulkit.data.corpora.file_rows import FileStore
 
         if window < 1:
             raise ConfigError(
-                f"A window of {window} rows holds nothing to shuffle.",
-                "A window is read as a whole, and its rows come out in another order.",
-                "Give the number of rows, or 1 to keep the order of the files.",
+                f"A window of {window} rows is too small.",
+                "The rows of a window are read and shuffled together.",
+                "Set it to at least 1; 1 keeps the order of the files.",
             )
         size = window if window > 1 else 1024
         address = hub_address(settings.path)
@@ -193,18 +193,18 @@ class LessonSource:
         return self._store.rows
 
     def count(self) -> int:
-        """The rows of one pass; of a data set that does not say, all are read for it."""
+        """Number of rows in one pass; without metadata, all rows are read to count them."""
         return self._store.count()
 
     @property
     def rows_of_a_pass(self) -> int:
-        """Rows that one pass takes: of a ratio below 1, its part."""
+        """Rows used in one pass; with a ratio below 1, the selected part."""
         return max(round((self.rows or 0) * min(self.ratio, 1)), 1)
 
     # -- one row after the other -------------------------------------------------------------------
 
     def next_row(self) -> Lesson | None:
-        """The next row as a lesson; None where it is unusable."""
+        """The next row as a lesson; None if it is unusable."""
         while self._window is None or self._place >= len(self._order):
             self._advance()
         place = self._order[self._place]
@@ -244,7 +244,7 @@ class LessonSource:
         self._place = 0
 
     def in_order(self, left_out: LeftOut) -> Iterator[Lesson]:
-        """Every lesson, once, in the order of the files; DataError when there is none."""
+        """All lessons once, in file order; DataError if there are none."""
         reasons: Counter[str] = Counter()
 
         def counted(why: str, key: str) -> None:
@@ -266,7 +266,7 @@ class LessonSource:
     def _lesson(self, sourced: SourcedRow, left_out: LeftOut) -> Lesson | None:
         key, row = sourced
         if isinstance(row, BadRow):
-            left_out(row.why.partition(":")[0], key)  # without what differs from row to row
+            left_out(row.why.partition(":")[0], key)  # the general part of the reason
             return None
         try:
             conversation = conversation_of(row, key)
@@ -287,7 +287,7 @@ class LessonSource:
             if side is None:
                 side = rule_for(data_source or None, settings.name, place).side
             elif side.strip().casefold() in (HUMAN, ASSISTANT):
-                side = side.strip().casefold()  # names of speakers are read so, too
+                side = side.strip().casefold()  # like speaker names
             turns = settings.turns or (rule.turns if rule is not None else None)
             self._shapes[data_source] = LessonShape(side, bool(settings.strip_system), turns)
         return self._shapes[data_source]
@@ -295,25 +295,25 @@ class LessonSource:
     def _fruitless(self, reasons: Mapping[str, int]) -> DataError:
         often = ", ".join(f"{count} × {why}" for why, count in Counter(reasons).most_common(3))
         return DataError(
-            f"No row of the source '{self.label}' can be learned from.",
-            f"A whole pass had none: {often or 'every row is blank'}.",
+            f"The source '{self.label}' contains no usable conversation.",
+            f"A complete pass found none: {often or 'every row is blank'}.",
             self._way_out(),
         )
 
     def _way_out(self) -> str:
-        """The layouts that are read where no row is one, else the sides there are."""
+        """The supported layouts if no row has one, else the available sides."""
         near = nearest_layout(self._odd[1]) if self._odd else ""
         if self._odd and near:
             return f"{LAYOUTS} {self._odd[0]}: {near}"
         if not self._speakers:
             return LAYOUTS
         names = ", ".join(sorted(self._speakers)[:SPEAKERS])
-        return f"Give --side human, or one who speaks there: {names}."
+        return f"Set --side to human or to one of its speakers: {names}."
 
     # -- position --------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        """Where it stands: the beginning of its window, and the place in it."""
+        """The current position: the start of the window and the index in it."""
         reading = self._window is not None
         return {
             "source": self.label, "ratio": self.ratio, "content": self._store.identity(),
@@ -323,7 +323,7 @@ class LessonSource:
         }  # fmt: skip
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; DataError when its content is not what it was."""
+        """Continue at a position; DataError if the content has changed."""
         self._store.check(state["content"])
         self._begin(int(state["epoch"]))
         self._next = state["start"]
@@ -337,11 +337,11 @@ class LessonSource:
 def _announce(path: str, files: Sequence[Path], reporter: Reporter) -> None:
     size = sum(f.stat().st_size for f in files if f.suffix.lower() == ".jsonl" and f.is_file())
     if size >= LONG_TO_READ:
-        reporter.note(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")
+        reporter.note(f"reading {size / 1e9:.1f} GB of {path} to count rows and compute a checksum")
 
 
 def source_labels(sources: Sequence[SourceSettings]) -> list[str]:
-    """What each is called, all different: its name, else its file's, else the path as it stands."""
+    """Unique labels of the sources: the name, else the file name, with the path if ambiguous."""
     short = [s.name or _stem(s.path) for s in sources]
     labels = [
         label if short.count(label) == 1 else f"{label} ({s.path})"

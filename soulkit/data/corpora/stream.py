@@ -1,9 +1,9 @@
-"""Lessons from a mixture of sources, endlessly, in an order that a position says all about.
+"""Endless lessons from a mixture of sources, in an order that a position fully describes.
 
-    sources ──▶ turns by ratio × rows ──▶ a permuted window of one source ──▶ row ──▶ lesson
+    sources ──▶ turns by ratio × rows ──▶ a shuffled window of one source ──▶ row ──▶ lesson
 
-The order follows from the seed, the files and the settings of the sources alone. A position names
-the window of every source and the place in it, so that a stream resumes without stored rows.
+The order depends only on the seed, the files and the source settings. A position holds the window
+of every source and the index in it, so a stream resumes without stored rows.
 
     stream = LessonStream.open(["chats.jsonl:1.5", "more/"], seed=0, side="human")
     stream.take(32); position = stream.position()
@@ -25,14 +25,14 @@ from soulkit.reporting import SILENT, Reporter
 
 WINDOW = 10_000
 WINDOW_BYTES = 128 << 20
-"""Of all windows of a stream together, about."""
+"""Approximate total size of all windows of a stream."""
 LARGEST_WINDOW = 32 << 20
 _SMALLEST_WINDOW = 1 << 20
 _VERSION = 1
 
 
 class LessonStream:
-    """Endless lessons of a mixture; see `open`."""
+    """An endless stream of lessons from a mixture; see `open`."""
 
     def __init__(self, sources: Sequence[LessonSource], seed: int, window: int) -> None:
         self._sources, self._seed, self._window = sources, seed, window
@@ -51,19 +51,18 @@ class LessonStream:
         part: CorpusPart = "train",
         reporter: Reporter = SILENT,
     ) -> Self:
-        """Index every source; nothing but its size and places stays in memory.
+        """Index every source. Only sizes and offsets stay in memory.
 
-        `window` rows are shuffled together; 1 keeps the order of the files. `side`, `strip_system`
-        and `turns` hold for sources that do not say otherwise. `reporter` gets what takes long.
-        DataError for a source that is missing, empty or unreadable, and where nothing says who in
-        it is learned.
+        `window` rows are shuffled together; 1 keeps the file order. `side`, `strip_system` and
+        `turns` apply to sources that do not set them. `reporter` announces slow steps. DataError if
+        a source is missing, empty or unreadable, or if its side is unknown.
         """
         settings = [source_settings(source) for source in sources]
         if not settings:
             raise ConfigError(
-                "There is no corpus to learn from.",
+                "No training data is given.",
                 "A stream of lessons needs at least one source.",
-                "Name one: --data chats.jsonl --side human",
+                "Add one: --data chats.jsonl --side human",
             )
         limit = max(min(WINDOW_BYTES // len(settings), LARGEST_WINDOW), _SMALLEST_WINDOW)
         opened = [
@@ -76,14 +75,14 @@ class LessonStream:
         return cls(opened, seed, window)
 
     def _new_turns(self, taken: Sequence[int]) -> SourceTurns:
-        alone = len(self._sources) == 1  # its turn comes anyway
+        alone = len(self._sources) == 1  # no turns with a single source
         weights = [1.0 if alone else s.ratio * s.count() for s in self._sources]
         return SourceTurns(weights, self._seed, taken)
 
     # -- lessons ---------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[Lesson]:
-        """The next lessons, exactly `count`; DataError when a whole pass of a source has none."""
+        """The next `count` lessons; DataError if a whole pass over a source has none."""
         lessons: list[Lesson] = []
         while len(lessons) < count:
             lesson = self._sources[self._turns.next()].next_row()
@@ -92,25 +91,25 @@ class LessonStream:
         return lessons
 
     def heads(self, count: int) -> dict[str, tuple[Lesson, ...]]:
-        """Source → its first `count` lessons in the order of its files; the stream stands still.
+        """Source → its first `count` lessons in file order. The stream does not advance.
 
-        DataError for a source in which no row is a lesson.
+        DataError for a source without lessons.
         """
         return {s.label: tuple(islice(s.in_order(_unheard), count)) for s in self._sources}
 
     @property
     def unusable(self) -> dict[str, dict[str, int]]:
-        """Source → why rows were left out → how many, each row counted once."""
+        """Source → reason → number of unusable rows, each row counted once."""
         return {s.label: dict(s.unusable) for s in self._sources}
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Source → its rows, None where nobody knows; unusable ones count."""
+        """Source → number of rows, unusable ones included; None if unknown."""
         return {s.label: s.rows for s in self._sources}
 
     @property
     def passes(self) -> dict[str, float]:
-        """Source → how often its rows (of a ratio below 1, its part) have been taken."""
+        """Source → number of passes over its rows (of a ratio below 1, over the selected part)."""
         return {
             s.label: taken / max(s.rows_of_a_pass, 1)
             for s, taken in zip(self._sources, self._turns.taken, strict=True)
@@ -119,7 +118,7 @@ class LessonStream:
     # -- position --------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        """Where the stream stands, in plain JSON types: what `resume` needs to go on from here."""
+        """The position of the stream in plain JSON types, for `resume`."""
         sources = [
             {**source.position(), "taken": taken}
             for source, taken in zip(self._sources, self._turns.taken, strict=True)
@@ -129,9 +128,9 @@ class LessonStream:
         }  # fmt: skip
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Go on where a stream of the same sources stood.
+        """Continue from the position of a stream over the same sources.
 
-        DataError, with its name, for a file that has changed, and for other sources or settings.
+        DataError if a file has changed (with its name), or if sources or settings differ.
         """
         try:
             self._check(position)
@@ -143,18 +142,18 @@ class LessonStream:
 
     def _check(self, position: Mapping[str, Any]) -> None:
         if position["version"] != _VERSION:
-            raise _no_position(f"it has version {position['version']}, this program {_VERSION}")
+            raise _no_position(f"it has version {position['version']}; expected {_VERSION}")
         for name, value in (("seed", self._seed), ("window", self._window)):
             if position[name] != value:
-                raise _no_position(f"its {name} was {position[name]}, now it is {value}")
+                raise _no_position(f"its {name} was {position[name]} and is now {value}")
         before = [(s["source"], s["ratio"]) for s in position["sources"]]
         now = [(s.label, s.ratio) for s in self._sources]
         if before != now:
-            raise _no_position(f"its sources were {_listed(before)}, now they are {_listed(now)}")
+            raise _no_position(f"its sources were {_listed(before)} and are now {_listed(now)}")
 
 
 def _unheard(why: str, key: str) -> None:
-    """Nobody counts what is left out here: the stream does when it comes to it."""
+    """Ignores unusable rows here; the stream counts them when it reaches them."""
 
 
 def _listed(sources: Sequence[tuple[str, float]]) -> str:
@@ -163,16 +162,16 @@ def _listed(sources: Sequence[tuple[str, float]]) -> str:
 
 def _no_position(why: str) -> DataError:
     return DataError(
-        "The stream of lessons cannot go on where it stood.",
+        "The training data cannot be resumed from the saved position.",
         f"The position belongs to another stream: {why}.",
-        "Give the sources and settings of then, or start a new run.",
+        "Use the original sources and settings, or start a new run.",
     )
 
 
 def with_defaults(
     source: SourceSettings, side: str | None, strip_system: bool, turns: int | None
 ) -> SourceSettings:
-    """`source` with the settings of the run where it has none of its own."""
+    """`source` with the run's settings for those it does not set."""
     return source.model_copy(
         update={
             "side": source.side if source.side is not None else side,
@@ -183,24 +182,23 @@ def with_defaults(
 
 
 class LessonRows:
-    """The lessons of one source, one pass in file order; iterating again reads again."""
+    """The lessons of one source, one pass in file order; each iteration reads the files again."""
 
     def __init__(self, source: LessonSource) -> None:
         self._source = source
         self.unusable: Counter[str] = Counter()
-        """Why rows were left out → how many, after a whole pass; empty before."""
+        """Reason → number of unusable rows; complete after a whole pass."""
         self.examples: dict[str, str] = {}
-        """Why → `file:row` of the first."""
+        """Reason → `file:row` of the first such row."""
 
     def __iter__(self) -> Iterator[Lesson]:
         self.unusable.clear()
         yield from self._source.in_order(self._left_out)
 
     def at(self, number: int) -> Lesson | str:
-        """The lesson of the row `number`, counted from 1 over all files; or why it is none, which
-        is empty where there is no such row.
+        """The lesson of row `number`, or the reason why it has none (empty: no such row).
 
-        In the first file it is the number that messages name, in others it goes on from there.
+        Rows are counted from 1 over all files; in the first file, this is the number in messages.
         """
         self.unusable.clear()
         places, whys = _Places(), dict[int, str]()
@@ -227,7 +225,7 @@ class _Places:
         self._file, self._before, self._last = "", 0, 0
 
     def of(self, key: str) -> int:
-        """The number of the row `file:row`; rows come in order."""
+        """The number of the row with key `file:row`; call it in row order."""
         file, _, row = key.rpartition(":")
         if file != self._file:
             self._file, self._before = file, self._before + self._last
@@ -243,10 +241,10 @@ def read_lessons(
     turns: int | None = None,
     reporter: Reporter = SILENT,
 ) -> LessonRows:
-    """One pass over a source in file order, without shuffling; its ratio does not matter.
+    """One pass over a source in file order, without shuffling; its ratio is ignored.
 
-    What it gives is iterated over for Lessons; `unusable` then counts the rows that are none.
-    DataError as in `LessonStream.open`, and where no row at all is a lesson.
+    Iterating over the result yields Lessons; `unusable` then counts the other rows. DataError as in
+    `LessonStream.open`, and if no row is a lesson.
     """
     settings = with_defaults(source_settings(source), side, strip_system, turns)
     (label,) = source_labels([settings])

@@ -92,7 +92,7 @@ def test_a_clean_file_has_the_rows_that_stay_as_they_were(tmp_path: Path):
     assert write_clean(str(folder), target, report.left_out()) == 2
     rows, bad = read_rows(target)
     assert [row.fields for row in rows] == [one, other] and not bad
-    with pytest.raises(DataError, match="holds something else"):
+    with pytest.raises(DataError, match="exists with different content"):
         write_clean(str(folder), target, ())
 
 

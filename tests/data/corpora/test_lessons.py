@@ -136,7 +136,7 @@ def test_pictures_stay_visible_in_the_context_and_are_no_words_to_learn():
     row = {"messages": [{"role": "user", "content": look}, *said_by("assistant: nice")]}
     assert lines(lesson(row, "assistant")) == ["user see (image)", "assistant* nice"]
     row["messages"][0]["content"] = [picture]
-    with pytest.raises(BadRecord, match="no words: it is only image"):
+    with pytest.raises(BadRecord, match="no text: it is only image"):
         lesson(row)
 
 
@@ -172,17 +172,20 @@ def test_exact_ids_pass_where_the_assistant_is_learned():
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no object": (3, "no row of named fields"),
+    "no object": (3, "not a row of named fields"),
     "no messages": ({"text": "hi"}, "no list of messages"),
-    "a blank target": ({"messages": said_by("user: a", "assistant: b", "user: ")}, "no words"),
+    "a blank target": ({"messages": said_by("user: a", "assistant: b", "user: ")}, "has no text"),
     "nobody learned": ({"messages": said_by("system: a", "assistant: b")}, "says nothing"),
-    "no speaker": ({"messages": [{"content": "a"}]}, "who speaks"),
-    "no message": ({"messages": ["a"]}, "no object"),
+    "no speaker": ({"messages": [{"content": "a"}]}, "has no speaker"),
+    "no message": ({"messages": ["a"]}, "not an object"),
     "ids that are none": (
         {"messages": [{"role": "user", "content": "a", "token_ids": ["x"]}]},
         "token_ids are no",
     ),
-    "no branch": ({"conversation_history": [{"if_chosen": True, "content": "x"}]}, "nobody knows"),
+    "no branch": (
+        {"conversation_history": [{"if_chosen": True, "content": "x"}]},
+        "the speaker of .* is unknown",
+    ),
 }
 
 
@@ -283,7 +286,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one():
         rule_for("convokit_supremes", None, "f:1")
     assert "Did you mean 'convokit_supreme'?" in error.value.why
     assert "--side" in error.value.way_out
-    with pytest.raises(DataError, match="Nothing says who is learned in f:1"):
+    with pytest.raises(DataError, match="The side to learn is not set for f:1"):
         rule_for(None, None, "f:1")
 
 

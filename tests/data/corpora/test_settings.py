@@ -104,7 +104,7 @@ def test_the_shards_of_a_folder(tmp_path: Path, layout: str):
             jsonl(path, [chat(1)])
     assert [p.relative_to(tmp_path).as_posix() for p in source_files(str(tmp_path))] == train
     if not validation:
-        with pytest.raises(DataError, match="holds no validation files"):
+        with pytest.raises(DataError, match="contains no validation files"):
             source_files(str(tmp_path), "validation")
     else:
         paths = source_files(str(tmp_path), "validation")

@@ -213,8 +213,8 @@ def test_another_stream_is_refused_with_what_differs(tmp_path: Path):
     path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(9)])
     position = restored(opened(path).position())
     others = {
-        "seed was 3, now it is 4": opened(path, seed=4), "window was 7": opened(path, window=8),
-        "sources were a:1, now they are a:2": opened(f"{path}:2"),
+        "seed was 3 and is now 4": opened(path, seed=4), "window was 7": opened(path, window=8),
+        "sources were a:1 and are now a:2": opened(f"{path}:2"),
         "cannot be read: KeyError": opened(path),
     }  # fmt: skip
     for why, stream in others.items():
@@ -410,7 +410,7 @@ def test_rows_for_evaluation_only_are_never_lessons(tmp_path: Path):
     path = jsonl(tmp_path / "a.jsonl", [chat(1), chat(2, evaluation_only=True)])
     stream = opened(path)
     assert set(keys(stream.take(4))) == {"a.jsonl:1"}
-    assert stream.unusable["a"] == {"it is marked evaluation_only: nobody trains on it": 1}
+    assert stream.unusable["a"] == {"it is marked evaluation_only and must not be trained on": 1}
 
 
 def test_the_turns_of_the_table_hold_whoever_names_the_side(tmp_path: Path):
@@ -425,7 +425,7 @@ def test_the_turns_of_the_table_hold_whoever_names_the_side(tmp_path: Path):
 
 
 def test_nothing_that_says_who_is_learned_is_told_at_once(tmp_path: Path):
-    with pytest.raises(DataError, match="Nothing says who is learned"):
+    with pytest.raises(DataError, match="The side to learn is not set"):
         LessonStream.open([jsonl(tmp_path / "a.jsonl", [chat(1), chat(2)])])
     nested = {"extra_info": json.dumps(chat(1)), "data_source": "wildchat"}
     assert LessonStream.open([jsonl(tmp_path / "b.jsonl", [nested])]).take(1)
@@ -454,7 +454,7 @@ def test_a_file_too_large_to_be_read_whole_is_refused(tmp_path: Path):
     path = tmp_path / "a.json"
     with path.open("wb") as file:
         file.truncate(65 << 20)
-    with pytest.raises(DataError, match="too large to be read as a whole: 65 MiB"):
+    with pytest.raises(DataError, match="too large to read as a whole: 65 MiB"):
         opened(path)
 
 
@@ -522,7 +522,7 @@ def test_a_speaker_whom_nobody_knows_is_answered_with_those_who_speak(tmp_path: 
     path = jsonl(tmp_path / "a.jsonl", [{"messages": said_by("Ann: hi", "Ben: ho")}])
     with pytest.raises(DataError) as error:
         list(read_lessons(path, side="Anne"))
-    assert error.value.way_out == "Give --side human, or one who speaks there: Ann, Ben."
+    assert error.value.way_out == "Set --side to human or to one of its speakers: Ann, Ben."
 
 
 def test_a_side_is_read_in_any_case(tmp_path: Path):

@@ -402,7 +402,7 @@ def test_texts_that_became_objects_or_lists_are_not_shown_as_words(
         path = released(tmp_path / f"{number}.parquet", name, rows)
         with pytest.raises(DataError, match=r"All rows .* bad \(3\)") as caught:
             load_examples(task_of(name), [path])
-        assert "is no text" in caught.value.why
+        assert "is not text" in caught.value.why
 
 
 def test_a_blank_candidate_is_none() -> None:
@@ -418,7 +418,7 @@ def test_the_options_of_a_question_are_texts_too() -> None:
     (row,) = synth("lifechoices", 1, 3)
     nested = row["Multiple Choice Question"]
     nested["Options"] = [{"text": option} for option in nested["Options"]]
-    with pytest.raises(DataError, match="no text"):
+    with pytest.raises(DataError, match="is not text"):
         task_of("lifechoices").example(row)
 
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_imported_is_explained(tmp_path: Path):
         import_rows("paratomi", hitom(tmp_path))
     with pytest.raises(DataError, match="no rows"):
         import_rows("tomi", blocks(tmp_path, ""))
-    with pytest.raises(DataError, match="no file"):
+    with pytest.raises(DataError, match="does not exist"):
         import_rows("tomi", tmp_path / "nowhere.txt")
 
 
