@@ -229,7 +229,7 @@ def test_a_task_that_breaks_before_anything_is_played_is_named_with_file_and_lin
     kind = "SystemExit: 0" if "exit" in code else "ZeroDivisionError: division by zero"
     assert error.startswith(f"error: The task 'broken' raised an error: {kind} (")
     assert error.endswith(f", in {method}).") and "shade.py:" in error
-    assert why.startswith("why: ") and "Mend the task at that line" in fix
+    assert why.startswith("why: ") and "Correct the code" in fix
 
 
 def test_what_the_kit_cannot_use_is_an_error_of_the_task_that_gave_it(tmp_path: Path) -> None:
