@@ -252,7 +252,7 @@ def test_the_file_the_table_and_the_page_say_the_same(
     assert kept is not None and f"<strong>{100 * kept:.0f}%</strong>" in page and "<svg" in page
     assert (good / "report" / "figures" / "scores.png").is_file()
     assert main(["report", str(good), str(measured_folder(good, "base", "tomi"))]) == 2
-    assert "cannot stand in one table" in capsys.readouterr().err
+    assert "cannot be shown in one table" in capsys.readouterr().err
 
 
 def test_measurements_differ_in_the_weights_alone() -> None:
