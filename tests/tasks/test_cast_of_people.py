@@ -183,7 +183,7 @@ def test_the_check_warns_of_people_who_differ_in_their_names_alone(
     capfd.readouterr()
     assert soul("data", "check", rows, "--tasks", FILE) == 0
     declared = capfd.readouterr()
-    assert "512 clusters" in declared.out and "equal up to names" not in declared.err
+    assert "512 clusters" in declared.out and "equal except for names" not in declared.err
     tasks = folder / "tasks.yaml"
     line = "    cluster: [job, town, pet]\n"
     assert line in tasks.read_text()
@@ -191,7 +191,7 @@ def test_the_check_warns_of_people_who_differ_in_their_names_alone(
     assert soul("data", "check", rows, "--tasks", tasks) == 0
     warned = capfd.readouterr().err
     # Without the declaration nothing says that the town is more than a name: 8 jobs and 8 pets.
-    assert "1024 rows in 1024 clusters of cast_of_people are equal up to names" in warned
+    assert "1024 rows in 1024 clusters of cast_of_people are equal except for names" in warned
     assert "only 64 of them are distinct" in warned and "people.jsonl:" in warned
     assert soul("data", "check", rows, "--tasks", tasks, "--json") == 0
     (checked,) = json.loads(capfd.readouterr().out)["tasks"]

@@ -78,7 +78,7 @@ def test_it_is_listed_and_shown(
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["tasks", "list", "--tasks", str(TASKS)]) == 0
     listed = capfd.readouterr().out
-    assert "my_task" in listed and "suite my_task_and_tomi: my_task, tomi" in listed
+    assert "my_task" in listed and "my_task, tomi" in listed
     assert cli.main(["tasks", "show", "my_task", "--tasks", str(TASKS)]) == 0
     shown = capfd.readouterr().out
     assert "What was meant" in shown and "listener (actor)" in shown and "utterance" in shown

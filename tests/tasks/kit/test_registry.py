@@ -428,7 +428,7 @@ def test_lists_say_rows_only(tasks_file: Path, capsys: pytest.CaptureFixture[str
     listed = {t["name"]: t["rows_only"] for t in json.loads(capsys.readouterr().out)["tasks"]}
     assert listed["lights"] and not listed["tomi"]
     assert cli.main(["tasks", "show", "lights", "--tasks", str(tasks_file)]) == 0
-    assert "rows only: they can be read and checked" in capsys.readouterr().out
+    assert "rows only: this version can read and check the rows" in capsys.readouterr().out
     assert cli.main(["tasks", "show", "tomi"]) == 0
     assert "rows only" not in capsys.readouterr().out
 
