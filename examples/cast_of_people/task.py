@@ -25,7 +25,7 @@ class CastOfPeople(ChoiceTask):
             raise DataError(
                 f"The reply '{fields['reply']}' does not have {len(PARTS)} words.",
                 "A greeting, a topic and a farewell are compared word by word.",
-                "Mend the row, or leave it out.",
+                "Correct the row, or remove it.",
             )
         return fields
 

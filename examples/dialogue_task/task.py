@@ -41,7 +41,7 @@ class MyDialogue(Task):
             raise DataError(
                 "The row's 'day' is not the one day on which both are free.",
                 f"Both are free on {', '.join(sorted(both)) or 'no day'}.",
-                "Mend the row, or leave it out.",
+                "Correct the row, or remove it.",
             )
         return fields
 

@@ -19,7 +19,7 @@ class MyTask(ChoiceTask):
             raise DataError(
                 "The row does not have three options with the meant one among them.",
                 "The answer is a letter, and 'meant' is the text of an option.",
-                "Mend the row, or leave it out.",
+                "Correct the row, or remove it.",
             )
         return fields
 

@@ -50,7 +50,7 @@ def test_a_longer_run_is_as_if_it_had_been_that_long(
     assert soul(*USUAL, *CONSTANT, "--steps", 5, "--out", run, "--trust") == 0
     err = capsys.readouterr().err
     assert "steps raised from 3 to 5: no other setting depends on it" in err
-    assert "finished already" not in err
+    assert "already finished" not in err
     assert soul(*USUAL, *CONSTANT, "--steps", 5, "--out", tmp_path / "whole") == 0
     assert losses(run) == losses(tmp_path / "whole") and len(losses(run)) == 5
     raised, whole = weights(run), weights(tmp_path / "whole")
