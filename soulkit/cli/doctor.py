@@ -96,7 +96,7 @@ def command(
             console().print(player_table(checkup.players))
     if as_json:
         print_json(checkup.as_dict())
-    print_note(counted(checkup.problems, "problem") if checkup.problems else "no problem")
+    print_note(counted(checkup.problems, "problem") if checkup.problems else "no problems")
     if checkup.problems:
         raise typer.Exit(1)
 
@@ -105,7 +105,7 @@ def command(
 
 
 def _print_lines(lines: Iterable[CheckLine]) -> None:
-    table = plain_table("", "what", "result")
+    table = plain_table("", "check", "result")
     for one in lines:
         table.add_row(_health(one.health), safe(one.name), _with_way(one.words, one.way))
     console().print(table)
@@ -113,7 +113,7 @@ def _print_lines(lines: Iterable[CheckLine]) -> None:
 
 def player_table(players: Iterable[PlayerCheck]) -> Table:
     """A table of the models' replies, with time, tokens and cost."""
-    table = plain_table("", "role", "who", "answer")
+    table = plain_table("", "role", "model", "result")
     table.columns[2].overflow = "fold"  # addresses must stay complete
     for one in players:
         words = "; ".join(filter(None, (f"in {one.task}: {one.words}", call_figures(one))))
@@ -122,12 +122,13 @@ def player_table(players: Iterable[PlayerCheck]) -> Table:
 
 
 def call_figures(one: PlayerCheck) -> str:
-    """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty without calls."""
+    """`2 calls, 1.3 s, 410 prompt + 60 reply tokens, $0.0004`; empty without calls."""
     if not one.calls:
         return ""
     calls = f"{one.calls} calls, " if one.calls > 1 else ""
     cost = f", {dollars(one.cost)}" if one.cost is not None else ""
-    return f"{calls}{one.seconds:.1f} s, {one.prompt_tokens} + {one.completion_tokens} tokens{cost}"
+    tokens = f"{one.prompt_tokens} prompt + {one.completion_tokens} reply tokens"
+    return f"{calls}{one.seconds:.1f} s, {tokens}{cost}"
 
 
 def _health(health: str) -> str:

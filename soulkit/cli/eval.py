@@ -180,7 +180,7 @@ def _say_failures(run: Run, summary: Summary) -> None:
     if text := limits_text(summary.limits, summary.statuses):
         print_note(f"replies cut at the token limit, readable or not: {text}")
     if text := dropped_text(summary.dropped_settings):
-        print_note(f"settings that servers refused and that were left out: {text}")
+        print_note(f"settings that servers rejected, sent without them: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         print_note(line)
     if summary.n_scored < summary.n:

@@ -17,7 +17,7 @@ from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.options import Json
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import RunError
-from soulkit.report.grid import plain_table
+from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.text import dollars
 
 if TYPE_CHECKING:
@@ -86,18 +86,19 @@ def stats(where: Where, as_json: Json = False) -> None:
 
 def _print_stats(groups: list[CallTotals]) -> None:
     several = any(g.purpose for g in groups)
-    heads = ("role", *(("purpose",) if several else ()), "model", ">calls", ">attempts",
-             ">prompt tokens", ">reply tokens", ">cost", ">priced", ">p50", ">p95", "first (UTC)",
-             "last (UTC)")  # fmt: skip
-    made = plain_table(*heads)
-    for g in groups:
-        made.add_row(
-            safe(g.role), *((safe(g.purpose),) if several else ()), safe(g.model), str(g.calls),
-            str(g.attempts), str(g.prompt_tokens), str(g.completion_tokens), dollars(g.cost),
-            f"{g.priced}/{g.calls}", f"{g.p50:.2f} s", f"{g.p95:.2f} s",
-            _moment(g.first), _moment(g.last),
-        )  # fmt: skip
-    out.print(made)
+    names = ("role", *(("purpose",) if several else ()), "model")
+    head = (*names, "calls", "attempts", "prompt tokens", "reply tokens", "cost", "priced", "p50",
+            "p95", "first (UTC)", "last (UTC)")  # fmt: skip
+    rows = tuple(GridRow.of(
+        one_line(g.role), *((one_line(g.purpose),) if several else ()), one_line(g.model),
+        str(g.calls), str(g.attempts), str(g.prompt_tokens), str(g.completion_tokens),
+        dollars(g.cost), f"{g.priced}/{g.calls}", f"{g.p50:.2f} s", f"{g.p95:.2f} s",
+        _moment(g.first), _moment(g.last),
+    ) for g in groups)  # fmt: skip
+    grid = Grid(head=head, rows=rows, words=(*names, *head[-2:]), n_names=len(names), n_below=5,
+                whole=("role",), least={"model": 12})  # fmt: skip
+    for part in grid_parts(grid):
+        out.print(part)
     costs = [g.cost for g in groups if g.cost is not None]
     out.print(
         f"{sum(g.calls for g in groups)} calls, cost {dollars(sum(costs) if costs else None)}"

@@ -270,8 +270,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
         *facts_of_training(summary),
         ("unscored", f"{unscored} of {summary.n} {last}" if unscored else ""),
         ("truncated", f"{cut} {last}" if cut else ""),
-        ("at their limit", limits_text(summary.limits, summary.statuses)),
-        ("refused settings", dropped_text(summary.dropped_settings)),
+        ("at token limit", limits_text(summary.limits, summary.statuses)),
+        ("rejected settings", dropped_text(summary.dropped_settings)),
     ]
     for label, text in facts:
         if text:

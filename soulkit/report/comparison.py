@@ -46,7 +46,7 @@ def _head(result: Comparison) -> list[str]:
         lines[place] += f"  {facts}" if facts else ""
     if result.shared_rows:
         rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
-        lines += [f"rows only those that both have: {', '.join(rows)}"]
+        lines += [f"shared rows only: {', '.join(rows)}"]
     return [*lines, f"suite  {result.suite}"] if result.suite else lines
 
 
@@ -60,7 +60,7 @@ def gate_text(result: GateResult) -> str:
 
 def _notes(result: Comparison) -> list[str]:
     notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
-    notes += [f"beside the difference: {line}" for line in result.remarks]
+    notes += [f"note: {line}" for line in result.remarks]
     notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
     notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
     notes += [
@@ -72,8 +72,8 @@ def _notes(result: Comparison) -> list[str]:
         notes += [_signs(mean)]
     return [
         *notes,
-        "A, B and the difference are over the shared episodes, those both runs scored.",
-        "p belongs to the interval beside it; p (Holm) is adjusted for the number of tasks.",
+        "A, B and B \u2212 A cover only the episodes that both runs scored (shared).",
+        "p is the p-value of B \u2212 A; p (Holm) is corrected for the number of tasks.",
     ]
 
 

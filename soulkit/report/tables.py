@@ -158,17 +158,17 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("steps", steps),
         ("time", "" if summary.seconds is None else duration(summary.seconds, 1)),
         ("cost", _cost(summary)),
-        ("by role", cost_by_role(summary)),
+        ("cost by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
         ("origin", origins_text(summary)),
         *provenance_facts(run.provenance),
         ("truncated", truncation_text(summary.statuses)),
-        ("at their limit", limits_text(summary.limits, summary.statuses)),
+        ("at token limit", limits_text(summary.limits, summary.statuses)),
         ("words cut", cuts_text(summary.cuts)),
-        ("judged alike", uniform_text(summary.uniform_verdicts)),
+        ("identical verdicts", uniform_text(summary.uniform_verdicts)),
         ("ignored by servers", ignored_text(summary.ignored)),
-        ("refused by servers", dropped_text(summary.dropped_settings)),
-        ("unknown defaults", unknown_text(run.provenance)),
+        ("rejected by servers", dropped_text(summary.dropped_settings)),
+        ("unknown server defaults", unknown_text(run.provenance)),
     ]
     if isinstance(summary, TrainSummary):
         lines += facts_of_training(summary)
@@ -462,8 +462,8 @@ def run_head(run: RunData) -> RenderableType:
 
 def _facts_line(run: RunData) -> str:
     labelled = (
-        "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
-        "refused by servers", "origin", *SCORING, "rows", "revision", "unknown defaults",
-        *LABELLED_FACTS,
+        "protocol", "steps", "cost", "truncated", "at token limit", "words cut",
+        "ignored by servers", "rejected by servers", "origin", *SCORING, "rows", "revision",
+        "unknown server defaults", *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))

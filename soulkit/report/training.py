@@ -15,9 +15,8 @@ from soulkit.train.state.summary import (
 )
 
 LEAK_CHECK = (
-    "compares words: it finds feedback that says the answer, leaves few options open, or "
-    "repeats private texts; it does not notice the answer in other words, such as a paraphrase or "
-    "a code"
+    "compares words: it finds feedback that states the answer, leaves few options or repeats "
+    "private texts; it does not notice a paraphrase or a code"
 )
 """What the counts of leaks cover, shown for every training run with feedback."""
 MODES = {
@@ -41,8 +40,8 @@ def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:
-    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); 0.42 different texts a draft; coach
-    failed 4 times; 8 of 520 drafts wanted none`, or empty."""
+    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); 0.42 different texts per draft; coach
+    failed 4 times; 8 of 520 drafts needed none`, or empty."""
     feedback = feedback or FeedbackTotals()
     parts = []
     for author, counts in feedback.coaches.items():
@@ -50,12 +49,12 @@ def feedback_text(feedback: FeedbackTotals | None) -> str:
         parts.append(f"{author} {counts.checked}, {counts.dropped} dropped")
         parts[-1] += f" ({kinds})" if kinds else ""
     if feedback.distinct is not None:
-        parts.append(f"{feedback.distinct:.2f} different texts a draft")
+        parts.append(f"{feedback.distinct:.2f} different texts per draft")
     failures = feedback.coach_failures
     if failures:
         parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
     if feedback.gated:
-        parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
+        parts.append(f"{feedback.gated} of {feedback.drafts} drafts needed none")
     return "; ".join(parts)
 
 

@@ -196,7 +196,7 @@ def test_other_rows_are_refused_with_the_command_that_compares_the_shared_ones(
     command = fix.partition(": ")[2]
     assert command == f"soul compare {a} {b} --shared-rows"
     assert soul(*command.split()[1:]) == 0
-    assert "rows only those that both have: essay 4 of 6 in A and 4 in B" in capfd.readouterr().out
+    assert "shared rows only: essay 4 of 6 in A and 4 in B" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("other", "left"), [("four", 4), ("changed", 3)])

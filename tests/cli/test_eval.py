@@ -369,14 +369,14 @@ def test_cut_replies_that_count_are_told_of(
     assert summary(out)["statuses"] == {"tomi": {"ok": 6}}
     assert summary(out)["limits"] == {"tomi": {"at_limit": 2, "replies": 6}}
     shown = capsys.readouterr()
-    assert "at their limit tomi 2 of 6 (33 %)" in " ".join(shown.out.split())
+    assert "at token limit tomi 2 of 6 (33 %)" in " ".join(shown.out.split())
     assert "readable or not: tomi 2 of 6 (33 %)" in " ".join(shown.err.split())
     assert soul("report", out, "--format", "json") == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"].values()
     assert run["limits"] == {"tomi": {"at_limit": 2, "replies": 6}}
     page = tmp_path / "page.html"
     assert soul("report", out, "--format", "html", "--out", page) == 0
-    assert "whatever was read of them: tomi 2 of 6 (33 %)" in page.read_text()
+    assert "readable or not: tomi 2 of 6 (33 %)" in page.read_text()
 
 
 ROWS_ONLY = "{title: A room, summary: Nobody plays it, seats: {guest: actor}, \

@@ -355,7 +355,7 @@ def test_a_refused_setting_is_recorded_and_said(
         assert api(server.base_url, out, "--temperature", 0.7, "--ledger", ledger) == 0
     shown = capsys.readouterr()
     assert shown.err.count("tomi actor temperature (100 % of calls)") == 1
-    assert "refused by servers tomi actor temperature" in " ".join(shown.out.split())
+    assert "rejected by servers tomi actor temperature" in " ".join(shown.out.split())
     entry = record(out)["tasks"]["tomi"]
     assert summary(out)["dropped_settings"] == {"tomi": WHOLE}
     assert entry["dropped_settings"] == WHOLE
@@ -420,4 +420,4 @@ def test_the_record_holds_what_was_sent_and_to_which_server(
     shown = capsys.readouterr()
     unknown = server_is["defaults"] == "unknown"
     assert shown.err.count("unknown server: m at ") == unknown
-    assert ("unknown defaults m@" in " ".join(shown.out.split())) == unknown
+    assert ("unknown server defaults m@" in " ".join(shown.out.split())) == unknown

@@ -199,8 +199,8 @@ def defaults_line(model: str, base_url: str) -> str:
     """The warning for a server whose defaults are unknown."""
     where = urlsplit(base_url).netloc
     return (
-        f"unknown server: {model} at {where} does not identify itself; its defaults for top_k, "
-        "min_p and penalties are unknown, and soulkit does not send values for them"
+        f"unknown server: {model} at {where} does not say which software it runs; its defaults "
+        "for top_k, min_p and penalties apply and are unknown"
     )
 
 
