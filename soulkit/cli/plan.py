@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.console import console, print_json, safe
+from soulkit.cli.console import console, one_line, print_json, safe
 from soulkit.errors import ConfigError
-from soulkit.report.grid import plain_table
+from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
 from soulkit.text import byte_size, dollars, duration
 
 if TYPE_CHECKING:
@@ -58,16 +58,14 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    table = plain_table("task", "role", "model", ">calls", ">prompt\ntokens", ">reply\ntokens",
-                      ">cost", ">max.\ncalls", ">max.\ncost")  # fmt: skip
-    for column in table.columns[3:]:  # numbers stay whole on a narrow terminal
-        column.no_wrap = True
-    table.columns[2].overflow = "fold"
-    for part in plan.tasks:
-        for one in part.asked:
-            table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
-    if plan.asked:
-        console().print(table)
+    rows = tuple(GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one))
+                 for part in plan.tasks for one in part.asked)  # fmt: skip
+    head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost",
+            "max. calls", "max. cost")  # fmt: skip
+    grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, n_below=2,
+                whole=head[:2], least={"model": 12})  # fmt: skip
+    for shown in grid_parts(grid) if rows else ():
+        console().print(shown)
     for line in (*_totals(plan), *coaches):
         console().print(line, markup=False, soft_wrap=True)
 
@@ -115,7 +113,7 @@ def _totals(plan: Plan) -> list[str]:
     )  # fmt: skip
     lines = [
         f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls (at most {plan.calls:,}), "
-        f"{plan.prompt_words:,} words in first prompts{cost if paid else ''}"
+        f"{plan.prompt_words:,} words in the first prompts{cost if paid else ''}"
     ]
     if len(roles := plan.cost_by_role) > 1:
         parts = [f"{role} about {dollars(about)}, at most {dollars(most)}"

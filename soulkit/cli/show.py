@@ -143,7 +143,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     trained = any(record.step or record.kind != "draft" for record in records)
     repeated = any(record.rollout for record in records)
     shown = [True, True, repeated, trained, trained, True, True, True]
-    heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "words")
+    heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "reply")
     made = plain_table(*compress(heads, shown))
     for column in made.columns[:-1]:  # ids stay whole, so that they can be copied
         column.no_wrap = True

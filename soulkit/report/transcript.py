@@ -224,12 +224,12 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 WORDS = 150
-"""Of one text that are shown unless all are asked for."""
+"""Words shown of one text without --full."""
 WORDS_OF_REASONING = 60
-"""Of a judge's reasoning and a model's thinking."""
+"""Words shown of a judge's reasoning and of a model's thinking."""
 _WORD = re.compile(r"\S+")
 _SPARE = 20
-"""So few words are not left out: the note on them would be as long."""
+"""Fewer words are not cut: the note about them would be as long."""
 _AUDIT = "audit"
 STYLES = {"ok": "green", "salvaged": "green", "unscored": "yellow"}
 """Status → colour; what is not here is a failure of the actor's own."""
@@ -332,9 +332,9 @@ def _spoken_lines(record: Record, full: bool) -> Iterator[PageBlock]:
         yield PageBlock(_text(_shown(final.text, full)), 2)
     if final is not None and final.reasoning:
         thought = fold(final.reasoning, 0 if full else WORDS_OF_REASONING)
-        yield PageBlock(_text(f"thought: {sanitise(thought).strip()}", "dim"), 2)
+        yield PageBlock(_text(f"thinking: {sanitise(thought).strip()}", "dim"), 2)
     if final is None and not record.episode.transcript:
-        yield PageBlock(_text("nothing was said", "dim"), 2)
+        yield PageBlock(_text("no reply", "dim"), 2)
 
 
 def _cuts(record: Record) -> Iterator[PageBlock]:
@@ -352,7 +352,7 @@ def _cuts(record: Record) -> Iterator[PageBlock]:
 
 
 _NOTES = {
-    "dropped": "settings that the server refused",
+    "dropped": "settings that the server rejected",
     "ignored": "settings that the server ignored",
 }
 """Notes of an episode that need more words than their name."""
@@ -372,7 +372,7 @@ def _score(record: Record, full: bool) -> Iterator[PageBlock]:
         yield PageBlock(_labelled(label, record.gold, full), 4)
     repeated = score.scored and any(verdict.said for verdict in score.verdicts)
     if score.words and (full or not repeated):
-        yield PageBlock(_labelled("read" if score.scored else "why", score.words, full), 4)
+        yield PageBlock(_labelled("scored as" if score.scored else "why", score.words, full), 4)
     if failure and failure.detail and failure.detail != score.words:
         yield PageBlock(_labelled("why", failure.detail, full), 4)
     if score.metrics:
@@ -413,17 +413,17 @@ def _dimension(name: str, value: Any, full: bool) -> Text:
 def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
     kind = feedback.kind.replace("_", " ")
     about = f" on {', '.join(map(one_line, feedback.dimensions))}" if feedback.dimensions else ""
-    yield _title(f"feedback: {kind} by {one_line(feedback.author)}{about}")
+    yield _title(f"feedback ({kind}) by {one_line(feedback.author)}{about}")
     yield PageBlock(_text(_shown(feedback.text, full)), 2)
     if feedback.leak:
-        use = "shown all the same" if feedback.usable else "not shown to the actor"
+        use = "shown anyway" if feedback.usable else "not shown to the actor"
         yield PageBlock(_text(f"leaks ({one_line(feedback.leak)}): {use}", "yellow"), 2)
     else:
         yield PageBlock(_text("no leak found", "dim"), 2)
     if feedback.blind is not None:
-        chance = "" if feedback.chance is None else f", by chance {number(feedback.chance)}"
+        chance = "" if feedback.chance is None else f" (chance {number(feedback.chance)})"
         yield PageBlock(
-            _text(f"a blind reader is right {number(feedback.blind)}{chance}", "dim"), 2
+            _text(f"score from question and feedback alone {number(feedback.blind)}{chance}", "dim"), 2
         )
 
 
@@ -445,7 +445,7 @@ def _labelled(label: str, text: str, full: bool, style: str = "bold") -> Text:
 
 
 def _shown(text: str, full: bool) -> str:
-    return sanitise(fold(text, 0 if full else WORDS)).strip() or "(nothing)"
+    return sanitise(fold(text, 0 if full else WORDS)).strip() or "(empty)"
 
 
 def _plain_value(value: Any) -> str:

@@ -46,7 +46,7 @@ def saved(home: Path, ending: str) -> Path:
 def fill(page: Page) -> None:
     """Every question from the keyboard: 7 points, the style whose name begins with l."""
     page.press("/")
-    while "Every question" not in page.value(NOTE):
+    while "All questions" not in page.value(NOTE):
         page.press("7" if page.value(FOCUS) == "quality" else "l")
         page.press("/")
 

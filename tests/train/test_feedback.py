@@ -235,7 +235,7 @@ def test_groups_without_spread_are_said_aloud(tmp_path: Path, model: Path, capfd
     assert f"step 0: {text}" in output and output.count(text) == 1
     assert "--group-size" in output and "--stop-flat 10 would stop the run" in output
     assert "step 9: 10 steps so far had nothing to learn from" in output
-    assert "11 of 11 steps had nothing to learn from rewards" in output
+    assert "11 of 11 steps learned nothing from rewards" in output
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def flat_total(lines: Sequence[StepLine]) -> str:
     """The number of steps of a whole run with nothing to learn from; empty if at most one."""
     played = [line for line in lines if line.played]
     flat = sum(bool(flat_groups(line)) for line in played)
-    return f"{flat} of {len(played)} steps had nothing to learn from rewards" if flat > 1 else ""
+    return f"{flat} of {len(played)} steps learned nothing from rewards" if flat > 1 else ""
 
 
 def flat_groups(line: StepLine) -> str:
