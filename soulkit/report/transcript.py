@@ -422,9 +422,8 @@ def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
         yield PageBlock(_text("no leak found", "dim"), 2)
     if feedback.blind is not None:
         chance = "" if feedback.chance is None else f" (chance {number(feedback.chance)})"
-        yield PageBlock(
-            _text(f"score from question and feedback alone {number(feedback.blind)}{chance}", "dim"), 2
-        )
+        score = f"score from question and feedback alone {number(feedback.blind)}{chance}"
+        yield PageBlock(_text(score, "dim"), 2)
 
 
 # -- texts -----------------------------------------------------------------------------------------

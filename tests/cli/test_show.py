@@ -140,8 +140,8 @@ def test_a_refined_episode_stands_beside_its_draft_with_the_feedback(
     assert (draft.score.value or 0.0) < (refined.score.value or 0.0)
     places = [page.index(text) for text in (
         f"step {draft.step}", draft.prompt.split("?")[0], "answer (draft)",
-        f"feedback (coach) by {draft.received.author}", draft.received.text, "refined: the same prompt",
-        "answer (refined)",
+        f"feedback (coach) by {draft.received.author}", draft.received.text,
+        "refined: the same prompt", "answer (refined)",
     )]  # fmt: skip
     assert places == sorted(places)
 
