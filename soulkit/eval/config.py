@@ -75,15 +75,15 @@ class EvalConfig(PlayConfig):
     )
     split: Literal["train", "test"] = _task(
         "test", flag=None,
-        help="Use the rows for evaluation (test), or the rows for training as training reads "
-             "them (train).",
+        help="Use the evaluation rows (test), or the training rows, prepared as for training "
+             "(train).",
     )  # fmt: skip
     repeats: int = _sampling(1, gt=0, help="Number of episodes per row.")
 
     controls: bool = setting(
         False,
         section="Run",
-        help="Also judge the tasks' controls. A finished run gets them added.",
+        help="Also judge the tasks' controls. They can also be added to a finished run.",
     )
 
     # -- sampling; None is the task's own --
@@ -166,7 +166,7 @@ class EvalConfig(PlayConfig):
         False,
         section="Machine",
         only=("local",),
-        help="Leave rows whose prompt does not fit unscored, instead of stopping.",
+        help="Leave rows unscored if their prompt does not fit, instead of stopping.",
     )
 
     max_unscored: float = setting(

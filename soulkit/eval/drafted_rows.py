@@ -1,6 +1,6 @@
 """`soul data build --drafter PLAYER --filter PLAYER`: one model drafts rows, another filters them.
 
-    records ──▶ sketches, in an order by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
+    records ──▶ sketches, shuffled by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
 
 The name of the run folder is derived from the settings, and replies are kept in its ledger. Running
 the same command again resumes the build without paying twice and gives the same rows. Unreadable
@@ -69,7 +69,7 @@ class BuildConfig(RolesConfig):
     options: dict[str, str] = setting(factory=dict, flag=None, help="Options of the task.")
     prompts: dict[str, str] = setting(factory=dict, flag=None, help="Prompt template → hash.")
     rows: int | None = setting(
-        None, gt=0, flag=None, help="Number of rows to draft; none: as many as possible."
+        None, gt=0, flag=None, help="Number of rows to draft. Default: as many as possible."
     )
     seed: int = setting(0, flag=None, help="Random seed of the record order and of sampling.")
     drafter: RoleSettings | None = setting(
@@ -150,7 +150,7 @@ class Build:
         return Path("runs") / f"data-build-{self.config.task}-{mark}"
 
     def needed(self, sketches: Sequence[Sketch], rows: int) -> int:
-        """How many of the next sketches give `rows` more rows if every draft is kept."""
+        """Number of further sketches to draft for `rows` more rows if every draft is kept."""
         for place, sketch in enumerate(sketches, 1):
             rows -= sketch.count
             if rows <= 0:
@@ -205,7 +205,7 @@ def build_drafted_rows(
 ) -> BuildResult:
     """Ask the models, or resume an interrupted build, and return the rows with their report.
 
-    UserError before anything is asked; BudgetSpent at the cost limit; ProviderError if a server
+    UserError before the first call; BudgetSpent at the cost limit; ProviderError if a server
     does not answer. Do not use the rows of an incomplete build.
     """
     config = build.config

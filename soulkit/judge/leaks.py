@@ -1,8 +1,8 @@
 """Leak check: does feedback reveal the answer, or private information of another seat?
 
 For a question with options, feedback leaks if it contains the gold text, names the gold letter, or
-leaves only one option, or at most half of them, open. The draft's answer and whole sentences that
-the actor has read do not count.
+rules out so many options that only one, or at most half of them, remain. The draft's answer and
+whole sentences that the actor has read do not count.
 
     red box, red bag (gold), blue jar, green tin: "Not the blue jar" passes, "think of the red one"
     leaks; when the draft said red box, "you said red box, but it is not the jar" passes.

@@ -123,7 +123,7 @@ def pair_card(one: Record, two: Record, hidden: Sequence[str]) -> RatingCard:
 
 
 def text_print(record: Record) -> str:
-    """Hash (12 hex digits) of the spoken lines; record keys are equal in runs of other models."""
+    """Hash (12 hex digits) of the spoken lines. Unlike record keys, it differs between models."""
     lines = [(line.seat, line.text) for line in record.episode.transcript]
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:12]
 

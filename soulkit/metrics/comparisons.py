@@ -93,7 +93,7 @@ class RewardGroup:
 
 
 def difference_of(a: float, b: float, size: float = 0.0) -> float:
-    """b - a, or 0 if it is within rounding error of a, b or `size`. Otherwise sums in a different
+    """b - a, or 0 if it is within rounding error of a, b or `size`. Without this, sums in another
     order could give tiny differences of one sign that look significant."""
     difference = b - a
     return difference if abs(difference) > _SPECK * max(abs(a), abs(b), size) else 0.0

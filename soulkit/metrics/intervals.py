@@ -79,7 +79,7 @@ class Estimate:
 
 
 class Stratum(Protocol):
-    """The fields that a suite mean needs of a part, as in `Estimate` and the cells of a summary."""
+    """The fields of a part that a suite mean needs, as in `Estimate` and the cells of a summary."""
 
     @property
     def mean(self) -> float | None: ...

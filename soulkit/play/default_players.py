@@ -83,8 +83,8 @@ def training_player_remarks(
 
 
 def coach_remarks(config: PlayConfig, work: Sequence[Work]) -> list[str]:
-    """Lines for tasks whose coach is rules instead of the paper's model, and tasks without
-    feedback.
+    """Lines for tasks that get feedback from rules instead of the paper's model, and for tasks
+    without feedback.
 
     `config` does not include default players yet; coaches that the user named have no line.
     """
@@ -173,7 +173,7 @@ def _check_names(
         if task not in names:
             raise ConfigError(
                 f"Players are set for the task '{task}', but that task is not selected.",
-                "They would never be asked.",
+                "These players would never be used.",
                 did_you_mean(task, names),
             )
     for task in file:

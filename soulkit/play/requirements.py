@@ -29,7 +29,7 @@ RequirementKind = Literal[
 ]
 WORDS: dict[RequirementKind, str] = {
     "unnamed": "no",
-    "tasks": "no code that plays",
+    "tasks": "no code to play",
     "rows": "no rows for",
     "services": "incomplete setup for",
     "players": "no player for",

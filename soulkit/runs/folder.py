@@ -6,7 +6,7 @@
     summary.json, report/            the final numbers; pages and figures
 
 A folder belongs to one command and one configuration: the same pair resumes it, any other is
-rejected with a list of the differences. Files are append-only, or written aside and renamed.
+rejected with a list of the differences. Files are append-only or replaced atomically.
 Secrets are never written. A new folder gets a seal in `environment.json`: an HMAC of the command,
 `config.yaml` and the path of the tasks file, with a key in the user's state folder. The seal does
 not cover code inside the folder."""

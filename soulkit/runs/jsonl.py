@@ -4,8 +4,8 @@
     when it is done     episodes.jsonl.gz                  readable by pandas, duckdb and datasets
     resumed             episodes.jsonl.gz, episodes.jsonl  new lines follow the packed ones
 
-A file is packed aside and renamed before the plain file is removed. If the process dies in between,
-lines exist twice, which readers ignore. The JSON Schemas are in `soulkit/schemas/`.
+The packed file is complete before the plain file is removed. If the process dies in between, lines
+exist twice; readers skip the duplicates. The JSON Schemas are in `soulkit/schemas/`.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> Non
         "Another version of soulkit wrote it, and its values may have other meanings."
         if other_version
         else "Its contents do not match its name, or another program changed it.",
-        "Read it with the version that wrote it: pip install --upgrade soulkit"
+        "Read it with the version that wrote it. If that is newer: pip install --upgrade soulkit"
         if other_version
         else "Restore the file that `soul eval` or `soul train` wrote.",
     )

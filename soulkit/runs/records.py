@@ -265,8 +265,8 @@ def _of_line(
 
 def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
     return damaged(
-        f"Object {number} of '{path}' is not a record of {what} ({why}).",
-        "Restore the file, or delete that line and run the same command again to play it again.",
+        f"Line {number} of '{path}' is not a record of {what} ({why}).",
+        "Restore the file, or delete that line and run the same command again to replace it.",
     )
 
 

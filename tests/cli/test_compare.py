@@ -316,7 +316,7 @@ def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -
         capfd.readouterr()
         assert soul(*command, half) == 2
         what, _, fix = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
-        assert "a different code of the task judged_task" in what and "soul rescore" in fix
+        assert "a different 'code' for the task judged_task" in what and "soul rescore" in fix
         assert (half / "conditions.json").read_text() == before
 
 

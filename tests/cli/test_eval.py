@@ -486,7 +486,7 @@ def test_every_task_that_cannot_be_played_counts(
     count, listed = found.groups()
     kinds = [part.split(", ") for part in listed.split("; ")]
     names = [name for kind in kinds for name in kind]
-    assert kinds[0] == ["no code that plays attic", "cellar"]
+    assert kinds[0] == ["no code to play attic", "cellar"]
     assert int(count) == len(names) and fix.count("--playable") == 1
 
 

@@ -369,7 +369,7 @@ def test_weights_of_attached_servers_are_declared_until_they_are_compared(
     assert weights_line(proven) == "verified"
     assert not server.adapters
     assert soul("compare", out, proven) == 0
-    assert "weights of the actor of A declared, not verified" in capsys.readouterr().out
+    assert "the weights of A's actor are declared, not verified" in capsys.readouterr().out
     # What was sampled on trust stays so, and a look at a finished run changes nothing.
     assert local(tiny, out, *engine, "--verify-weights") == 0
     assert "earlier episodes" in capsys.readouterr().err

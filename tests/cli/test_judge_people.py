@@ -391,7 +391,7 @@ def test_labels_off_the_scale_are_left_out(run: Path, tmp_path: Path, capfd: Any
     quality = report["tasks"]["essay"]["dimensions"]["quality"]
     assert (quality["labelled"]["n"], quality["labelled"]["value"]) == (11, 9)
     assert any(
-        "labels of 'quality' left out because they are off its scale (0 to 10): 1" in r
+        "labels of 'quality' left out because they are outside its scale (0 to 10): 1" in r
         for r in report["remarks"]
     )
     write(*[90] * 12)

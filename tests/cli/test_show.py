@@ -249,7 +249,7 @@ def test_a_line_that_is_no_record_is_named(
     lines[1] = json.dumps({**json.loads(lines[1]), **change}) + "\n"
     (out / "episodes.jsonl").write_text("".join(lines))
     what, _, way = refused(capfd, out, "--worst", 3)
-    assert "Object 2 of" in what and problem in what and "play it again" in way
+    assert "Line 2 of" in what and problem in what and "to replace it" in way
 
 
 def test_a_line_that_another_program_wrote_is_read_like_everywhere(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ NAMED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
     "code": ((((*ESSAY, "options", "code"), "0"),), "the task's code differs"),
     "declared": (
         ((("record", "actor", "weights_basis"), "declared"),),
-        "weights of the actor of B declared, not verified",
+        "the weights of B's actor are declared, not verified",
     ),
 }  # fmt: skip
 """What is another in B → what is said beside a difference."""
@@ -234,9 +234,9 @@ TRAINED: dict[str, tuple[str, Any, str]] = {
         "training rows 2 vs 2, 2 in both, 1 of these with different content",
     ),
     "order": ("rows", {"b": "8", "a": "7"}, "rows in a different order"),
-    "prompts": ("prompts", "0", "rows in different prompts"),
+    "prompts": ("prompts", "0", "rows grouped into different prompts"),
     "dev": ("dev_rows", {}, "dev rows 1 vs 0, 0 in both"),
-    "dev prompts": ("dev_prompts", "0", "rows in different prompts"),
+    "dev prompts": ("dev_prompts", "0", "rows grouped into different prompts"),
 }
 """What is another in B → why no difference may be put between two trainings."""
 

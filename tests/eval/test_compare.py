@@ -129,7 +129,8 @@ def test_drafts_are_those_of_the_steps_that_a_report_shows(tmp_path: Path) -> No
     comparison = compare_runs(a, longer)
     assert comparison.tasks[0].paired.n_shared == 12
     assert any(
-        "over training drafts, all steps that both runs did" in line for line in comparison.remarks
+        "over training drafts, all steps that both runs completed" in line
+        for line in comparison.remarks
     )
 
 

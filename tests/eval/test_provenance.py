@@ -112,25 +112,45 @@ def changed(place: tuple[Any, ...], value: Any, record: dict[str, Any] = RECORD)
 
 ESSAY = ("tasks", "essay")
 REFUSED = {
-    "address": (("players", "judge", 0, "address"), "http://x/v1", "address of the judge 'j'"),
-    "script": (("players", "partner", 0, "sha256"), "9", "content of the partner 'p.yaml'"),
-    "weights": (("players", "environment", 0, "weights"), "9", "weights of the environment '/m'"),
-    "revision": (("players", "judge", 0, "revision"), "9", "revision of the judge 'j'"),
+    "address": (
+        ("players", "judge", 0, "address"),
+        "http://x/v1",
+        "a different address for the judge 'j'",
+    ),
+    "script": (
+        ("players", "partner", 0, "sha256"),
+        "9",
+        "with different content for the partner 'p.yaml'",
+    ),
+    "weights": (
+        ("players", "environment", 0, "weights"),
+        "9",
+        "with different weights for the environment '/m'",
+    ),
+    "revision": (
+        ("players", "judge", 0, "revision"),
+        "9",
+        "a different revision for the judge 'j'",
+    ),
     "limit": (
         ("players", "judge", 0, "sampling", "max_tokens"),
         9,
-        "a different reply limit of the judge 'j'",
+        "a different reply limit for the judge 'j'",
     ),
-    "in one task": ((*ESSAY, "players", "judge", 0, "address"), "http://x", "address of the judge"),
+    "in one task": (
+        (*ESSAY, "players", "judge", 0, "address"),
+        "http://x",
+        "address for the judge",
+    ),
     "actor's limit": (
         (*ESSAY, "sampling", "max_tokens"),
         9,
-        "a different reply limit of the actor in essay",
+        "a different reply limit for the actor in essay",
     ),
     "row": ((*ESSAY, "rows", "b"), "9", "different content in 1 rows of essay"),
-    "option": ((*ESSAY, "options", "scorer"), "9", "a different scorer of the task essay"),
-    "new option": ((*ESSAY, "options", "code"), "9", "a different code of the task essay"),
-    "scale": ((*ESSAY, "options", "metric"), "9", "a different metric of the task essay"),
+    "option": ((*ESSAY, "options", "scorer"), "9", "a different 'scorer' for the task essay"),
+    "new option": ((*ESSAY, "options", "code"), "9", "a different 'code' for the task essay"),
+    "scale": ((*ESSAY, "options", "metric"), "9", "a different 'metric' for the task essay"),
 }
 """What is another now, at its place in the record → what the refusal says."""
 

@@ -130,7 +130,7 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     play(run, load_work(settings), settings)
     other = [Work(load_registry().task("tomi"), examples("tomi", 6, seed=5))]
-    with pytest.raises(RunError, match="of rows that are not in the data now"):
+    with pytest.raises(RunError, match="of rows that are no longer in the data"):
         play(run, other, settings)
 
 

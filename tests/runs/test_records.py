@@ -200,9 +200,7 @@ def test_a_line_without_a_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(TypeAdapter(Record).dump_python(scene(), mode="json")) + "\n")
     for light in (False, True):
-        with pytest.raises(
-            DataError, match=r"Object 1 of .* is not a record of an episode \(schema"
-        ):
+        with pytest.raises(DataError, match=r"Line 1 of .* is not a record of an episode \(schema"):
             load_records(path, light=light)
 
 
@@ -241,7 +239,7 @@ def test_a_message_that_is_not_there_is_named(tmp_path: Path, damage: str) -> No
     place |= change
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=r"Object 1 of .* is not a record of an episode"):
+    with pytest.raises(DataError, match=r"Line 1 of .* is not a record of an episode"):
         load_records(path)
 
 
@@ -345,7 +343,7 @@ def test_only_the_lines_that_are_asked_for_are_read(tmp_path: Path) -> None:
     damaged = path.read_text().replace('"turns":[', '"turns":[7,', 1)
     path.write_text(damaged)
     assert [one.key for one in stream_records(path, keys={"0/é2/0/draft"})] == ["0/é2/0/draft"]
-    with pytest.raises(DataError, match="Object 1"):
+    with pytest.raises(DataError, match="Line 1"):
         load_records(path)
 
 

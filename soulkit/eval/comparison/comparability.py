@@ -62,7 +62,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """What a comparison needs of a run: conditions, settings, and evidence from the episodes."""
+    """The parts of a run that a comparison uses: conditions, settings, evidence from episodes."""
 
     folder: Path
     settings: Facts
@@ -114,7 +114,7 @@ class MeasuredRun:
 
     def players(self, task: str, role: str) -> list[PlayerFacts]:
         """The players of a role in a task. A model that the run trains gets the run's own path, so
-        that it equals no player of another run."""
+        that it never equals a player of another run."""
         everybody = self.conditions.players if self.conditions else {}
         named = (self.of_task(task).players or everybody).get(role, ())
         here = str(self.folder.resolve())
@@ -358,7 +358,7 @@ def _rows(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     if not lines and orders[0] != orders[1]:
         lines.append("rows in a different order")
     if not lines and (one.prompts, one.dev_prompts) != (two.prompts, two.dev_prompts):
-        lines.append("rows in different prompts")
+        lines.append("rows grouped into different prompts")
     return lines
 
 
@@ -448,7 +448,7 @@ def _declared(a: MeasuredRun, b: MeasuredRun, task: str, names: Sequence[str]) -
         declared = [role for role, who in players if who.weights_basis == "declared"]
         if declared:
             roles = _joined(dict.fromkeys(declared))
-            lines.append(f"weights of the {roles} of {name} declared, not verified")
+            lines.append(f"the weights of {name}'s {roles} are declared, not verified")
     return lines
 
 

@@ -262,7 +262,7 @@ def _sides(
 def _training(sides: _Sides, compared: Iterable[Contrast], last: int) -> list[str]:
     both = all(side.trained for side in sides.runs)
     drafted = any(made.metric != DEV for made in compared)
-    steps = f"last steps: {last}" if last else "all steps that both runs did"
+    steps = f"last steps: {last}" if last else "all steps that both runs completed"
     return [DRAFTS.format(steps=steps)] if both and drafted else []
 
 

@@ -50,8 +50,8 @@ def episode_key(record: Record) -> EpisodeKey:
 
 
 def lost_in_all(sides: Sequence[Sequence[Record]]) -> list[list[Record]]:
-    """The episodes that every side played; one that any side failed to score becomes unscored in
-    all sides."""
+    """The episodes that every side played. An episode without a score on one side becomes unscored
+    on all sides."""
     played = set.intersection(*({episode_key(r) for r in side} for side in sides))
     scored = set.intersection(*({episode_key(r) for r in side if r.score.scored} for side in sides))
     return [
@@ -115,7 +115,7 @@ class TaskPair:
         return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
 
     def asked(self, metric: str) -> str:
-        """The metric that a user means, who may write the task's own name for `value`."""
+        """The internal name of a metric: users may write the task's own name for `value`."""
         base, rest = self.value_name, metric.removeprefix(self.value_name)
         meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
         known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)

@@ -68,7 +68,7 @@ def parse_gate(text: str) -> ComparisonGate:
             f"'{text}' is not a valid gate.",
             "A gate is a task or suite, an optional metric (default: the headline), and a limit on "
             "the difference B - A.",
-            "Write --gate 'TASK/METRIC>=-0.2', with quotes so that the shell does not read >.",
+            "Write --gate 'TASK/METRIC>=-0.2', with quotes so that the shell does not interpret >.",
         )
     return ComparisonGate(text.strip(), target.strip(), metric.strip(), match[2], margin)
 

@@ -5,7 +5,7 @@
 
 The check has its own run folder and ledger. The folder name is derived from the settings, so the
 same command resumes the check: recorded judgements are kept, and judges that failed are asked
-again. The evaluation's folder is only read. Models and code that it names are used only if the
+again. The evaluation's folder is not changed. Models and code that it names are used only if the
 settings are known to be the user's own (trust.py) or with `trust`.
 """
 
@@ -84,14 +84,14 @@ class CheckConfig(RolesConfig):
         flag=None,
         help="Hash of the episodes; detects another evaluation in the same folder.",
     )
-    samples: int = _check(2, gt=0, help="Replies to ask of each judge per question.")
+    samples: int = _check(2, gt=0, help="Number of replies per judge and question.")
     limit: int | None = _check(
         None, gt=0, unset="all", help="Check at most N episodes per task, always the same ones."
     )
     temperature: float | None = _check(
         None, ge=0, unset="as in the run", help="Sampling temperature of the judges."
     )
-    pairs: bool = _check(True, help="Have drafts of the same row compared in both orders.")
+    pairs: bool = _check(True, help="Also compare drafts of the same row, in both orders.")
     seed: int = _check(0, help="Random seed of the judges' sampling.")
 
 
@@ -277,7 +277,7 @@ def check_judge(
 
     `trust` allows using the settings of an evaluation that may not be the user's own.
 
-    UserError before anything is asked; ProviderError if a judge does not answer.
+    UserError before the first call; ProviderError if a judge does not answer.
     """
     check = Check.of(config, trust=trust)
     run = open_session(

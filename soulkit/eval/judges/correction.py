@@ -209,7 +209,7 @@ class Correction:
         for name, count in off.items():
             low, high = self.scales[name].ends
             self.remarks.append(
-                f"labels of '{name}' left out because they are off its scale ({low:g} to "
+                f"labels of '{name}' left out because they are outside its scale ({low:g} to "
                 f"{high:g}): {count}"
             )
         return fitting

@@ -83,7 +83,7 @@ def graded_episodes(folder: Path) -> dict[str, list[GradedEpisode]]:
         if record.score.scored and grades:
             graded.setdefault(record.task, []).append(GradedEpisode(record, grades))
     if not graded:
-        names = ", ".join(sorted({record.task for record in records})) or "none was played"
+        names = ", ".join(sorted({record.task for record in records})) or "none played"
         raise DataError(
             f"{folder} contains no episode that a judge graded.",
             f"Its tasks ({names}) are scored by rules, or their verdicts were not recorded.",

@@ -1,7 +1,7 @@
 """Statistics of a whole batch with jackknife intervals, and means over parts of a batch.
 
 A bootstrap would draw some texts twice, which lowers diversity, so the jackknife leaves out one
-cluster at a time. Only clusters that change the statistic count as its own. A mean over parts is a
+cluster at a time. Clusters that do not affect a statistic are ignored. A mean over parts is a
 suite mean (variances added); if parts share clusters, the jackknife of the mean accounts for their
 covariance.
 """
@@ -176,9 +176,9 @@ class LeaveOneOut:
 
 
 def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
-    """The task's batch statistics, including those that use the controls of the batch.
+    """The task's batch statistics, including those that use the batch's controls, if it has any.
 
-    A control is left out with its cluster. Without controls there are no such statistics.
+    The jackknife leaves out a control together with its cluster.
     """
     # Sorted, so that sums do not depend on the order in which judges answered.
     controls = sorted((c for c in controls if c.task == task.name), key=lambda c: c.key)

@@ -131,7 +131,7 @@ def cluster_of(record: Record) -> str:
 
 
 _MISSING = {"no rows": ("has", "have", "no rows"), "unscored": ("is", "are", "unscored"),
-            "undefined": ("is", "are", "undefined in these rows")}  # fmt: skip
+            "undefined": ("is", "are", "undefined for these rows")}  # fmt: skip
 """Why a part is missing → verb for one part, verb for several, and the text."""
 
 

@@ -75,7 +75,7 @@ AskedPlayer = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejudgePlan:
-    """What to judge again, with which judges and prompts."""
+    """The episodes to judge again, and the judges and prompts to use."""
 
     recorded: RecordedRun
     config: RolesConfig

@@ -302,8 +302,8 @@ def refuse_lost_rows(recorded: RecordedRun) -> None:
     gone = [r for r in recorded.records if r.example_id not in recorded.rows]
     if gone:
         raise RunError(
-            f"The rows of {len(gone)} of {len(recorded.records)} episodes of '{recorded.path}' are "
-            f"missing, such as {gone[0].example_id} of {gone[0].task}.",
+            f"Rows are missing for {len(gone)} of {len(recorded.records)} episodes of "
+            f"'{recorded.path}', such as {gone[0].example_id} of {gone[0].task}.",
             "Scoring needs the rows. The data files were changed or moved since the run, or the "
             "task now reads its rows differently.",
             "Restore the data files in the run's config.yaml, then rescore again.",

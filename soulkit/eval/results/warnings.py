@@ -160,7 +160,7 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
 
 def limit_counts(records: Sequence[Record]) -> dict[str, int]:
     """The number of the actor's `replies`, of those that ended `at_limit`, and of those that were
-    `silent` (no visible text, and no refusal). Empty if none was either."""
+    `silent` (no visible text, and no refusal). Empty if there are no such replies."""
     replies = [
         turn.completion
         for record in drafts(records)
@@ -190,7 +190,7 @@ def silent_tasks(limits: Counts) -> dict[str, int]:
 
 
 def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
-    """`actor seed` → number of episodes, `judge form` → number of verdicts that ignored it."""
+    """Ignored parameters: `actor seed` → number of episodes, `judge form` → number of verdicts."""
     counts: Counter[str] = Counter()
     for record in drafts(records):
         counts.update(f"actor {name}" for name in record.episode.notes.get("ignored", ()))

@@ -51,8 +51,9 @@ SAMPLING = tuple(
 )  # fmt: skip
 """The compared fields of a Sampling; the seed only selects the random streams."""
 CHANGING = {
-    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision",
-    "max_tokens": "reply limit",
+    "sha256": "different content", "address": "a different address",
+    "weights": "different weights", "revision": "a different revision",
+    "max_tokens": "a different reply limit",
 }  # fmt: skip
 """Facts of a player that can change although its settings stay the same → their names in errors."""
 
@@ -296,9 +297,9 @@ def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None
     for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
-            "Its episodes were made with the old one, and a mean would mix both.",
-            "Restore the old one to resume, or choose another folder with --out. To apply a "
-            "changed scorer to the recorded episodes, use soul rescore.",
+            "A mean over old and new episodes would mix both.",
+            "Undo the change to resume, or choose another folder with --out. To apply a changed "
+            "scorer to the recorded episodes, use soul rescore.",
         )
     if before and not proven and has_lines(run.episodes):
         now = _with_weaker_basis(before, now)
@@ -422,10 +423,10 @@ def _changes(before: Conditions, now: Conditions) -> list[str]:
         changes += [f"different content in {len(changed)} rows of {task}"] if changed else []
         limits = [one.sampling.get("max_tokens") for one in (old, new)]
         changes += (
-            [f"a different reply limit of the actor in {task}"] if limits[0] != limits[1] else []
+            [f"a different reply limit for the actor in {task}"] if limits[0] != limits[1] else []
         )
         changes += [
-            f"a different {name} of the task {task}"
+            f"a different '{name}' for the task {task}"
             for name in sorted({*old.options, *new.options})
             if old.options.get(name) != new.options.get(name)
         ]
@@ -439,7 +440,7 @@ def _other_players(before: Panel, now: Panel) -> list[str]:
         for old, new in zip(before.get(role, ()), players, strict=False)
     ]
     return [
-        f"a different {word} of the {role} '{model}'"
+        f"{word} for the {role} '{model}'"
         for role, model, old, new in pairs
         for name, word in CHANGING.items()
         if name in old and name in new and old[name] != new[name]

@@ -81,7 +81,7 @@ def resume_state(
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
         raise RunError(
-            f"{run.path} contains {len(strange)} episodes of rows that are not in the data now.",
+            f"{run.path} contains {len(strange)} episodes of rows that are no longer in the data.",
             "The data files have changed since the run started, and a mean would mix both.",
             "Restore the files, or choose another folder with --out.",
         )

@@ -101,7 +101,7 @@ def _seconds_in(path: Path) -> float:
         return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f"'{path}' does not contain the seconds that the run has taken.",
+            f"'{path}' does not contain the run time in seconds.",
             "The file was changed by hand or by another program.",
             "Delete the file; only the time of earlier starts is lost.",
         ) from error
@@ -181,7 +181,7 @@ def _locked_folder(run: Run) -> Iterator[None]:
         if not _locked(handle):
             raise RunError(
                 f"Another process is using {run.path}.",
-                "Two processes would play and pay for the same episodes twice.",
+                "Two processes would play, and pay for, the same episodes.",
                 "Wait until it ends, or choose another folder with --out.",
             )
         yield

@@ -103,7 +103,7 @@ class RolesConfig(CallSettings, VllmSettings):
         factory=dict, flag=None, help="Models of single tasks: task → role → model."
     )
     judge_samples: int | None = _player(
-        None, gt=0, unset="set by the question", help="Replies to ask of each judge per question."
+        None, gt=0, unset="set by the question", help="Number of replies per judge and question."
     )
     judge_combine: Literal["mean", "vote"] = _player(
         "mean", help="Combine several judge replies by mean or by majority vote."

@@ -383,14 +383,14 @@ def test_eval_refuses_before_anything_starts(tasks_file: Path, lines, tmp_path: 
     assert "The task 'lights' cannot be played" in error and "soul data" in why
     assert "tomi" in fix and "lights" not in fix
     error, _, fix = lines("eval", "api", "--suite", "mine", *where)
-    assert "no code that plays lights; no rows for tomi" in error and "--playable" in fix
+    assert "no code to play lights; no rows for tomi" in error and "--playable" in fix
     rows = ("--data", "tomi=synth:2")
     error, _, fix = lines("eval", "api", "--suite", "mine", *where, *rows)
     assert "Suite 'mine': the task 'lights'" in error
     assert "--playable" in fix and fix.endswith("--task tomi")
     error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", tasks_file, "--out", out,
                         "--model", tmp_path / "no_such_model")  # fmt: skip
-    assert "no code that plays lights; no model" in error, "all that is missing is named"
+    assert "no code to play lights; no model" in error, "all that is missing is named"
     assert not out.exists()
 
 
