@@ -257,7 +257,7 @@ class LeakView:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """All texts that some reader of the feedback must not learn."""
+        """All texts that at least one reader of the feedback must not learn."""
         return (*self.private, *(t for texts in self.private_by_seat.values() for t in texts))
 
     @property

@@ -408,7 +408,7 @@ async def ask(judge: Player, question: JudgeQuestion[T], call: Call) -> T:
 async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> JudgeAnswer[T]:
     """Ask `judge` a question, with re-asks after unreadable replies.
 
-    A reply that was cut off is not asked for again, because the next one would be cut off too.
+    A reply that was cut off is not re-asked, because the next one would be cut off too.
     UnreadableVerdict if no attempt was readable.
     """
     player = judge.with_form(question.form)

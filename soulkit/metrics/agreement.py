@@ -165,7 +165,7 @@ def spearman(a: Floats, b: Floats) -> float | None:
 def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
     """Rank correlation of `a` and `b` with the ranks of `held` partialled out of both.
 
-    For a constant `held`, the plain correlation. None also if `held` fully explains one side.
+    For a constant `held`, the plain correlation. Also None if `held` fully explains one side.
     """
     a, b, held = mean_ranks(a), mean_ranks(b), mean_ranks(held)
     plain = pearson(a, b)

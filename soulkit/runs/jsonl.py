@@ -116,8 +116,8 @@ def _once(lines: Iterator[bytes]) -> Iterator[bytes]:
 class JsonlWriter:
     """Appends JSON objects to a file, one per line, each on disk before `write` returns.
 
-    An incomplete last line of a killed process is first moved to `<name>.torn`. `compact` omits
-    spaces.
+    An incomplete last line left by a killed process is first moved to `<name>.torn`. `compact`
+    omits spaces.
     """
 
     def __init__(self, path: Path, *, compact: bool = False) -> None:

@@ -325,7 +325,7 @@ def test_a_control_leaves_a_batch_with_its_cluster(run: Path) -> None:
 def test_a_task_shows_its_controls(capfd: pytest.CaptureFixture[str]) -> None:
     assert soul("tasks", "show", "mirrorbench") == 0
     shown = " ".join(capfd.readouterr().out.split())
-    assert "controls: human_human (of each row, judge 13); proxy_proxy (of each episode" in shown
+    assert "controls: human_human (per row: judge 13); proxy_proxy (per episode: judge" in shown
     # The class of a task of one's own is not imported for showing its declaration.
     assert soul("tasks", "show", "anchored", "--tasks", TASKS) == 0
     assert "controls:" not in capfd.readouterr().out

@@ -190,7 +190,7 @@ def test_asking_that_would_change_nothing_or_is_not_meant_is_refused(
         assert soul("rescore", played, "--out", tmp_path / "new", *words) == 2
         return three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
 
-    assert "without --ask" in refused("--prompts", edited)[0]
+    assert "--prompts needs --ask" in refused("--prompts", edited)[0]
     assert "no edited prompt" in refused("--ask", "--prompts", tmp_path / "nowhere")[0]
     (edited / "character.md").write_text("You are somebody else.")
     what, why, _ = refused("--ask", "--prompts", edited)

@@ -113,7 +113,7 @@ def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "episodes.jsonl", [record("a", 1.0)])
     path.write_text('{"key": 3}\n' + path.read_text())
-    with pytest.raises(DataError, match="Object 1"):
+    with pytest.raises(DataError, match="Line 1"):
         load_records(path)
     with pytest.raises(DataError, match="no episodes"):
         load_records(tmp_path / "none.jsonl")

@@ -473,7 +473,7 @@ def test_training_names_rows_keys_and_the_model_at_once(
 
 LACKING = {
     "released": ("hitom", "soul data pull --task hitom --split {split}"),
-    "made here": ("tomi", "--data tomi=synth:{count} (rows made here)"),
+    "made here": ("tomi", "--data tomi=synth:{count} (generated rows)"),
     "imported": ("tombench", "soul data import tombench FILE"),
 }
 COMMANDS = {
@@ -519,7 +519,7 @@ def test_of_several_tasks_only_released_ones_are_to_be_pulled(
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     advice = fix("eval", "api", "--model", "gpt-5.4-mini", *words)
     assert "rows of hitom,paratomi: download them: soul data pull --task hitom,paratomi " in advice
-    assert "rows of tomi: --data tomi=synth:100 (rows made here), or --data tomi=FILE" in advice
+    assert "rows of tomi: --data tomi=synth:100 (generated rows), or --data tomi=FILE" in advice
     assert "{" not in advice
 
 

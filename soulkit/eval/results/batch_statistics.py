@@ -95,7 +95,7 @@ class LeaveOneOut:
     def of_metric(self, name: str) -> LeaveOneOut:
         """The batch limited to the clusters that affect the metric.
 
-        Clusters of other rows would look like clusters without variation.
+        The other clusters would look like clusters without variation.
         """
         whole = self._told(name)
         members = (lot for lot in self._lots() if self._told(name, lot) != whole)
