@@ -19,7 +19,7 @@ from soulkit.cli.console import (
 )
 from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import estimate_text
-from soulkit.report.grid import plain_table
+from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.reporting import SILENT
 from soulkit.text import duration
 
@@ -95,13 +95,15 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
         print_json({**results, "report": report})
         return
     names = list(results)
-    shown = plain_table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
+    rows = []
     for task in results[names[0]]:
         cells = [results[name][task] for name in names]
         means = (estimate_text(c["mean"], *c["ci"]) for c in cells)
         counts = (f"({c['n_scored']}/{c['n']})" for c in cells)
-        shown.add_row(task, *map(" ".join, zip(means, counts, strict=True)))
-    console().print(shown)
+        rows.append(GridRow.of(task, *map(" ".join, zip(means, counts, strict=True))))
+    title = "two scripts, scored by rules"
+    for part in grid_parts(Grid(title=title, head=("task", *names), rows=tuple(rows))):
+        console().print(part)
     console().print(WHAT_IT_IS)
     err.print(f"open the report: {report}", soft_wrap=True)
     careless, careful = (_shell_path(out / name) for name in names)
@@ -117,15 +119,18 @@ def _page(out: Path, *notes: str) -> str:
 
 def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
     columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after control"}
-    shown = plain_table("", *(f">{title}" for title in columns.values()), title="held-out stories")
     accuracies = (estimate_text(results[name], *results[f"{name}_ci"]) for name in columns)
-    shown.add_row("accuracy", *accuracies)
+    rows = [GridRow.of("all questions", *accuracies)]
     for name in results["beliefs_before"]:
         words = "true beliefs" if name == "no_tom" else "false beliefs"
-        shown.add_row(words, *(f"{results[f'beliefs_{one}'][name]:.3f}" for one in columns))
+        rows.append(GridRow.of(
+            words, *(f"{results[f'beliefs_{one}'][name]:.3f}" for one in columns)
+        ))  # fmt: skip
     where = console()
-    where.print(shown)
-    where.print("control: the same training, but every draft gets the feedback of another draft")
+    head = ("accuracy on", *columns.values())
+    for part in grid_parts(Grid(title="held-out stories", head=head, rows=tuple(rows))):
+        where.print(part)
+    where.print("control: the same training with feedback that belongs to another draft")
     where.print(
         f"at the first step, feedback raises the reward by {_gap(results, 'loo_gap')} over the "
         "other drafts of the row (leave-one-out gap, 95 % CI); with the control's feedback by "

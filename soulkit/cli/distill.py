@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from soulkit.distill.report import Distillation
     from soulkit.distill.run import StagePlan
 
-HELP = """Make one model of many experts: sample them, select, train, and measure what is kept.
+HELP = """Distil several task experts into one model: sample, select, train and measure.
 
 STAGE is sample, select, train or report; without one, all of them. Each resumes what it finds.
 """

@@ -26,11 +26,9 @@ from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.metrics.intervals import DASH, FEW_CLUSTERS, estimate_text, number, percent
 from soulkit.option_texts import row_sources
-from soulkit.report.grid import plain_table
+from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from soulkit.eval.judges.check import CheckConfig
     from soulkit.judge.rating_sheets import FilledSheets
 
@@ -416,32 +414,31 @@ def _left_out(report: Mapping[str, Any]) -> list[str]:
 
 
 def _print_task(task: str, report: Mapping[str, Any]) -> None:
-    agreement = _agreement(task, report["dimensions"])
-    if agreement.row_count:
-        out.print(agreement)
-    if any("length" in dimension for dimension in report["dimensions"].values()):
-        out.print(_length(report["dimensions"]))
-    out.print(_judges(report["reading"], report["position"]))
+    grids = [_agreement(task, report["dimensions"]), _length(report["dimensions"]),
+             _judges(report["reading"], report["position"])]  # fmt: skip
+    for grid in grids:
+        for part in grid_parts(grid) if grid.rows else ():
+            out.print(part)
 
 
 short = partial(number, digits=2)
 """A figure of agreement."""
 
 
-def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
-    table = plain_table(
-        "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
-        ">gap", "rating", title=safe(task),
-    )  # fmt: skip
+def _agreement(task: str, dimensions: Mapping[str, Any]) -> Grid:
+    rows = []
     for name, dimension in dimensions.items():
         for label, cell in _comparisons(dimension):
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
-            table.add_row(
-                safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
+            rows.append(GridRow.of(
+                one_line(name), one_line(label), str(cell["n"]), _clusters(cell["alpha"]),
                 _estimate(cell["alpha"], short), *(short(one and one["value"]) for one in figures),
                 _trust(cell),
-            )  # fmt: skip
-    return table
+            ))  # fmt: skip
+    head = ("dimension", "agreement", "n", "clusters", "alpha [95% CI]", "ICC", "rho", "equal",
+            "gap", "rating")  # fmt: skip
+    words = ("agreement", "clusters", "rating")
+    return Grid(title=task, head=head, words=words, n_names=2, n_below=3, rows=tuple(rows))
 
 
 def _trust(cell: Mapping[str, Any]) -> str:
@@ -460,26 +457,22 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
     return [*again, *dimension["between"].items(), *people]
 
 
-def _length(dimensions: Mapping[str, Any]) -> Table:
-    table = plain_table(
-        "dimension", "judge", ">n", "clusters", ">rho with words [95% CI]",
-        ">at equal turns [95% CI]", ">points per 100 words [95% CI]",
-    )  # fmt: skip
+def _length(dimensions: Mapping[str, Any]) -> Grid:
+    rows = []
     for name, dimension in dimensions.items():
         for judge, cell in dimension.get("length", {}).items():
             figures = [cell["spearman"], cell["at_equal_turns"], cell["points_per_100_words"]]
-            table.add_row(
-                safe(name), safe(judge), str(cell["spearman"]["n"]), _clusters(cell["spearman"]),
-                *(_estimate(one, short) for one in figures),
-            )  # fmt: skip
-    return table
+            rows.append(GridRow.of(
+                one_line(name), one_line(judge), str(cell["spearman"]["n"]),
+                _clusters(cell["spearman"]), *(_estimate(one, short) for one in figures),
+            ))  # fmt: skip
+    head = ("dimension", "judge", "n", "clusters", "rho with words [95% CI]",
+            "at equal turns [95% CI]", "points per 100 words [95% CI]")  # fmt: skip
+    return Grid(head=head, words=("judge", "clusters"), n_names=2, n_below=2, rows=tuple(rows))
 
 
-def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
-    table = plain_table(
-        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters",
-        ">flips [95% CI]", ">first preferred [95% CI]",
-    )  # fmt: skip
+def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Grid:
+    rows = []
     for judge, cell in reading.items():
         pair = position.get(judge)
         shown = [DASH] * 4
@@ -489,11 +482,13 @@ def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
                 str(pair["pairs"]), _clusters(flips), _estimate(flips, percent),
                 _estimate(first, percent),
             ]  # fmt: skip
-        table.add_row(
-            safe(judge), str(cell["judgements"]), percent(cell["unreadable"]["value"]),
+        rows.append(GridRow.of(
+            one_line(judge), str(cell["judgements"]), percent(cell["unreadable"]["value"]),
             percent(cell["asked_again"]), *shown,
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    head = ("judge", "judgements", "unreadable", "asked again", "pairs", "clusters",
+            "flips [95% CI]", "first preferred [95% CI]")  # fmt: skip
+    return Grid(head=head, words=("clusters",), rows=tuple(rows))
 
 
 def _estimate(cell: Mapping[str, Any], shown: Callable[[object], str] = number) -> str:

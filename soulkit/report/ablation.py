@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-ENDS = "The judged end is the score that {} gave to what each method said last: its newest " \
-    "episodes on held-out rows, else its drafts of the last steps."  # fmt: skip
+ENDS = "The final judge score is the score by {} of each method's last episodes: the newest on " \
+    "held-out rows, else the drafts of the last steps."  # fmt: skip
 
 
 def judged_end(run: Path, end: str) -> float | None:
@@ -155,21 +155,21 @@ def _draft(line: StepLine) -> float | None:
 
 
 CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | None]]]]] = {
-    "reward/draft": ("Draft reward", "Mean reward without feedback: what training is for.",
+    "reward/draft": ("Draft reward", "Mean reward without feedback, which training improves.",
                      _column(_draft)),
-    "eval/dev": ("Dev score", "Greedy, on rows that are not trained on.", _dev),
-    "reward/refined": ("Refined reward", "Mean reward of rollouts that saw feedback.",
+    "eval/dev": ("Dev score", "Greedy score on held-out rows.", _dev),
+    "reward/refined": ("Refined reward", "Mean reward of rollouts with feedback.",
                        _column(lambda line: line.rewards.refined)),
-    "gap/loo": ("Leave-one-out gap", "Refined rollouts against the other drafts of their prompt: "
-                "zero on average for feedback that says nothing.",
+    "gap/loo": ("Leave-one-out gap", "Reward of refined rollouts minus that of the other drafts of "
+                "their prompt; zero on average for feedback without information.",
                 _column(lambda line: line.rewards.loo)),
-    "kl/base": ("KL to base", "Distance to the model before training, nats per token.",
+    "kl/base": ("KL to base", "KL divergence from the model before training, in nats per token.",
                 _column(lambda line: line.learned.kl_base)),
-    "policy/entropy": ("Entropy", "Of the policy, nats per token.",
+    "policy/entropy": ("Entropy", "Entropy of the policy, in nats per token.",
                        _column(lambda line: line.learned.means.entropy)),
     "tokens/per_turn": ("Response length", "Tokens per turn.",
                         _column(lambda line: line.rewards.tokens_per_turn)),
-    "tokens/trained": ("Trained tokens", "Tokens a step that the loss counts.",
+    "tokens/trained": ("Trained tokens", "Tokens per step in the loss.",
                        _column(_trained_tokens)),
 }  # fmt: skip
 """Name → title, caption, and where a run's points come from; in reading order."""
@@ -186,7 +186,7 @@ def load_ablation(out: Path) -> Ablation:
     if not state.is_file():
         raise RunError(
             f"There is no comparison in '{out}'.",
-            f"It is made of the runs that {STATE} lists.",
+            f"The folder has no {STATE}, which lists the runs.",
             "Name a folder that `soul train ablate` wrote.",
         )
     plan = json.loads(state.read_text(encoding="utf-8"))
@@ -398,9 +398,8 @@ def reward_parts(ablation: Ablation) -> list[str]:
 
 
 HEADS = (
-    "method", "judged end", "difference ", "final reward", "difference", "area", "difference",
-    "dev", "rollouts a step",
-    "trained tokens a step", "time", "seeds",
+    "method", "final judge score", "difference ", "final reward", "difference", "area",
+    "difference", "dev", "rollouts per step", "trained tokens per step", "time", "seeds",
 )  # fmt: skip
 
 
@@ -426,23 +425,23 @@ def method_notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
     sentences = [
         "Means over seeds with 95% intervals; differences to "
-        f"{ablation.first or 'the first method'} are paired by seed. The final reward is that of "
-        f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
-        "height of its curve.",
+        f"{ablation.first or 'the first method'} are paired by seed. The final reward is the mean "
+        f"of the drafts in the last {LAST_STEPS} steps, or in all steps if there are fewer. The "
+        "area is the mean height of the reward curve.",
     ]
     sentences += [ENDS.format(ablation.eval_judge)] if ablation.eval_judge else []
     sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
-        sentences.append("Budgets differ: the methods sample different numbers of rollouts a step.")
+        sentences.append("Budgets differ: the methods sample different numbers of rollouts.")
     sentences += [line for row in ablation.rows for line in _unlike_text(ablation, row)]
     if any(len(row.final.seeds) < 2 for row in ablation.rows):
-        sentences.append("A method with one seed has no interval: its rank may be chance.")
+        sentences.append("A method with one seed has no interval; its rank may be due to chance.")
     return sentences
 
 
 def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
-    pair = f"{whole.first} against {row.arm}"
-    outcome = "the difference mixes both" if whole.force_mixed else "so without a difference"
+    pair = f"{whole.first} vs {row.arm}"
+    outcome = "the difference mixes both" if whole.force_mixed else "so no difference is given"
     return [
         *(f"{pair}, {NOT_ALIKE}, {outcome}: {line}." for line in row.mixed),
         *(f"{pair}: {line}." for line in row.remarks),
@@ -458,7 +457,7 @@ def missing_text(run: ListedRun) -> str:
 def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
     hidden = [] if has_dev(ablation) else ["dev"]
-    hidden += [] if ablation.eval_judge else ["judged end", "difference "]
+    hidden += [] if ablation.eval_judge else ["final judge score", "difference "]
     shown = [i for i, head in enumerate(HEADS) if head not in hidden]
     return grid_parts(
         Grid(

@@ -95,8 +95,8 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
     height = 1.3 + 0.28 * len(ablation.rows)
     plans.append((
         "results", "Results",
-        "Left: draft reward over the last steps; right: paired difference to the first method. A "
-        "bar is the 95% interval over seeds, a small mark is one seed.",
+        "Left: draft reward in the last steps. Right: paired difference to the first method. Bars "
+        "are 95% intervals over seeds; each small mark is one seed.",
         (WIDTH, height), lambda canvas, palette: _results(canvas, ablation.rows, palette),
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():
@@ -123,9 +123,9 @@ def _curves(
         return [together]
     lines = math.ceil(len(drawable) / COLUMNS)
     panels = (
-        f"{name}_each", f"{title}, method by method" if name == "reward/draft" else title,
-        f"{caption} Each panel: one method with its interval over seeds; dashed: {drawable[0][1]}; "
-        "grey: the others.",
+        f"{name}_each", f"{title} by method" if name == "reward/draft" else title,
+        f"{caption} Each panel shows one method with its interval over seeds; dashed: "
+        f"{drawable[0][1]}; grey: the other methods.",
         (WIDTH, 0.5 + 1.65 * lines), lambda canvas, palette: _panels(canvas, drawable, palette),
     )  # fmt: skip
     return [together, panels] if name == "reward/draft" else [panels]

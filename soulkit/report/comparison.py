@@ -32,7 +32,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
         name += f" ({', '.join(task.over)})" if task.over else ""
         rows.append(_row(one_line(name), task.paired, number(task.p_holm, 4)))
     rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
-    table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows)))
+    table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4))
     gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
     notes = [Text(one_line(note), style="dim") for note in _notes(result)]
     return [Text("\n".join(map(one_line, _head(result)))), *table, *gates, *notes]
@@ -40,14 +40,14 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
 
 def _head(result: Comparison) -> list[str]:
     """The two runs, each with who judged it on which rows, and what is compared."""
-    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {', '.join(_metrics(result))}"]
+    lines = [f"A: {result.a}", f"B: {result.b}", f"metric: {', '.join(_metrics(result))}"]
     for place, origin in enumerate(result.origins):
         facts = " · ".join(f"{label} {text}" for label, text in provenance_facts(origin))
-        lines[place] += f"  {facts}" if facts else ""
+        lines[place] += f" · {facts}" if facts else ""
     if result.shared_rows:
         rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
         lines += [f"shared rows only: {', '.join(rows)}"]
-    return [*lines, f"suite  {result.suite}"] if result.suite else lines
+    return [*lines, f"suite: {result.suite}"] if result.suite else lines
 
 
 def gate_text(result: GateResult) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.distill.measure import SIDES
 from soulkit.distill.report import KEPT, REGRESSIONS, Distillation, TaskResult
 from soulkit.errors import RunError
+from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.gates import GateResult
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import (
@@ -34,12 +35,12 @@ from soulkit.version import __version__
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "against expert", "retention",
+HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "vs expert", "retention",
          "rows", "acceptance")  # fmt: skip
 MEANING = (
-    "Retention is the generalist's gain over the base divided by the expert's, on the rows that "
-    "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's "
-    "gain cannot be told from zero there is nothing to divide by."
+    "Retention is the generalist's gain over the base divided by the expert's gain, on rows that "
+    "all three models scored, with Fieller's 95% interval over clusters. Without an expert's gain "
+    "significantly above zero there is no retention."
 )
 WIDTH = 9.0
 """Inches; the page scales the picture."""
@@ -108,12 +109,12 @@ def remarks_of(result: Distillation) -> list[str]:
     """What has to stand beside the numbers: what fell, what was not measured alike, gates."""
     lines = []
     if result.regressions:
-        lines.append(f"worse than the base, and surely so: {', '.join(result.regressions)}")
+        lines.append(f"significantly worse than the base: {', '.join(result.regressions)}")
     for one in _results(result):
-        lines += [f"{one.task}, not measured alike: {line}" for line in one.mixed]
+        lines += [f"{one.task}, {NOT_ALIKE}: {line}" for line in one.mixed]
         lines += [f"{one.task}: no {_lacking(one.kept)}, {one.kept.why}"] if one.kept.why else []
         lines += [
-            f"{one.task}: of {side} {cell.n_scored} of {cell.n} episodes are scored"
+            f"{one.task}: {cell.n_scored} of {cell.n} episodes of the {side} are scored"
             for side, cell in one.cells.items()
             if cell.n_scored < cell.n
         ]
@@ -121,7 +122,7 @@ def remarks_of(result: Distillation) -> list[str]:
             means = ", ".join(f"{side} {number(mean)}" for side, mean in part.means.items())
             worse = "; worse than the base" if part.worse else ""
             moved = difference_text(part.paired)
-            lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
+            lines.append(f"{one.task} {part.metric}: {means}; {moved} vs the base{worse}")
     if result.macro.why:
         lines.append(f"mean over tasks: no {_lacking(result.macro)}, {result.macro.why}")
     lines += [gate_line(gate) for gate in result.gates]
@@ -169,7 +170,7 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
 
 def head_lines(result: Distillation) -> list[str]:
     """The base, how it learned, and from whom."""
-    return [f"{label}  {text}" for label, text in facts_of(result)]
+    return [f"{label}: {text}" for label, text in facts_of(result)]
 
 
 def facts_of(result: Distillation) -> list[tuple[str, str]]:
@@ -220,10 +221,10 @@ def read_for_report(folder: Path) -> Distillation | None:
     result = read_distillation(folder)
     if result is None:
         raise RunError(
-            f"The distillation in '{folder}' has not come to its report yet.",
-            "Its generalist was not measured beside base and experts.",
-            "Run the same command again: soul distill; soul report of a folder in samples or "
-            "measured shows what is there.",
+            f"The distillation in '{folder}' has no report yet.",
+            "The generalist has not been compared with the base and the experts.",
+            "Run the same soul distill command again, or show a folder in samples or measured "
+            "with soul report.",
         )
     return result
 
@@ -238,9 +239,9 @@ def figures_of(result: Distillation, folder: Path) -> list[Figure]:
     shown = _results(result)
     return [
         draw_figure(
-            "Scores and what is kept",
-            "Left: score of base, expert and generalist on the same rows, with 95% intervals; "
-            "right: share of the expert's gain that the generalist keeps; dashed: all of it.",
+            "Scores and retention",
+            "Left: scores of base, expert and generalist on the same rows, with 95% intervals. "
+            "Right: share of the expert's gain that the generalist keeps (dashed: 100%).",
             (WIDTH, 1.2 + 0.75 * len(shown)), "scores",
             lambda canvas, palette: _draw(canvas, shown, palette), png=folder / "scores.png",
         )

@@ -265,7 +265,7 @@ def _unlike(runs: Sequence[PlannedRun], *, judges: bool) -> list[str]:
         a, b = (announced_run(one.config, one.path) for one in (first, run))
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
         lines, _ = differences(a, b, tasks, judges=judges).lines()
-        reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
+        reasons += [f"{first.arm.spelling} vs {run.arm.spelling}: {line}" for line in lines]
     return reasons
 
 

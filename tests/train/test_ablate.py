@@ -242,7 +242,7 @@ def test_methods_that_would_be_measured_in_another_way_do_not_start(
     assert scene(tmp_path, f"grpo,ditto,grpo:{setting}") == 2
     lines = [line.partition(": ") for line in capsys.readouterr().err.splitlines()]
     assert [head for head, *_ in lines] == ["error", "why", "fix"]
-    assert f"grpo against grpo:{setting}: sotopia: {words}" in lines[0][2]
+    assert f"grpo vs grpo:{setting}: sotopia: {words}" in lines[0][2]
     assert "against ditto" not in lines[0][2]
     assert "--force-mixed" in lines[2][2]
     assert not (tmp_path / "out").exists()
@@ -252,7 +252,7 @@ def test_a_partner_that_every_method_trains_is_another_one_in_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scene(tmp_path, "grpo,ditto", "--partner", "sotopia=actor") == 2
-    assert "grpo against ditto: sotopia: partner actor:m" in capsys.readouterr().err
+    assert "grpo vs ditto: sotopia: partner actor:m" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_a_mixture_is_told_as_one(
     assert cold.remarks == ("tomi: temperature 1.0 vs 0.5",)
     assert fewer.final_difference is not None and cold.final_difference is not None
     page = (out / "report" / "index.html").read_text()
-    assert "grpo against grpo:limit=12, not measured the same way, the difference mixes" in page
+    assert "grpo vs grpo:limit=12, not measured the same way, the difference mixes" in page
 
     state = json.loads((out / "ablation.json").read_text())
     (out / "ablation.json").write_text(json.dumps({**state, "force_mixed": False}))
@@ -287,10 +287,10 @@ def test_a_mixture_is_told_as_one(
     assert fewer.final_difference is fewer.area_difference is fewer.dev_difference is None
     assert cold.final_difference is not None and fewer.final.mean is not None
     page = write_ablation(comparison, tmp_path / "page").read_text()
-    apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
+    apart = "grpo vs grpo:limit=12, not measured the same way, so no difference is given"
     for line in (
         f"{apart}: tomi: training rows 24 vs 12, 12 in both.",
-        "grpo against grpo:temperature=0.5: tomi: temperature 1.0 vs 0.5.",
+        "grpo vs grpo:temperature=0.5: tomi: temperature 1.0 vs 0.5.",
     ):
         assert line in page and line in ablation.method_notes(comparison)
     saved = json.loads((tmp_path / "page" / "comparison.json").read_text())["rows"][1]
@@ -395,4 +395,4 @@ def test_ends_of_methods_with_other_judges_are_compared_by_one(
     assert first.judged.mean is not None and other.judged_difference is not None
     assert other.judged_difference.mean is not None
     page = (tmp_path / "out" / "report" / "index.html").read_text()
-    assert "judged end" in page and "endpoint:q@" in page
+    assert "final judge score" in page and "endpoint:q@" in page
