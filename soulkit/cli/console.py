@@ -35,7 +35,7 @@ QUIET = 30.0
 """Seconds without progress after which a plain line names the current activity."""
 STARTING_EVERY = 15.0
 """Seconds between two lines while a server starts."""
-BAR = 24
+BAR = 16
 """Width of a live bar in columns."""
 
 

@@ -411,8 +411,8 @@ def _remarks_on_options(rows: RowAudit) -> list[str]:
         lines.append(f"the longest option is right in {_against(rows.longest)}")
     if rows.with_options:
         lines.append(
-            f"rows whose prompt contains the gold answer outside the options: "
-            f"{rows.gold_in_prompt}, and no other option: {rows.count('leak')}"
+            "rows whose prompt contains the gold answer outside the options: "
+            f"{rows.gold_in_prompt}; {rows.count('leak')} of them contain no other option"
         )
     lines.append(f"same question with different gold answers: {rows.count('contradiction')} rows")
     if rows.count("twin_options"):
@@ -544,7 +544,7 @@ def _print_check(path: Path, report: RowCheck) -> None:
         table.add_row(safe(name), str(report.columns.get(name, "")), *map(str, figures))
     out.print(table)
     for tag, values in report.tags.items():
-        counts = ", ".join(f"{safe(value)} {count}" for value, count in values.items())
+        counts = ", ".join(f"{safe(value)} ({count})" for value, count in values.items())
         out.print(f"{safe(tag)}: {counts}", soft_wrap=True)
     columns = ", ".join(f"{safe(name)} ({count})" for name, count in report.columns.items())
     out.print(f"columns: {columns}", soft_wrap=True)

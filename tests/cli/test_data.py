@@ -82,7 +82,7 @@ def test_the_check_names_bad_rows_and_counts_the_good(soul, tmp_path: Path):
     code, out, err = soul("check", path)
     assert code == 2
     assert "2 usable rows of tomi" in out and "1 duplicates" in out
-    assert "ignored columns: stranger" in out and "order: 2 1" in out
+    assert "ignored columns: stranger" in out and "order: 2 (1)" in out
     assert "rows.jsonl:3" in err and "rows.jsonl:4" in err and "'answer' must be text" in err
 
 

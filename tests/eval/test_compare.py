@@ -229,7 +229,7 @@ def test_a_metric_has_the_name_that_its_task_declares(
     compared = compare_runs(a, b, metric)
     assert {t.task: t.metric for t in compared.tasks} == tasks
     shown = parts_text(comparison_parts(compared))
-    assert f"metric {', '.join(tasks.values())}" in shown and "headline" not in shown
+    assert f"metric: {', '.join(tasks.values())}" in shown and "headline" not in shown
 
 
 def test_what_the_only_task_lacks_is_said_of_that_task(tmp_path: Path) -> None:
