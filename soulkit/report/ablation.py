@@ -1,11 +1,11 @@
-"""Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
+"""Compares training methods over seeds: a table, curves with intervals, one page, one JSON file.
 
-Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
-number is a mean over seeds with a 95 % interval, kept within the scale of the scores where the runs
-recorded it. Differences are taken seed by seed, because equal seeds share their rows. Only finished
-runs count; what failed or is missing is listed. A method that was measured under other conditions
-than the first is shown without a difference, and with the reason. Rollouts sampled and tokens
-trained are shown beside every result.
+Reads the output of `soul train ablate`: `ablation.json` and each run's metrics and summary. Numbers
+are means over seeds with 95% intervals, clipped to the scale of the scores if the runs recorded it.
+Differences are paired by seed, because equal seeds use the same rows. Only finished runs count;
+failed and missing ones are listed. If a method was measured under different conditions than the
+first one, no difference is shown and the reason is given. Every result comes with the numbers of
+sampled rollouts and trained tokens.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ENDS = "The final judge score is the score by {} of each method's last episodes:
 
 
 def judged_end(run: Path, end: str) -> float | None:
-    """The mean over tasks of the headlines of the end in the folder `end`, of a judge whom
-    `end_folder` names; None where nobody judged it."""
+    """The mean over tasks of the headline scores in the folder `end` (see `judging_folder`); None
+    if the judge has not scored this run."""
     folder = run / end
     if not end or not (folder / "summary.json").is_file():
         return None
@@ -68,7 +68,7 @@ def judged_end(run: Path, end: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class OverSeeds:
-    """Mean over seeds with its 95% interval; None where there is too little."""
+    """Mean over seeds with its 95% interval; None if there are too few."""
 
     mean: float | None
     low: float | None
@@ -78,7 +78,7 @@ class OverSeeds:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A curve over steps: mean over seeds, and its interval."""
+    """A curve over steps: the mean over seeds and its interval."""
 
     steps: tuple[int, ...]
     mean: tuple[float | None, ...]
@@ -95,41 +95,41 @@ class MethodRow:
     final: OverSeeds
     """Mean draft reward over the last steps."""
     area: OverSeeds
-    """Mean height of the draft reward's curve."""
+    """Mean height of the draft reward curve."""
     dev: OverSeeds
     """Last greedy score on the dev split."""
     final_difference: OverSeeds | None
-    """Paired difference to the first method; None for the first itself."""
+    """Paired difference from the first method; None for the first itself."""
     area_difference: OverSeeds | None
     dev_difference: OverSeeds | None
     drafts: float | None
-    """Sampled a step."""
+    """Sampled drafts per step."""
     refined: float | None
     trained: Mapping[str, float]
-    """Part of the loss → tokens a step that were really trained on."""
+    """Part of the loss → trained tokens per step."""
     seconds: OverSeeds
     curves: Mapping[str, Band]
     judged: OverSeeds = OverSeeds(None, None, None, ())
-    """Score of its end by the judge of all ends, where there is one."""
+    """Score of the final replies by the common judge, if there is one."""
     judged_difference: OverSeeds | None = None
     mixed: tuple[str, ...] = ()
-    """Why no difference may be put between this method and the first; empty: it may."""
+    """Why no difference from the first method may be shown; empty if it may."""
     remarks: tuple[str, ...] = ()
-    """What differs and is part of what is compared, and what was not recorded."""
+    """Differences that are part of the comparison, and conditions that were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """Everything that is shown."""
+    """All contents of the comparison."""
 
     rows: tuple[MethodRow, ...]
     missing: tuple[ListedRun, ...]
     """Runs without a result."""
     facts: tuple[tuple[str, str], ...]
     force_mixed: bool = False
-    """Whether differences were asked for where none may be put."""
+    """Whether differences are shown despite different conditions."""
     eval_judge: str = ""
-    """Who scored the ends of all methods; empty: nobody."""
+    """Judge of the final replies of all methods; empty: none."""
 
     @property
     def first(self) -> str:
@@ -172,16 +172,16 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
     "tokens/trained": ("Trained tokens", "Tokens per step in the loss.",
                        _column(_trained_tokens)),
 }  # fmt: skip
-"""Name → title, caption, and where a run's points come from; in reading order."""
+"""Name → title, caption, and function that reads the points of a run; in reading order."""
 ON_SCALE = ("reward/draft", "eval/dev", "reward/refined")
-"""The curves of scores."""
+"""The curves on the scale of the scores."""
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
 def load_ablation(out: Path) -> Ablation:
-    """The comparison in the folder `out`; RunError when `soul train ablate` did not write it."""
+    """The comparison in the folder `out`; RunError if `soul train ablate` did not write it."""
     state = out / STATE
     if not state.is_file():
         raise RunError(
@@ -213,7 +213,7 @@ def _row(
 ) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _differences(first, runs)
     scale = _scale([*runs.values(), *first.values()])
-    # Ends are folders of their own: their judge may be one where those of the training differ.
+    # Final replies have their own folders, so they may share a judge when the trainings do not.
     alike = first if forced or not _differences(first, runs, end)[0] else {}
     ends, others = ({s: judged_end(r.path, end) for s, r in side.items()} for side in (runs, alike))
     if mixed and not forced:
@@ -252,8 +252,8 @@ def _row(
 def _differences(
     first: Mapping[int, RunData], runs: Mapping[int, RunData], inside: str = ""
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(why no difference, what is said beside it) of a method against the first, over the seeds
-    that both have: of their folders, or of those `inside` them."""
+    """(reasons against a difference, remarks) for a method and the first one, over their common
+    seeds. Compares the run folders, or the folders `inside` them."""
     mixed: list[tuple[str, str]] = []
     beside: list[tuple[str, str]] = []
     for seed in sorted(first.keys() & runs.keys()):
@@ -285,7 +285,7 @@ MEASURES: dict[str, Callable[[RunData], float | None]] = {
 
 
 def _scale(runs: Sequence[RunData]) -> Interval | None:
-    """Between which ends every score of the runs lies; None where one did not record it."""
+    """The bounds of all scores of the runs; None if a run did not record its scale."""
     scales = [metrics.get("value", Cell()).scale for run in runs for metrics in run.tasks.values()]
     ends = [scale for scale in scales if scale is not None]
     if not ends or len(ends) < len(scales):
@@ -296,7 +296,7 @@ def _scale(runs: Sequence[RunData]) -> Interval | None:
 def _paired(
     a: Mapping[int, float | None], b: Mapping[int, float | None], scale: Interval | None
 ) -> OverSeeds:
-    """a − b over the seeds that both have, within what differences of scores can be."""
+    """a − b over the common seeds, clipped to the largest possible difference."""
     pairs = [(value, b.get(seed)) for seed, value in a.items()]
     stat = over_seeds([difference_of(y, x) for x, y in pairs if x is not None and y is not None])
     if scale is None or stat.low is None or stat.high is None:
@@ -306,7 +306,7 @@ def _paired(
 
 
 def over_seeds(values: Iterable[float | None], scale: Interval | None = None) -> OverSeeds:
-    """Mean and interval of one number a seed; None stands for a seed without it."""
+    """Mean and interval of one number per seed; None for a seed without it."""
     seeds = tuple(v for v in values if v is not None)
     mean = estimate(seeds, range(len(seeds)), scale=scale)
     return OverSeeds(mean.mean, mean.ci_low, mean.ci_high, seeds)
@@ -315,7 +315,7 @@ def over_seeds(values: Iterable[float | None], scale: Interval | None = None) ->
 def band(
     seeds: Sequence[Sequence[tuple[int, float | None]]], scale: Interval | None = None
 ) -> Band:
-    """One curve a seed, as (step, value), to their mean and interval at every step."""
+    """Mean and interval at every step, from one curve of (step, value) points per seed."""
     at: dict[int, list[float | None]] = {}
     for points in seeds:
         for step, value in points:
@@ -331,7 +331,7 @@ def band(
 
 
 def _parts(lines: Sequence[StepLine]) -> dict[str, float]:
-    """Part → tokens a step; a step without the part counts as none."""
+    """Part of the loss → tokens per step; a step without the part counts as 0."""
     steps = [line.learned.trained for line in lines if line.learned.trained]
     names = dict.fromkeys(name for parts in steps for name in parts)
     return {name: fmean(parts.get(name, 0) for parts in steps) for name in names}
@@ -343,7 +343,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
-    """What all runs share, for the head of the page."""
+    """Facts that all runs share, for the head of the page."""
     shared = [
         ("steps", str(listed[0].steps)),
         ("prompts per step", str(listed[0].prompts_per_step)),
@@ -364,17 +364,17 @@ def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
 
 
 def stat_text(stat: OverSeeds | None, shown: Callable[[object], str] = number) -> str:
-    """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets from a single seed."""
+    """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets for a single seed."""
     return DASH if stat is None else estimate_text(stat.mean, stat.low, stat.high, shown)
 
 
 def count(value: float | None) -> str:
-    """A number of rollouts or tokens; a dash where none is known."""
+    """A number of rollouts or tokens; a dash if unknown."""
     return DASH if value is None else f"{value:,.0f}"
 
 
 def duration_text(seconds: float | None) -> str:
-    """A time; a dash where none is known."""
+    """A duration; a dash if unknown."""
     return DASH if seconds is None else duration(seconds, 1)
 
 
@@ -393,7 +393,7 @@ def trained_text(row: MethodRow) -> str:
 
 
 def reward_parts(ablation: Ablation) -> list[str]:
-    """Every part of a loss that some method trains, in the order they first appear."""
+    """Every part of a loss that a method trains, in order of appearance."""
     return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
 
 
@@ -404,7 +404,7 @@ HEADS = (
 
 
 def cells(row: MethodRow) -> tuple[str, ...]:
-    """A row of the table, as text; the columns are HEADS."""
+    """The cells of a table row as text; the columns are HEADS."""
     return (
         row.arm,
         stat_text(row.judged),
@@ -422,7 +422,7 @@ def cells(row: MethodRow) -> tuple[str, ...]:
 
 
 def method_notes(ablation: Ablation) -> list[str]:
-    """What a reader has to know beside the numbers."""
+    """Notes below the table."""
     sentences = [
         "Means over seeds with 95% intervals; differences to "
         f"{ablation.first or 'the first method'} are paired by seed. The final reward is the mean "
@@ -449,13 +449,13 @@ def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
 
 
 def missing_text(run: ListedRun) -> str:
-    """What a run without a result came to."""
+    """One line about a run without a result."""
     why = f": {run.reason}" if run.reason else ""
     return f"{run.arm} seed {run.seed} {run.status}{why}"
 
 
 def ablation_parts(ablation: Ablation) -> list[RenderableType]:
-    """What `soul train ablate` prints."""
+    """The output of `soul train ablate`: rich renderables, top to bottom."""
     hidden = [] if has_dev(ablation) else ["dev"]
     hidden += [] if ablation.eval_judge else ["final judge score", "difference "]
     shown = [i for i, head in enumerate(HEADS) if head not in hidden]
@@ -469,11 +469,11 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
 
 
 def has_dev(ablation: Ablation) -> bool:
-    """Whether some method was measured on a dev split."""
+    """Whether a method was evaluated on a dev split."""
     return any(row.dev.mean is not None for row in ablation.rows)
 
 
 def as_json(ablation: Ablation) -> dict[str, Any]:
-    """`comparison.json`: everything that is shown, curves included."""
+    """The content of `comparison.json`: everything shown, curves included."""
     missing = [run.to_json() for run in ablation.missing]
     return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}

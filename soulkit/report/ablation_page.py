@@ -1,10 +1,9 @@
-"""The page of a comparison of methods; its pictures are drawn as SVG for the page, PNG for slides.
+"""The page of a method comparison; figures are drawn as SVG for the page and as PNG for slides.
 
-Ten curves with intervals in one frame cannot be read. With more than four methods each has a panel
-of its own, in the same scale: its curve with the interval, the first method dashed, all others in
-grey behind. Results stand as points with intervals, one line a method. So no colour has to be told
-from ten others; where curves do share a frame, each is labelled at its end and has its own dashes,
-and the colours are those of Okabe and Ito.
+More than four curves with intervals do not fit into one frame. Then each method has its own panel
+in the same scale: its curve with the interval, the first method dashed, all others grey in the
+background. Results are points with intervals, one line per method. Curves that share a frame are
+labelled at their ends, have different dashes, and use the colours of Okabe and Ito.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.version import __version__
 
 IN_ONE_FRAME = 4
-"""Curves with intervals that one frame can hold."""
+"""Maximum number of curves with intervals in one frame."""
 COLUMNS = 5
 WIDTH = 10.0
-"""Inches; the page scales the picture."""
+"""Figure width in inches; the page scales it."""
 
 
 def write_ablation(ablation: Ablation, folder: Path) -> Path:
-    """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
+    """Write `comparison.json`, `index.html` and `figures/*.png` to `folder`; return the page path.
 
     MissingPackage without matplotlib.
     """
@@ -69,7 +68,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
 
 
 def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
-    """(mean, interval) of the result columns of the page; empty strings where there is none."""
+    """(mean, interval) of the result columns of the page; empty strings if there is none."""
     columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
     columns += [(row.final, False), (row.final_difference, True)]
     columns += [(row.area, False), (row.area_difference, True)]
@@ -85,7 +84,7 @@ def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
 
 
 def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
-    """Every figure that the runs allow, in reading order; PNG files go to `folder`.
+    """All figures that the runs allow, in reading order; PNG files go to `folder`.
 
     MissingPackage without matplotlib.
     """
@@ -132,13 +131,13 @@ def _curves(
 
 
 def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
-    """Final rewards and their paired differences, one line a method."""
+    """Final rewards and their paired differences, one line per method."""
     left, right = canvas.subplots(1, 2, sharey=True)
     for index, row in enumerate(rows):
         _point(left, index, row.final, palette.of(index))
         if row.final_difference is not None:
             _point(right, index, row.final_difference, palette.of(index))
-    for axes, label in ((left, "final draft reward"), (right, f"difference to {rows[0].arm}")):
+    for axes, label in ((left, "final draft reward"), (right, f"difference from {rows[0].arm}")):
         dress(axes, palette, grid="x")
         axes.set_xlabel(label, color=palette.ink)
     right.axvline(0, color=palette.ink, linewidth=0.9)
@@ -147,7 +146,7 @@ def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
 
 
 def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
-    """All curves in one frame, labelled at their ends; intervals while they can be told apart."""
+    """All curves in one frame, labelled at their ends; intervals only if there are few curves."""
     axes = canvas.subplots()
     for index, _, band in curves:
         style = (0, (5, 2)) if max(index - 1, 0) // len(palette.series) % 2 else "-"
@@ -156,12 +155,12 @@ def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Pa
     axes.set_xlabel("step", color=palette.ink, loc="right")
     last = max(band.steps[-1] for *_, band in curves)
     if last > min(band.steps[0] for *_, band in curves):
-        axes.set_xlim(right=last)  # the lines to the names begin where the curves end
+        axes.set_xlim(right=last)  # the lines to the labels start at the curves' ends
     _label_ends(axes, curves, palette)
 
 
 def _label_ends(axes: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
-    """Names at the right edge, moved apart where curves end close together."""
+    """Labels at the right edge, moved apart if curves end close together."""
     low, high = axes.get_ylim()
     ends = sorted(
         ((last - low) / (high - low), index, name, band)
@@ -178,7 +177,7 @@ def _label_ends(axes: Any, curves: Sequence[tuple[int, str, Band]], palette: Pal
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """Ascending heights moved up by as little as keeps them `least` apart, then centred again."""
+    """Move ascending heights up as little as needed to keep them `least` apart, then recentre."""
     places: list[float] = []
     for height in heights:
         places.append(max(height, places[-1] + least) if places else height)
@@ -187,7 +186,7 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
-    """A panel a method, all in the same scale."""
+    """One panel per method, all in the same scale."""
     lines = math.ceil(len(curves) / COLUMNS)
     grid = canvas.subplots(lines, COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
     for place, (axes, (_, name, band)) in enumerate(zip(grid, curves, strict=False)):

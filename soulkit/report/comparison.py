@@ -1,4 +1,4 @@
-"""What `soul compare` prints: a row for each task, means of the suite, gates, and remarks."""
+"""The output of `soul compare`: one row per task, suite means, gates and remarks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _notes(result: Comparison) -> list[str]:
 
 
 def _clusters(pair: PairedDifference) -> str:
-    """`32`, `7: few`, `no spread in 7`: how many clusters the difference rests on."""
+    """`32`, `7: few`, `no spread in 7`: the number of clusters behind the difference."""
     if not pair.n_clusters:
         return DASH
     remark = interval_remark(pair.n_clusters, pair.method)
@@ -86,7 +86,7 @@ def _clusters(pair: PairedDifference) -> str:
 
 
 def _signs(mean: MeanDifference) -> str:
-    """`COG: 2 of 3 members better, 1 worse`, and what is missing with the bounds that it leaves."""
+    """`COG: 2 of 3 members better, 1 worse`, then missing members and the bounds without them."""
     counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
     if not mean.missing:
         return counted
@@ -95,7 +95,7 @@ def _signs(mean: MeanDifference) -> str:
 
 
 def _metrics(result: Comparison) -> list[str]:
-    """What is compared, under the names that the tasks declare."""
+    """The compared metrics, under the names that the tasks declare."""
     return list(dict.fromkeys(task.metric for task in result.tasks))
 
 

@@ -1,6 +1,6 @@
-"""A distillation as a table, a page and a figure: what the generalist kept of its experts.
+"""A distillation as a table, a page and a figure: how much of its experts the generalist kept.
 
-Everything stands in the folder's summary.json; nothing is computed here.
+Everything is read from the folder's summary.json; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ MEANING = (
     "significantly above zero there is no retention."
 )
 WIDTH = 9.0
-"""Inches; the page scales the picture."""
+"""Figure width in inches; the page scales it."""
 
 
 # -- texts -----------------------------------------------------------------------------------------
 
 
 def retention_text(kept: Retention) -> str:
-    """`83% [71%, 96%]`; `none` where a remark says why there is none."""
+    """`83% [71%, 96%]`; `none` if a remark gives the reason."""
     if kept.ratio is None:
         return "none" if kept.why else DASH
     if kept.ci_low is None or kept.ci_high is None:
@@ -84,7 +84,7 @@ def acceptance_text(result: TaskResult) -> str:
 
 
 def row_of(result: TaskResult) -> tuple[str, ...]:
-    """A line of the table, as text; the columns are HEADS."""
+    """The cells of a table row as text; the columns are HEADS."""
     cells = [result.cells.get(side) for side in SIDES]
     return (
         task_label(result.task, result.metric_name),
@@ -99,14 +99,14 @@ def row_of(result: TaskResult) -> tuple[str, ...]:
 
 
 def macro_row(result: Distillation) -> tuple[str, ...]:
-    """The last line of the table: the mean over the tasks."""
+    """The last row of the table: the mean over the tasks."""
     lines = [DASH] * (len(HEADS) - 4)
     rows = f"{result.macro.n_shared}, {interval_remark(result.macro.n_clusters)}"
     return ("mean over tasks", *lines, retention_text(result.macro), rows.strip(", "), DASH)
 
 
 def remarks_of(result: Distillation) -> list[str]:
-    """What has to stand beside the numbers: what fell, what was not measured alike, gates."""
+    """Remarks below the table: regressions, differences in measurement, gates."""
     lines = []
     if result.regressions:
         lines.append(f"significantly worse than the base: {', '.join(result.regressions)}")
@@ -128,7 +128,7 @@ def remarks_of(result: Distillation) -> list[str]:
     lines += [gate_line(gate) for gate in result.gates]
     if result.shares:
         shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
-        lines.append(f"learned from: {shares}")
+        lines.append(f"training data: {shares}")
     return [*lines, *result.remarks]
 
 
@@ -159,7 +159,7 @@ def _results(result: Distillation) -> list[TaskResult]:
 
 
 def distillation_parts(result: Distillation) -> list[RenderableType]:
-    """What `soul distill` and `soul report` print."""
+    """The output of `soul distill` and `soul report`: rich renderables, top to bottom."""
     from rich.text import Text
 
     rows = [GridRow.of(*row_of(one)) for one in _results(result)]
@@ -174,7 +174,7 @@ def head_lines(result: Distillation) -> list[str]:
 
 
 def facts_of(result: Distillation) -> list[tuple[str, str]]:
-    """The same for the head of the page."""
+    """The same as (label, text), for the head of the page."""
     how = {"sft": "imitation of selected samples", "opd": "experts as on-policy teachers"}
     experts = [(f"expert of {task}", where) for task, where in result.experts.items()]
     trained = f"{how.get(result.by, result.by)}, {result.steps} steps"
@@ -182,7 +182,8 @@ def facts_of(result: Distillation) -> list[tuple[str, str]]:
 
 
 def write_distillation_page(result: Distillation, folder: Path) -> Path:
-    """`index.html`, `distillation.json` and `figures/*.png` in `folder`; returns the page's path.
+    """Write `index.html`, `distillation.json` and `figures/*.png` to `folder`; return the page's
+    path.
 
     MissingPackage without matplotlib.
     """
@@ -203,15 +204,15 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
 
 def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
+    """(number, text below it) of each column: its interval, clusters, or rows taken."""
     marks = [next((m for m in (" [", " (") if m in text), ", ") for text in texts]
     parts = [text.partition(mark) for text, mark in zip(texts, marks, strict=True)]
     return [(head, rest if mark == ", " else f"{mark.strip()}{rest}") for head, mark, rest in parts]
 
 
 def read_for_report(folder: Path) -> Distillation | None:
-    """The distillation in `folder`; None for a folder of another command, RunError for one that has
-    not come to its report yet."""
+    """The distillation in `folder`; None for a folder of another command, RunError for one without
+    a report."""
     from soulkit.distill.config import COMMAND
     from soulkit.distill.report import read_distillation
     from soulkit.report.load import command_in
@@ -233,7 +234,7 @@ def read_for_report(folder: Path) -> Distillation | None:
 
 
 def figures_of(result: Distillation, folder: Path) -> list[Figure]:
-    """Scores of the three sides and what is kept, by task; PNG files go to `folder`."""
+    """Scores of the three sides and retention by task; PNG files go to `folder`."""
     if not result.tasks:
         return []
     shown = _results(result)

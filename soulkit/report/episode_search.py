@@ -1,4 +1,4 @@
-"""Find episodes of a run without holding its file in memory, and the command that shows them."""
+"""Finds episodes of a run without loading its whole file, and prints commands that show them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from soulkit.types import Kind, Record
 
 HACKED, LEAKED, CUT = "hacked", "leaked", "cut"
 MARKS = {
-    HACKED: "an auditor says that the actor played to the judge",
-    LEAKED: "its feedback gives something away",
-    CUT: "words or lines of it were cut",
+    HACKED: "an auditor says that the actor wrote for the judge",
+    LEAKED: "its feedback reveals something of the answer",
+    CUT: "some of its words or lines were cut",
 }
-"""What may be asked for beside statuses and reasons, and what it means."""
+"""Values of `--status` besides statuses and reasons, with their meaning."""
 NEAR = 20_000
-"""Ids among which a mistyped one is looked for: more would take seconds."""
+"""Search a mistyped id among this many ids; more would take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlace:
-    """Where an episode stands in the file, and what became of it."""
+    """Position of an episode in the file, and its outcome."""
 
     key: str
     task: str
@@ -52,34 +52,34 @@ class EpisodePlace:
     reason: str
     marks: tuple[str, ...]
     offset: int
-    """Byte at which its line begins."""
+    """Byte offset of its line."""
     number: int
-    """Its line, counted from 1: the larger, the newer."""
+    """Line number from 1; newer episodes have larger numbers."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All that `--status` finds it by."""
+        """All words by which `--status` finds it."""
         return tuple(filter(None, (self.status, self.reason, *self.marks)))
 
 
 Places = tuple[EpisodePlace, EpisodePlace | None]
-"""A draft and its refined episode, or one episode that stands alone."""
+"""A draft and its refined episode, or a single episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which pairs of a run to show; what is None or False selects nothing away."""
+    """Which pairs of a run to show; None or False means no restriction."""
 
     example: str | None = None
-    """An id, or the beginning of one."""
+    """An id or its first characters."""
     status: str | None = None
     task: str | None = None
     kind: str | None = None
     step: int | None = None
     worst: bool = False
-    """Scored ones, the lowest first."""
+    """Only scored pairs, lowest first."""
     improved: bool = False
-    """Pairs whose refined episode scored more than the draft, the largest gain first."""
+    """Pairs whose refined episode scored higher than the draft, largest gain first."""
 
     @property
     def empty(self) -> bool:
@@ -87,28 +87,28 @@ class Selection:
 
 
 def episode_places(path: Path) -> list[EpisodePlace]:
-    """The episodes of the file `path`, the newest last; a replaced one is left out.
+    """The episodes in the file `path`, newest last, without replaced ones.
 
-    DataError when there is none, or a line holds no record.
+    DataError if there are none, or if a line is not a record.
     """
     places: dict[str, EpisodePlace] = {}
     for number, (offset, line) in enumerate(placed_objects(path) if has_lines(path) else (), 1):
         place = _place(line, offset, number, path)
-        places.pop(place.key, None)  # played again: it is a new one
+        places.pop(place.key, None)  # replayed: it counts as new
         places[place.key] = place
     if not places:
         raise DataError(
-            f"There are no episodes in '{path}'.",
-            "Supervised training keeps some only with --eval-every STEPS and held-out rows, and a "
-            "run that was just begun has none yet.",
-            "Name the folder of an evaluation or a training; list them with: soul runs",
+            f"'{path}' contains no episodes.",
+            "Supervised training stores episodes only with --eval-every STEPS and held-out rows. A "
+            "run that has just started has none yet.",
+            "Give the folder of an evaluation or training run. List runs with: soul runs",
         )
     return list(places.values())
 
 
 def _place(line: Mapping[str, Any], offset: int, number: int, path: Path) -> EpisodePlace:
     refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
-    if not _usual(line):  # what reads records says in words what is wrong, or reads it after all
+    if not _usual(line):  # the full reader explains the error, or reads it
         line = asdict(record_of_line(line, path, number))
     score = line["score"]
     return EpisodePlace(
@@ -120,7 +120,7 @@ def _place(line: Mapping[str, Any], offset: int, number: int, path: Path) -> Epi
 
 
 def _usual(line: Mapping[str, Any]) -> bool:
-    """Whether a line has what a place is made of, in the types that are written."""
+    """Whether a line has the fields of a place, with the usual types."""
     score, episode = line.get("score"), line.get("episode")
     if not isinstance(score, dict) or not isinstance(episode, dict):
         return False
@@ -150,7 +150,7 @@ def _marks(line: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def status_counts(places: Iterable[EpisodePlace]) -> dict[str, int]:
-    """Status, reason or mark → episodes, `ok` first, then the commonest."""
+    """Status, reason or mark → number of episodes; `ok` first, then by frequency."""
     counts = Counter(word for place in places for word in dict.fromkeys(place.words))
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
@@ -159,9 +159,9 @@ def status_counts(places: Iterable[EpisodePlace]) -> dict[str, int]:
 
 
 def select(places: Sequence[EpisodePlace], wish: Selection, run: Path) -> list[Places]:
-    """The pairs that `wish` describes, in its order; else the newest first.
+    """The pairs that match `wish`, in its order; by default newest first.
 
-    RunError when there is none, with the nearest id, status or task.
+    RunError if there is none, with the nearest id, status or task.
     """
     pairs = with_twins(places)
     if wish.example is not None:
@@ -185,7 +185,7 @@ def _fits(place: EpisodePlace, wish: Selection) -> bool:
 
 
 def _by_example(pairs: list[Places], example: str, run: Path) -> list[Places]:
-    """The pairs of one example; the beginning of an id will do where only one id begins so."""
+    """The pairs of one example; a unique prefix of its id is enough."""
     exact = [pair for pair in pairs if pair[0].example_id == example]
     ids = dict.fromkeys(pair[0].example_id for pair in pairs)
     begun = [name for name in ids if example and name.startswith(example)]
@@ -195,13 +195,13 @@ def _by_example(pairs: list[Places], example: str, run: Path) -> list[Places]:
         return [pair for pair in pairs if pair[0].example_id == begun[0]]
     if begun:
         raise RunError(
-            f"{len(begun)} examples of {run} have ids that begin with '{example}'.",
-            "Only one of them can be meant.",
-            f"Write more of it: {', '.join(begun[:3])}{' …' if len(begun) > 3 else ''}.",
+            f"'{example}' is ambiguous: {len(begun)} example ids of {run} start with it.",
+            "Only one example can be shown.",
+            f"Give more characters: {', '.join(begun[:3])}{' …' if len(begun) > 3 else ''}.",
         )
     raise RunError(
-        f"{run} holds no episode of an example '{example}'.",
-        f"It holds {len(ids):,} others.",
+        f"{run} contains no episode of example '{example}'.",
+        f"It has episodes of {len(ids):,} other examples.",
         f"{_nearest(example, list(ids)[:NEAR])}List some with: soul show {run}",
     )
 
@@ -228,8 +228,8 @@ def _refuse_none(
 ) -> None:
     if not pairs:
         raise RunError(
-            f"{run} holds no episode {what} that fits.",
-            "There would be nothing to show.",
+            f"{run} contains no matching episode {what}.",
+            "The filters exclude every episode.",
             f"{did_you_mean(word, names)} List some with: soul show {run}",
         )
 
@@ -240,9 +240,9 @@ def _ordered(pairs: list[Places], wish: Selection, run: Path) -> list[Places]:
         if not better:
             refined = sum(twin is not None for _, twin in pairs)
             raise RunError(
-                f"{run} holds no refined episode that scored more than its draft.",
-                f"There are {refined} refined episodes with their drafts; an evaluation has none.",
-                f"Look at the drafts with: soul show {run} --worst 10",
+                f"{run} contains no refined episode that scored higher than its draft.",
+                f"It has {refined} refined episodes with drafts; evaluations have none.",
+                f"Show the worst drafts with: soul show {run} --worst 10",
             )
         return sorted(better, key=lambda pair: (-(gain(pair) or 0.0), pair[0].number))
     if wish.worst:
@@ -255,21 +255,21 @@ def _worst(pairs: list[Places], wish: Selection, run: Path) -> list[Places]:
     scored = [pair for pair in pairs if values[id(pair)] is not None]
     if not scored:
         raise RunError(
-            f"Of {run} no episode that fits has a score.",
-            "What is unscored is not the worst: nobody knows what it would have scored.",
-            f"Look at them with: soul show {run} --status unscored",
+            f"No matching episode of {run} has a score.",
+            "Unscored episodes are not ranked: their quality is unknown.",
+            f"Show them with: soul show {run} --status unscored",
         )
     return sorted(scored, key=lambda pair: (values[id(pair)] or 0.0, pair[0].number))
 
 
 def _value(pair: Places, kind: str | None) -> float | None:
-    """The score that `--worst` goes by: that of the draft, unless the refined ones are meant."""
+    """The score that `--worst` sorts by: the draft's, or the refined one's for that kind."""
     one = pair[1] if kind == "refined" and pair[1] is not None else pair[0]
     return one.value
 
 
 def gain(pair: Places) -> float | None:
-    """The refined episode's score less its draft's; None unless both are scored."""
+    """The refined score minus the draft's; None unless both are scored."""
     draft, refined = pair
     if refined is None or draft.value is None or refined.value is None:
         return None
@@ -280,7 +280,7 @@ def gain(pair: Places) -> float | None:
 
 
 def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]:
-    """The lines of these episodes as they stand in the file, parsed."""
+    """The parsed lines of these episodes."""
     if packed_file(path).is_file():
         places = list(places)
         lines = _packed_lines(path, {place.offset for place in places})
@@ -294,7 +294,7 @@ def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]
 
 
 def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Offset → the parsed line there; the others are passed over."""
+    """Offset → the parsed line there; other lines are skipped."""
     lines, offset = {}, 0
     for line in lines_in(path):
         if offset in offsets:
@@ -304,15 +304,15 @@ def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, A
 
 
 def records_at(path: Path, places: Sequence[EpisodePlace]) -> list[Record]:
-    """The records of these episodes; DataError for a line that cannot be read."""
+    """The records of these episodes; DataError for an unreadable line."""
     lines = zip(lines_at(path, places), places, strict=True)
     return [record_of_line(line, path, place.number) for line, place in lines]
 
 
 def odd_cells(summary: Summary, run: Path) -> list[str]:
-    """A line for every status other than `ok` and for hacked ones, the commonest first:
-    `12 truncated (TASK 10, OTHER 2): soul show runs/x --status truncated`. Then one for texts that
-    budgets cut, and one for feedback that leaked."""
+    """One line for each status other than `ok` and for hacked episodes, by frequency:
+    `12 truncated (TASK 10, OTHER 2): soul show runs/x --status truncated`. Then one for texts cut
+    by word limits and one for leaking feedback."""
     counts = _statuses(summary)
     hacked = _hacked(summary)
     if hacked and HACKED not in counts:
@@ -320,10 +320,10 @@ def odd_cells(summary: Summary, run: Path) -> list[str]:
     lines = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     shown = [_line(status, tasks, run) for status, tasks in lines]
     cuts = {task: one["episodes"] for task, one in summary.cuts.items() if one.get("episodes")}
-    shown += [_line(CUT, cuts, run, "with words cut by budgets")] if cuts else []
+    shown += [_line(CUT, cuts, run, "with text cut by word limits")] if cuts else []
     if isinstance(summary, TrainSummary) and summary.feedback is not None:
         dropped = {author: c.dropped for author, c in summary.feedback.coaches.items() if c.dropped}
-        shown += [_line(LEAKED, dropped, run, "feedback leaked")] if dropped else []
+        shown += [_line(LEAKED, dropped, run, "with leaking feedback")] if dropped else []
     return shown
 
 
@@ -338,7 +338,7 @@ def _statuses(summary: Summary) -> dict[str, dict[str, int]]:
 
 
 def _hacked(summary: Summary) -> dict[str, int]:
-    """Task → episodes of which an auditor says so, where it is a metric and no status."""
+    """Task → hacked episodes, if this is a metric and not a status."""
     cells = {task: metrics.get(HACKED) for task, metrics in summary.tasks.items()}
     counts = {
         task: round((cell.mean or 0.0) * cell.n_scored) for task, cell in cells.items() if cell
@@ -354,11 +354,11 @@ def _line(status: str, counts: Mapping[str, int], run: Path, words: str = "") ->
 
 
 def show_command(run: Path, status: str = "") -> str:
-    """The command that shows episodes of `run`, as a shell reads it."""
+    """The shell command that shows episodes of `run`."""
     selector = f" --status {shlex.quote(status)}" if status else ""
     return f"soul show {shell_path(run)}{selector}"
 
 
 def shell_path(path: Path) -> str:
-    """A path as a shell reads it."""
+    """A path, quoted for the shell."""
     return shlex.quote(str(path))

@@ -1,4 +1,4 @@
-"""Figures as inline SVG in a page's colours and as PNG for slides; learning curves of a run."""
+"""Draws figures as inline SVG in a page's colours and as PNG; learning curves of a run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CSS = {INK: "var(--ink-2)", GRID: "var(--line)"} | {
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Ink, grid and six colours."""
+    """Colours for ink, grid and series."""
 
     ink: str
     grid: str
     series: tuple[str, ...]
 
     def of(self, index: int) -> str:
-        """The colour of a method: the first is ink, like the line others are held against."""
+        """The colour of a method; the first one, the reference, is drawn in ink."""
         return self.ink if index == 0 else self.series[(index - 1) % len(self.series)]
 
 
@@ -58,9 +58,9 @@ def draw_figure(
     title: str, caption: str, size: tuple[float, float], salt: str, draw: DrawFigure, *,
     png: Path | None = None, legend: tuple[tuple[str, str], ...] = (),
 ) -> Figure:  # fmt: skip
-    """Draw a figure of this size in inches as SVG for a page, and for slides into the file `png`.
+    """Draw a figure of this size in inches: as SVG for a page, and as the file `png` for slides.
 
-    Raises MissingPackage without matplotlib.
+    MissingPackage without matplotlib.
     """
     try:
         import matplotlib as mpl
@@ -86,7 +86,7 @@ def draw_figure(
 
 
 def themed(svg: str, title: str) -> str:
-    """The bare <svg> element, its placeholders replaced, its ids only those it refers to."""
+    """The bare <svg> element with CSS colours and without unused ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -100,7 +100,7 @@ def themed(svg: str, title: str) -> str:
 
 
 def dress(axes: Any, palette: Palette, *, grid: str, ticks: tuple[int, int] = (4, 4)) -> None:
-    """Take off the frame; leave thin lines along `grid`, "x" or "y"."""
+    """Remove the frame; keep thin lines along `grid`, "x" or "y"."""
     from matplotlib.ticker import MaxNLocator
 
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -117,7 +117,7 @@ def plot_band(
     axes: Any, steps: Sequence[int], mean: Numbers, low: Numbers, high: Numbers, colour: str, *,
     style: Any = "-", width: float = 1.6, fill: bool = True, few: int = 1,
 ) -> None:  # fmt: skip
-    """A curve with its interval; None is a gap. At most `few` points are marked each."""
+    """A curve with its interval; None is a gap. Points are marked if there are at most `few`."""
     marked = sum(v is not None for v in mean) <= few
     axes.plot(steps, _with_gaps(mean), color=colour, linewidth=width, linestyle=style,
               marker="o" if marked else "", markersize=3.2)  # fmt: skip
@@ -133,7 +133,7 @@ def _with_gaps(values: Numbers) -> list[float]:
 def plot_point(
     axes: Any, y: float, mean: float, ends: tuple[float | None, float | None], colour: str
 ) -> None:
-    """A mean on the line `y`, with its interval as a bar."""
+    """A mean at height `y`, with its interval as a bar."""
     low, high = ends
     if low is not None and high is not None:
         axes.plot([low, high], [y, y], color=colour, linewidth=4, alpha=0.3,
@@ -156,15 +156,15 @@ class Curve:
 
 
 def learning_curves(run: RunData) -> list[Figure]:
-    """The figures that a training run's lines allow, in reading order; none without lines.
+    """The figures that a training run allows, in reading order; none without step lines.
 
-    Raises MissingPackage when something is to be drawn and matplotlib is not installed.
+    MissingPackage if there is something to draw and matplotlib is not installed.
     """
     plans = [
-        ("Loss", "Of the imitated replies, per token, by step.", _imitation(run)),
+        ("Loss", "Loss of the imitated replies, per token, by step.", _imitation(run)),
         (
             "Rewards",
-            "Mean reward of the drafts, and of the refined episodes that saw feedback.",
+            "Mean reward of drafts and of refined episodes, which saw feedback.",
             [
                 _curve(run, lambda line: line.rewards.draft, "drafts"),
                 _curve(run, lambda line: line.rewards.refined, "refined"),
@@ -172,8 +172,8 @@ def learning_curves(run: RunData) -> list[Figure]:
         ),
         (
             "Leave-one-out gap",
-            "How much better refined episodes are than the other drafts of their example, with its "
-            "95% interval: zero on average for feedback that says nothing.",
+            "Score of refined episodes minus that of the other drafts of their example, with 95% "
+            "intervals. Uninformative feedback gives zero on average.",
             [
                 _gap_curve(run),
                 _curve(run, lambda line: line.rewards.pair, "own draft"),
@@ -181,19 +181,19 @@ def learning_curves(run: RunData) -> list[Figure]:
         ),
         (
             "Rewards by task",
-            "Mean reward of the drafts of each task of the mixture.",
+            "Mean draft reward of each task in the mixture.",
             _task_curves(run, lambda line: line.rewards.draft_by_task),
         ),
         (
             "Leave-one-out gap by task",
-            "The same gap for each task of the mixture.",
+            "The same gap for each task in the mixture.",
             _task_curves(run, lambda line: line.rewards.loo_by_task),
         ),
         *_conversations(run),
-        ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
+        ("Evaluation during training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
-            "Share of drafts with feedback, and of feedback in which the leak check found a leak.",
+            "Share of drafts with feedback, and share of feedback with a leak.",
             [
                 _curve(run, lambda line: line.feedback.share, "with feedback"),
                 _curve(run, lambda line: line.feedback.leak_share, "leaks"),
@@ -227,7 +227,7 @@ def _curve(run: RunData, column: StepColumn, label: str) -> Curve:
 def _task_curves(
     run: RunData, numbers: Callable[[StepLine], Mapping[str, float | None]]
 ) -> list[Curve]:
-    """A line for each task; a step that played none of its rows is bridged, not a gap."""
+    """One line per task; steps without rows of the task are bridged, not shown as gaps."""
     tasks = dict.fromkeys(task for line in run.steps for task in numbers(line))
     curves = []
     for task in tasks:
@@ -246,24 +246,24 @@ def _gap_curve(run: RunData) -> Curve:
 
 
 def _imitation(run: RunData) -> list[Curve]:
-    """The loss where it is a likelihood; a policy gradient's loss says nothing to the eye."""
+    """The loss of supervised training; the loss of a policy gradient is not informative."""
     supervised = not any(line.played for line in run.steps)
     return [_curve(run, lambda line: line.learned.loss, "loss")] if supervised else []
 
 
 def _conversations(run: RunData) -> list[tuple[str, str, list[Curve]]]:
-    """The losses of a training on conversations, by source."""
+    """The loss figures of training on conversations, by source."""
     losses = _task_curves(run, lambda line: line.learned.losses)
     return [
         (
             "Loss by source",
-            "Of each source of conversations: nats per learned token of its own.",
-            losses if len(losses) > 1 else [],  # a single one is the curve of the whole
+            "Loss of each source of conversations, in nats per learned token.",
+            losses if len(losses) > 1 else [],  # with one source, this is the curve of the loss
         ),
         (
             "Validation loss",
-            "Nats per learned token of what was not learned, by source. Step −1 is the model "
-            "before the training.",
+            "Loss on held-out conversations by source, in nats per learned token. Step −1 is the "
+            "model before training.",
             _validation(run),
         ),
     ]
@@ -304,7 +304,7 @@ def _draw(axes: Any, curves: Sequence[Curve], palette: Palette) -> None:
     axes.set_xlabel("step", color=palette.ink, loc="right")
     steps = {s for c in curves for s in c.steps}
     if len(steps) == 1:
-        axes.set_xlim(min(steps) - 0.5, min(steps) + 0.5)  # matplotlib's own limits show no integer
+        axes.set_xlim(min(steps) - 0.5, min(steps) + 0.5)  # the default limits show no integer
     values = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
     if min(values) < 0 < max(values):
         axes.axhline(0, color=palette.ink, linewidth=0.9)

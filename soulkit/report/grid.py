@@ -1,10 +1,10 @@
-"""Tables of texts, for Markdown and for terminals, where they stay whole however narrow these are.
+"""Text tables for Markdown and for terminals of any width.
 
-What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table
-that is too wide still would lose its columns one by one: first the names of its rows, then the ends
-of its numbers. So what stands in brackets behind a number or a name goes to a line of its own, then
-columns fold between words; no word and no interval is cut. Where even that has no room, each row
-becomes a paragraph of its own: its name, then every column with its number.
+A table that is too wide is split into parts, one below the other (`InParts`). If a part is still
+too wide, rich would cut its columns: first the row names, then the ends of numbers. Instead,
+bracketed text moves to its own line, then columns wrap between words; words and intervals are never
+cut. If that is still too wide, each row becomes a paragraph: its name, then each column with its
+number.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"^\s+\S+|\S+")
 _WHOLE = re.compile(r"\[[^\]\n]*\]|^\s+\S+|\S+")
-"""What is not folded: an interval, or a word."""
+"""Text that is not split: an interval or a word."""
 _UNBOUNDED = 1000
-"""Columns of a terminal in which every table fits."""
+"""Terminal width at which every table fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """One text; `best` of its line among what it may be compared with."""
+    """One text; `best` marks the best of the values it is compared with."""
 
     text: str
     best: bool = False
@@ -40,12 +40,12 @@ class GridCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridRow:
-    """One line; the first cell is its name."""
+    """One row; its first cell is the name."""
 
     cells: tuple[GridCell, ...]
     level: str = "task"
     rule: bool = False
-    """Whether a rule stands above it."""
+    """Whether to draw a rule above it."""
 
     @classmethod
     def of(cls, *texts: str, level: str = "task") -> Self:
@@ -54,8 +54,8 @@ class GridRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table of texts with a title and the sentences below it. Numbers stand right, in all columns
-    but the first and those in `words`."""
+    """A text table with a title and notes. Columns are right-aligned, except the first one and
+    those in `words`."""
 
     head: tuple[str, ...]
     rows: tuple[GridRow, ...]
@@ -63,17 +63,17 @@ class Grid:
     notes: tuple[str, ...] = ()
     words: Collection[str] = ()
     whole: Collection[str] = ()
-    """Columns whose texts stay on one line where others can be folded instead."""
+    """Columns that stay on one line if other columns can wrap instead."""
     least: Mapping[str, int] = field(default_factory=dict)
-    """Column → what it may be folded to."""
+    """Column → minimum width when wrapped."""
     n_below: int = 0
-    """How many of the columns, the last ones, stand below the others on a narrow terminal."""
+    """Number of last columns that move below the others on a narrow terminal."""
     n_names: int = 1
-    """How many of the first columns name a row, and stand there again."""
+    """Number of first columns that name a row; they are repeated in the lower part."""
     grouped: bool = False
-    """Whether rows of one name are a group, which shows it once."""
+    """Whether rows with the same name form a group that shows the name once."""
     ruled: bool = False
-    """Whether rules stand between groups."""
+    """Whether to draw rules between groups."""
 
 
 STYLES = {"part": "dim", "suite": "bold"}
@@ -94,7 +94,7 @@ def _md_cell(cell: GridCell) -> str:
 
 
 def md_text(text: str) -> str:
-    """A line in which Markdown reads no markup."""
+    """One line with all Markdown markup escaped."""
     line = one_line(text)
     for mark in "\\`*_[]<>|#":
         line = line.replace(mark, "\\" + mark)
@@ -111,7 +111,7 @@ def grid_parts(grid: Grid) -> list[RenderableType]:
 
 
 def _in_parts(grid: Grid) -> InParts:
-    """Columns that stay empty would only take room from the others."""
+    """The grid without empty columns, split into parts if necessary."""
     filled = [i for i in range(len(grid.head)) if any(row.cells[i].text for row in grid.rows)]
     own = len(grid.head) - grid.n_below
     below = [i for i in filled if i >= own]
@@ -162,7 +162,7 @@ def parts_text(parts: Iterable[RenderableType], width: int = 120) -> str:
 
 
 def plain_table(*heads: str, title: str | None = None) -> Table:
-    """An empty table in soulkit's look; columns whose head begins with `>` are right-aligned."""
+    """An empty table in soulkit's style; heads that start with `>` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -177,7 +177,7 @@ def plain_table(*heads: str, title: str | None = None) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class InParts:
-    """A table, or the parts that stand in its place where it does not fit without folding."""
+    """A table, or its parts if it does not fit without wrapping."""
 
     whole: Table
     parts: Sequence[RenderableType]
@@ -192,8 +192,8 @@ class InParts:
 
 @dataclass(frozen=True, slots=True)
 class FittingTable:
-    """`table`, whose cells are texts and whose first column names the rows, at any width. Columns
-    that do not wrap stay on one line where the others can be folded enough."""
+    """Shows a text table at any width; its first column has the row names. Columns with `no_wrap`
+    stay on one line if the others can wrap enough."""
 
     table: Table
 
@@ -220,7 +220,7 @@ class FittingTable:
             yield from self._paragraphs()
 
     def _fold(self, room: int, least: Sequence[int]) -> None:
-        """Give every column the width of its texts, or less where `room` signs are not enough."""
+        """Give each column the width of its text, or less if `room` is too small."""
         columns = self.table.columns
         widths = [_longest_text(column) for column in columns]
         while sum(widths) > room:
@@ -244,7 +244,7 @@ class FittingTable:
 
 
 def _least_width(column: Column, whole: bool, asked: int | None) -> int:
-    """What a column may be folded to: not at all, to what it asks for, or to its longest word."""
+    """The minimum width of a column: its full text, its setting, or its longest word."""
     return _longest_text(column) if whole else asked or _longest(_WORD, column)
 
 
@@ -253,7 +253,7 @@ def _line(text: str) -> str:
 
 
 def _texts(column: Column) -> list[str]:
-    """The head of a column and its cells."""
+    """The head and cells of a column."""
     return [str(text) for text in (column.header, *column._cells)]
 
 
@@ -267,7 +267,7 @@ def _longest(pattern: Pattern[str], column: Column) -> int:
 
 
 def _break_before(bracket: str, columns: Iterable[Column]) -> None:
-    """Put what follows the bracket on the next line, in every cell."""
+    """Insert a line break before the bracket, in every cell."""
     from rich.text import Text
 
     for column in columns:
@@ -277,7 +277,7 @@ def _break_before(bracket: str, columns: Iterable[Column]) -> None:
 
 
 def _cells_of(text: str) -> int:
-    """How many places of a terminal a text takes: some letters take two."""
+    """Terminal width of a text; some characters take two columns."""
     from rich.cells import cell_len
 
     return cell_len(text)

@@ -1,7 +1,7 @@
-"""The runs of a folder, one line each: what they are, how far they came, what they say.
+"""Lists the runs of a folder, one line each: command, model, progress and results.
 
-Only small files are read. Of an unfinished run the episodes are counted, none is averaged; a run
-that cannot be read is listed as damaged, with the reason, so that one bad folder hides no other.
+Only small files are read. For an unfinished run, episodes are counted but not averaged. An
+unreadable run is listed as damaged, with the reason, and does not hide the others.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 DEPTH = 3
-"""Folders below the named one that are looked into: `runs/NAME/METHOD/seed_0` of a comparison."""
+"""Levels of subfolders to search: `runs/NAME/METHOD/seed_0` of a comparison."""
 _RECORDS = (EPISODES, METRICS, JUDGEMENTS)
 LOSS = "loss"
-"""What imitation has in the place of a score."""
+"""Supervised training has a loss in place of a score."""
 State = Literal["finished", "unfinished", "running", "damaged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One number that a run is known by."""
+    """One main result of a run."""
 
     label: str
-    """The task and its metric, `TASK (accuracy)`; in a training run with what of it: `drafts TASK`,
+    """The task and its metric, `TASK (accuracy)`; in a training run with its kind: `drafts TASK`,
     `dev TASK`, `loss TASK`."""
     cell: Cell
 
@@ -69,24 +69,24 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedFolder:
-    """One run as `soul runs` lists it."""
+    """One run in the output of `soul runs`."""
 
     path: Path
     name: str
-    """Its path below the folder that is listed."""
+    """Its path relative to the listed folder."""
     state: State
     command: str = ""
     model: str = ""
     started: str = ""
-    """ISO 8601 with its zone; empty when unknown."""
+    """ISO 8601 with time zone; empty if unknown."""
     progress: RunProgress | None = None
     """None for a finished run."""
     headlines: tuple[Headline, ...] = ()
     cost: float | None = None
-    """US dollars; None where no price is known."""
+    """US dollars; None if no price is known."""
     unpriced_calls: int = 0
     problem: str = ""
-    """Why it is damaged."""
+    """Why the run is damaged."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values under stable names."""
@@ -99,23 +99,23 @@ class ListedFolder:
 
 
 def list_runs(folder: Path) -> list[ListedFolder]:
-    """The runs in `folder`, the newest first; `folder` itself when it is one.
+    """The runs in `folder`, newest first; `folder` itself if it is a run.
 
-    RunError when there is no such folder.
+    RunError if the folder does not exist.
     """
     if not folder.is_dir():
         raise RunError(
-            f"There is no folder '{folder}'.",
-            "Runs are kept in the folder runs, unless --out names another place.",
-            "Name a folder with runs, or start one: soul demo",
+            f"The folder '{folder}' does not exist.",
+            "Runs are stored in the folder runs, unless --out names another one.",
+            "Give a folder with runs, or start a run: soul demo",
         )
     runs = [_listed(path, folder) for path in _folders(folder, DEPTH)]
     return sorted(runs, key=lambda run: (_moment(run.started), run.name), reverse=True)
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders in and below `folder`; what stands below a run that records something is its
-    own."""
+    """Run folders in and below `folder`. Folders below a run that records something are part of
+    it."""
     if is_run(folder) or any((folder / name).is_file() for name in _RECORDS):
         yield folder
         return
@@ -129,12 +129,12 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 def _children(folder: Path) -> list[Path]:
     try:
         return [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
-    except OSError:  # a folder of somebody else's, in which nothing can be listed
+    except OSError:  # no permission to list the folder
         return []
 
 
 def _moment(started: str) -> datetime:
-    """For sorting; what is unknown counts as long ago."""
+    """The start time, for sorting; unknown times come last."""
     try:
         moment = datetime.fromisoformat(started)
     except ValueError:
@@ -189,7 +189,7 @@ def _model(summary: Summary | None, settings: Mapping[str, Any]) -> str:
 
 
 def _cost(path: Path, summary: Summary | None, line: Mapping[str, Any]) -> tuple[float | None, int]:
-    """The recorded cost and the calls that it leaves out; of a run without summary the ledger's."""
+    """The recorded cost and the number of unpriced calls; without a summary, from the ledger."""
     if summary is not None:
         return summary.cost, summary.unpriced_calls
     if line:  # a check of a judge
@@ -198,11 +198,11 @@ def _cost(path: Path, summary: Summary | None, line: Mapping[str, Any]) -> tuple
     return paid_so_far(path)
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- headlines -------------------------------------------------------------------------------------
 
 
 def _headlines(summary: Summary | None) -> Iterator[Headline]:
-    """Of a training run the score on its dev rows, where there is one; else that of its drafts."""
+    """The headlines of a run; in training the dev score if there is one, else the draft score."""
     if summary is None:
         return
     yield from _suite_headline(summary)
@@ -225,7 +225,7 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
 
 
 def _suite_headline(summary: Summary) -> Iterator[Headline]:
-    """The suite's mean, where it was played as one and every member has a score."""
+    """The suite mean, if the run played a suite and every member has a score."""
     registry = load_registry() if summary.suite else None
     if registry is None or summary.suite not in registry.suites:
         return
@@ -236,7 +236,7 @@ def _suite_headline(summary: Summary) -> Iterator[Headline]:
 
 
 def _kind(name: str, trained: bool) -> str:
-    """What of a task a headline is; empty in an evaluation, where it can only be one thing."""
+    """What the headline of a training run measures; empty for an evaluation."""
     return "" if not trained else DEV if name == DEV else "drafts"
 
 
@@ -247,22 +247,22 @@ def state_text(run: ListedFolder) -> str:
 
 
 def cost_text(run: ListedFolder) -> str:
-    """`$1.25`, `at least $1.25`, `unknown` where calls were made and none has a price, or empty."""
+    """`$1.25`, `at least $1.25`, `unknown` if no call has a price, or empty without calls."""
     if run.cost is None:
         return "unknown" if run.unpriced_calls else ""
     return f"{'at least ' if run.unpriced_calls else ''}{dollars(run.cost)}"
 
 
 def started_text(run: ListedFolder) -> str:
-    """When it was begun, in this machine's zone, to the minute; empty when unknown."""
+    """The start time in local time, to the minute; empty if unknown."""
     if not run.started or _moment(run.started) == _moment(""):
         return ""
     return _moment(run.started).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
-    """At most so many headlines, `TASK (accuracy) 0.724 [0.621, 0.805] (98/100)`, and how many more
-    there are."""
+    """At most `most` headlines, `TASK (accuracy) 0.724 [0.621, 0.805] (98/100)`, then the number of
+    further ones."""
     shown = [f"{one_line(one.label)} {_cell_text(one.cell)}" for one in run.headlines[:most]]
     more = len(run.headlines) - most
     return [*shown, f"and {more} more"] if more > 0 else shown
@@ -276,25 +276,25 @@ def _cell_text(cell: Cell) -> str:
 
 
 HEADLINES = 3
-"""Of one run that are shown; --json has all of them."""
+"""Maximum number of headlines shown per run; --json has all of them."""
 NAME_WIDTH = 36
-"""Columns in which names of runs stay whole, however narrow the terminal is."""
+"""Longest run name that is never wrapped, at any terminal width."""
 WIDE, WIDE_ONLY = 100, ("command", "started")
-"""Columns of a terminal from which on these are shown; --json has them always."""
+"""Minimum terminal width for these columns; --json always has them."""
 STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
 
 
 def runs_table(runs: Sequence[ListedFolder], width: int) -> Table:
-    """The table of `soul runs` on a terminal of `width` columns."""
+    """The table of `soul runs` for a terminal of `width` columns."""
     heads = ("run", "command", "model", "status", "headline", ">cost", "started")
     shown = [i for i, head in enumerate(heads) if width >= WIDE or head not in WIDE_ONLY]
     made = plain_table(*(heads[i] for i in shown))
     for column in made.columns:
         column.overflow = "fold"
-    # A name in pieces cannot be copied into the next command.
+    # A wrapped name cannot be copied into the next command.
     made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
     for run in runs:
-        # No interval is cut in two: on a narrow terminal each begins a line.
+        # Intervals are never split: on a narrow terminal each starts a new line.
         cells = _run_cells(run, " [" if width >= WIDE else "\n[")
         made.add_row(*(cells[i] for i in shown))
     return made

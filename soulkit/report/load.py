@@ -1,4 +1,4 @@
-"""Find run folders, read what they recorded, and tell how far an unfinished run came."""
+"""Finds run folders, reads their records, and reports the progress of unfinished runs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """So many of so many; `total` is None where the run does not say what it was to do."""
+    """Progress of a run; `total` is None if the run does not record its size."""
 
     done: int
     total: int | None
     unit: str
     """`episodes`, `steps`, `stages` or `judgements`."""
     scored: int | None = None
-    """Of the episodes that are done, those with a score; None for other units."""
+    """Number of finished episodes with a score; None for other units."""
 
     def text(self) -> str:
-        """`37 of 120 episodes`; with `, 12 scored` where some of these have no score."""
+        """`37 of 120 episodes`; with `, 12 scored` if some of them have no score."""
         unit = self.unit.removesuffix("s") if (self.total or self.done) == 1 else self.unit
         far = f"{self.done:,} {unit} so far" if self.total is None else (
             f"{self.done:,} of {self.total:,} {unit}"
@@ -52,17 +52,17 @@ class RunProgress:
 
 
 def command_in(path: Path) -> str:
-    """The command that began the run in folder `path`, such as `eval api`; empty when unknown.
+    """The command that started the run in folder `path`, such as `eval api`; empty if unknown.
 
-    RunError when the folder's `environment.json` cannot be read.
+    RunError if the folder's `environment.json` is unreadable.
     """
     return str(read_environment(path).get("command", "")) if is_run(path) else ""
 
 
 def run_progress(path: Path, command: str) -> RunProgress:
-    """How far the run in folder `path` came.
+    """Progress of the run in folder `path`.
 
-    DataError or RunError for files that cannot be read.
+    DataError or RunError for unreadable files.
     """
     settings = read_config(path) if is_run(path) else {}
     if command == DISTILL:
@@ -80,7 +80,7 @@ def run_progress(path: Path, command: str) -> RunProgress:
 
 
 def _stages(path: Path, settings: Mapping[str, Any]) -> RunProgress:
-    """What of a distillation is finished; the experts are not sampled where they teach."""
+    """Finished stages of a distillation; experts that teach on-policy are not sampled."""
     made = [path / "selection.json", path / "generalist" / "summary.json", path / "summary.json"]
     parts = made[1:] if settings.get("by") == "opd" else made
     done = sum(part.is_file() for part in parts)
@@ -88,7 +88,7 @@ def _stages(path: Path, settings: Mapping[str, Any]) -> RunProgress:
 
 
 def _to_play(path: Path, settings: Mapping[str, Any]) -> int | None:
-    """Rows × repeats; None for a run that does not record its rows."""
+    """Rows × repeats; None if the run does not record its rows."""
     conditions = Conditions.read(path)
     rows = sum(len(facts.rows) for facts in conditions.tasks.values()) if conditions else 0
     return rows * (_whole(settings.get("repeats")) or 1) or None
@@ -107,12 +107,12 @@ def _distinct(lines: Iterable[bytes], path: Path) -> set[bytes]:
         elif key := _parsed_key(line):
             keys.add(key)
         elif line.endswith(b"\n") and line.strip():
-            raise damaged(f"{path}:{number} is no record.", MEND_LINE)
+            raise damaged(f"{path}:{number} is not a record.", MEND_LINE)
     return keys
 
 
 def _parsed_key(line: bytes) -> bytes:
-    """The key of a line that another program wrote; empty for a torn last line and other text."""
+    """The key of a line written by another program; empty for a torn last line and other text."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -126,14 +126,14 @@ def _n_steps(path: Path) -> int:
     return len({line.step for line in read_step_lines(path) if not line.measures})
 
 
-# -- what an unfinished evaluation comes to so far -------------------------------------------------
+# -- interim results of an unfinished evaluation ---------------------------------------------------
 
 
 def summary_so_far(path: Path, command: str) -> Summary | None:
-    """The means over the episodes that the run in folder `path` has; None before the first.
+    """The means over the episodes so far of the run in folder `path`; None before the first.
 
-    What only a user's task can tell (its scale, its numbers over a batch) is left out: no code of
-    a run is called to look at it.
+    Facts that need a user's task (its scale, batch metrics) are left out, because viewing a run
+    never executes its code.
     """
     if not has_lines(path / EPISODES):
         return None
@@ -158,7 +158,7 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
 
 
 def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, Task]:
-    """The live tasks among those of `records` that soulkit itself declares."""
+    """The tasks of `records` that are built into soulkit."""
     registry = load_registry()
     protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
     names = dict.fromkeys(record.task for record in records)
@@ -170,17 +170,17 @@ def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, T
 
 
 def _seconds(path: Path) -> float:
-    """Wall seconds so far; 0 where no clock was kept."""
+    """Wall-clock seconds so far; 0 if not recorded."""
     try:
         return float(json.loads((path / CLOCK).read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):  # only a time is lost
+    except (OSError, ValueError, KeyError, TypeError):  # only the time is unknown
         return 0.0
 
 
 def paid_so_far(path: Path) -> tuple[float | None, int]:
-    """(US dollars of the calls with a price, calls without one) by the ledger of a run.
+    """(US dollars of priced calls, number of unpriced calls) from a run's ledger.
 
-    (None, 0) without a ledger, or with one that cannot be read: `soul ledger verify` says why.
+    (None, 0) without a readable ledger; `soul ledger verify` gives the reason.
     """
     ledger = path / "ledger.sqlite"
     if not ledger.is_file():
@@ -196,33 +196,33 @@ def paid_so_far(path: Path) -> tuple[float | None, int]:
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
 _ORDER = ("warmup", "before", "train", "after", "control", "after_shuffled", "careless", "careful")
-"""The order in which the parts of one story are told; other names follow alphabetically."""
+"""Reading order of the parts of a demonstration; other names follow alphabetically."""
 
 NOTES = "notes"
-"""Under this a folder of runs says in its summary what belongs beside their numbers."""
+"""Key in a folder's summary for notes that belong next to the numbers of its runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """One run folder, read."""
+    """The contents of one run folder."""
 
     name: str
     path: Path
     kind: Literal["eval", "train"]
     summary: Summary | None
-    """That of a training run is a TrainSummary, None while it is unfinished. An unfinished
-    evaluation has the means so far, None before its first episode."""
+    """A TrainSummary for a training run, None while it is unfinished. For an unfinished evaluation
+    the means so far, None before its first episode."""
     steps: tuple[StepLine, ...] = ()
     """Training lines of `metrics.jsonl`, by step."""
     progress: RunProgress | None = None
-    """How far an unfinished run came; None once it is finished."""
+    """Progress of an unfinished run; None once it is finished."""
     evals: tuple[tuple[int, dict[str, float]], ...] = ()
-    """(step, task → mean) of the evaluations during training."""
+    """(step, task → mean) of evaluations during training."""
     valid: tuple[tuple[int, dict[str, float]], ...] = ()
     """(step, source → loss) on validation conversations."""
     records: tuple[Record, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """Judges, rows, model and the rest that makes it comparable; as far as it was recorded."""
+    """Judges, rows, model and other conditions for comparisons, as far as recorded."""
 
     @property
     def tasks(self) -> Cells:
@@ -235,9 +235,9 @@ def load_runs(
 ) -> list[RunData]:
     """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
 
-    RunError when a path holds no run; RunError or DataError when a file cannot be read. Without
-    `episodes` the (large) episode files stay closed; `light` ones are without what turns saw, ids
-    and log-probs.
+    RunError if a path contains no run; RunError or DataError for unreadable files. Without
+    `episodes`, the (large) episode files are not read; `light` ones lack contexts, token ids and
+    log-probs.
     """
     folders: list[Path] = []
     for path in paths:
@@ -247,16 +247,16 @@ def load_runs(
 
 
 def find_runs(path: Path) -> list[Path]:
-    """`path` itself when it is a run, else the runs directly inside it; RunError if none.
+    """`path` itself if it is a run, else the runs directly inside it; RunError if there are none.
 
-    A folder whose only record is a summary, such as the demo's, stands for the runs inside it.
+    A folder that has only a summary, such as the demo's, stands for the runs inside it.
     """
     inside = [p for p in path.iterdir() if p.is_dir() and _is_run(p)] if path.is_dir() else []
     if _is_check(path):
         raise RunError(
-            f"'{path}' is a check of a judge, which holds no scores of a model.",
-            "A report compares what models scored.",
-            f"Print the check with: soul judge show {path}",
+            f"'{path}' is a check of a judge and contains no model scores.",
+            "A report compares model scores.",
+            f"Show the check with: soul judge show {path}",
         )
     records_something = is_run(path) or any(
         (path / name).is_file() for name in _FILES if name != "summary.json"
@@ -265,9 +265,9 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     if not inside:
         raise RunError(
-            f"There is no run in '{path}'.",
-            f"A run folder holds at least one of {', '.join(_FILES)}.",
-            "Name a folder that `soul eval`, `soul train` or `soul demo` wrote.",
+            f"'{path}' contains no run.",
+            f"A run folder has at least one of {', '.join(_FILES)}.",
+            "Give a folder that `soul eval`, `soul train` or `soul demo` wrote.",
         )
     return sorted(
         inside, key=lambda p: (_ORDER.index(p.name) if p.name in _ORDER else len(_ORDER), p.name)
@@ -275,7 +275,7 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def folder_notes(paths: Sequence[Path]) -> list[str]:
-    """What folders say beside the numbers of their runs; RunError for a damaged summary."""
+    """Notes that folders store for the numbers of their runs; RunError for a damaged summary."""
     notes = [summary_line(path).get(NOTES) for path in paths]
     return [str(note) for part in notes if isinstance(part, list) for note in part]
 
@@ -285,15 +285,15 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_check(path: Path) -> bool:
-    """Whether `soul judge check` wrote it."""
+    """Whether the folder was written by `soul judge check`."""
     try:
         return (path / JUDGEMENTS).is_file() or command_in(path).startswith("judge")
-    except RunError:  # damaged: whoever reads it says so
+    except RunError:  # damaged: reported when it is read
         return False
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Folder names, with their parent's name where they would be equal, else numbered."""
+    """Folder names, with the parent's name if ambiguous, else numbered."""
     short = [p.resolve().name for p in paths]
     if len(set(short)) < len(short):
         short = [f"{p.resolve().parent.name}/{p.resolve().name}" for p in paths]
@@ -328,7 +328,7 @@ def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
 
 
 def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
-    """Training lines by step; a later line of a step replaces an earlier one."""
+    """Training lines by step; a later line replaces an earlier one of the same step."""
     by_step = {line.step: line for line in lines if not line.measures}
     return tuple(by_step[step] for step in sorted(by_step))
 
@@ -336,7 +336,7 @@ def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
 def _by_step(
     lines: Sequence[StepLine], read: Callable[[StepLine], Mapping[str, float | None]]
 ) -> tuple[tuple[int, dict[str, float]], ...]:
-    """What was measured of the weights after a step, without what has no number."""
+    """Step → measurements after that step, without missing numbers."""
     by_step: dict[int, dict[str, float]] = {}
     for line in lines:
         if read(line):

@@ -1,4 +1,4 @@
-"""One report in every form: terminal, Markdown, HTML, LaTeX, CSV, JSON; a rating sheet's page."""
+"""Renders reports: terminal, Markdown, HTML, LaTeX, CSV, JSON. Also the page of a rating sheet."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _SIGNS = {
     "\u2018": "`", "\u2019": "'", "\u201c": "``", "\u201d": "''", "\u00b7": r"$\cdot$",
 }  # fmt: skip
 _LETTERS = range(0xC0, 0x180)
-"""Letters with accents that LaTeX reads in UTF-8 without a package: Latin-1 and Extended-A."""
+"""Accented letters that LaTeX reads in UTF-8 without a package: Latin-1 and Extended-A."""
 _BARE = {0xD0, 0xDE, 0xF0, 0xFE, 0x110, 0x111, 0x138, 0x149, 0x14A, 0x14B, 0x17F, 0x166, 0x167,
          0x126, 0x127, 0x132, 0x133, 0x13F, 0x140, 0xD7, 0xF7,
          0x104, 0x105, 0x118, 0x119, 0x12E, 0x12F, 0x172, 0x173}  # fmt: skip
-"""Those among them that its oldest font encoding has no sign for."""
+"""Letters in this range that LaTeX's oldest font encoding lacks."""
 
 
 def latex_text(text: str) -> str:
-    """One line as LaTeX sets it: every special sign escaped."""
+    """One line of text for LaTeX, with special characters escaped."""
     return "".join(_sign(character) for character in one_line(text, 1000))
 
 
@@ -73,7 +73,7 @@ def _sign(character: str) -> str:
 
 
 def grid_latex(grid: Grid) -> str:
-    """The grid as a `table` environment; its notes stand below it in small print."""
+    """The grid as a `table` environment, with its notes below in small print."""
     columns = "l" + "r" * (len(grid.head) - 1)
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -108,7 +108,7 @@ def _latex_cell(cell: GridCell) -> str:
 
 
 def _latex_line(cells: list[str]) -> str:
-    # A bracket right after the end of a row would be read as the row's extra height.
+    # A bracket right after the end of a row would be parsed as the row's extra height.
     first, *rest = cells
     opening = f"{{{first}}}" if first.startswith("[") else first
     return " & ".join([opening, *rest]) + " \\\\"
@@ -127,15 +127,15 @@ FIELDS = (
     "n_scored", "n", "n_clusters", "worst", "best", "members", "missing", "best_of_line",
     "comparable",
 )  # fmt: skip
-"""The columns of the CSV, in order; what a number has not is empty."""
+"""The columns of the CSV, in order; missing values are empty."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet would take for the beginning of a formula."""
+"""First characters that a spreadsheet would read as a formula."""
 
 
 def suite_values(
     table: SuiteTable, *, playable: bool = False, details: bool = False
 ) -> dict[str, Any]:
-    """Plain JSON values: the suite, its notes, and a record for each number."""
+    """The suite as plain JSON values: its notes, and a record for each number."""
     return {
         "suite": table.name,
         "title": table.suite.title,
@@ -149,7 +149,7 @@ def suite_values(
 
 
 def suite_csv(table: SuiteTable, *, playable: bool = False, details: bool = False) -> str:
-    """The same records as CSV, a line each."""
+    """The same records as CSV, one line each."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
@@ -214,19 +214,19 @@ class Strip:
     left: float
     width: float
     dot: float | None
-    """None: there is no mean, and the strip is of the bounds it could have."""
+    """None: there is no mean, and the strip shows its possible bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteView:
-    """A suite's table, and for each of its lines the means of the runs on the scale [0, 1]."""
+    """A suite's table, and for each row the means of the runs on the scale [0, 1]."""
 
     grid: Grid
     strips: list[list[Strip]]
 
 
 def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = False) -> SuiteView:
-    """What a page shows of a suite."""
+    """The view of a suite on a page."""
     lines = table.shown(playable=playable, details=details)
     return SuiteView(
         suite_grid(table, playable=playable, details=details),
@@ -236,7 +236,7 @@ def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training run's figures and its first and last step."""
+    """A training run's figures, and its first and last step."""
 
     run: RunData
     figures: list[Figure]
@@ -247,10 +247,10 @@ def render(
     runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
     notes: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one;
-    `notes` stand above the numbers.
+    """The page for `runs`, with at most `cap` episodes; as a suite if `suite` is given. `notes` are
+    shown above the numbers.
 
-    Raises MissingPackage for figures.
+    MissingPackage if figures need a missing package.
     """
     units, total = choose(runs, cap)
     published = published_beside(runs)
@@ -287,7 +287,7 @@ def write_page(
     runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None,
     notes: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
+    """Render to the file `path`, atomically; creates its parent folders. Returns `path`."""
     page = render(runs, cap=cap, suite=suite, notes=notes)
     write_aside(path, page.encode("utf-8", "replace"))
     return path
@@ -309,7 +309,7 @@ def environment() -> Environment:
 
 
 def script_hash(name: str = "script.html.j2") -> str:
-    """The CSP source of a script, which stands between its tags exactly as the file has it."""
+    """The CSP hash of a script, which the page contains exactly as in the template file."""
     text = environment().get_template(name).render()
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
@@ -329,7 +329,7 @@ def _result_rows(runs: Sequence[RunData], published: Sequence[Publication]) -> l
 
 
 def _first_columns(published: Sequence[Publication]) -> list[int]:
-    """Where each published table begins among the context columns."""
+    """Index of each published table's first column among the context columns."""
     starts, at = [], 0
     for context in published:
         starts.append(at)
@@ -345,7 +345,7 @@ def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip
             continue
         low, high = ends
         if not 0 <= low <= high <= 1:
-            return []  # another scale: a picture on [0, 1] would mislead
+            return []  # another scale: a strip on [0, 1] would mislead
         colour = f"var(--s{i % N_COLOURS + 1})"
         dot = None if cell.mean is None else 100 * cell.mean
         strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), dot))
@@ -353,7 +353,7 @@ def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip
 
 
 def _strip_ends(cell: Cell) -> Interval | None:
-    """What a strip spans: the interval, or without a mean the bounds it could have."""
+    """The ends of a strip: the interval, or without a mean its possible bounds."""
     if cell.mean is None:
         return None if cell.worst is None or cell.best is None else (cell.worst, cell.best)
     low = cell.mean if cell.ci_low is None else cell.ci_low
@@ -362,8 +362,8 @@ def _strip_ends(cell: Cell) -> Interval | None:
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
-    """What became of the episodes: a row a run and task, a column a status or unscored reason; and
-    run → replies at their limit of which the columns do not tell."""
+    """Episode outcomes: one row per run and task, one column per status or unscored reason; and
+    run → replies at their limit that the columns do not show."""
     rows = []
     for run in runs:
         for task, counts in (run.summary.statuses if run.summary else {}).items():
@@ -397,19 +397,19 @@ def _choices(units: Sequence[Any]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """What is shown of some runs, and how much of it."""
+    """The runs to show, and in how much detail."""
 
     runs: Sequence[RunData]
     suite: SuiteTable | None = None
     playable: bool = False
-    """Of the suite only members that a run has."""
+    """Show only suite members that a run has."""
     details: bool = False
-    """Every metric and break-down."""
+    """Show every metric and breakdown."""
     notes: Sequence[str] = ()
-    """What the runs' folder says beside their numbers; on the page."""
+    """Notes from the runs' folder, shown on the page."""
 
     def parts(self) -> list[RenderableType]:
-        """For a terminal: rich renderables, top to bottom."""
+        """The report for a terminal: rich renderables, top to bottom."""
         grid = self._grid()
         if grid is None:
             return tables.report_parts(self.runs, details=self.details)
@@ -432,24 +432,24 @@ class ReportView:
         return "\n".join(["# Results\n", grid_markdown(grid), *inner])
 
     def latex(self) -> str:
-        """A `table` for an article; the runs without a suite are one of all their tasks."""
+        """A LaTeX `table`; empty without a suite."""
 
         grid = self._grid()
         return grid_latex(grid) if grid is not None else ""
 
     def csv(self) -> str:
-        """A line for each number of the suite."""
+        """One line per number of the suite."""
 
         return suite_csv(self.suite, **self._shown()) if self.suite is not None else ""
 
     def values(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The output of `--json`."""
 
         suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
         return {**tables.runs_as_json(self.runs), **suite}
 
     def page(self, path: Path) -> Path:
-        """Write the page; returns `path`."""
+        """Write the page and return `path`."""
 
         shown = None if self.suite is None else suite_view(self.suite, **self._shown())
         return write_page(self.runs, path, suite=shown, notes=self.notes)
@@ -466,7 +466,7 @@ def _trained(runs: Sequence[RunData]) -> list[RunData]:
 
 
 def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
-    """The first and the last step of each training, under its name where there are several."""
+    """The first and last step of each training, under its name if there are several runs."""
     from rich.text import Text
 
     shown: list[RenderableType] = []
@@ -481,7 +481,7 @@ SCRIPT = "sheet_script.html.j2"
 
 
 def render_sheet(sheet: RaterSheet, guide: str = "") -> str:
-    """The page of one rater; `guide` is text that stands above the cards."""
+    """The page for one rater; `guide` is shown above the cards."""
     return environment().get_template("sheet.html.j2").render(
         sheet=sheet,
         guide=guide,
@@ -493,6 +493,6 @@ def render_sheet(sheet: RaterSheet, guide: str = "") -> str:
 
 
 def write_sheet_page(sheet: RaterSheet, path: Path, guide: str = "") -> Path:
-    """Render into `path`, written aside and renamed. Returns `path`."""
+    """Render to the file `path`, atomically. Returns `path`."""
     write_aside(path, render_sheet(sheet, guide).encode("utf-8", "replace"))
     return path

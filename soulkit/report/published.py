@@ -1,12 +1,12 @@
-"""Published figures beside runs, and whether they were measured the same way.
+"""Published figures next to runs, and whether they were measured the same way.
 
-The figures live in `published.yaml` with their sources. Five things have to match: protocol,
-prompts, judge, temperature and rows, each of the task that the figure is about. What a source does
-not state does not match. The prompts of the kit are worded here: a source that states no hashes of
-them had other prompts; `CAVEAT` says so beside the figures.
+The figures and their sources are in `published.yaml`. Protocol, prompts, judge, temperature and
+rows must all match, for the task of the figure. Conditions that a source does not state count as
+different. soulkit's prompts have their own wording, so a source without prompt hashes used other
+prompts; `CAVEAT` says so next to the figures.
 
-A figure stands beside a run only where the run's rows are published ones: the released file's, an
-importer's, or those whose hash the source states. A headline that lacks parts has none either.
+A figure is shown next to a run only if the run's rows are published ones: from the released file,
+from an importer, or with the hash that the source states. A headline with missing parts gets none.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from soulkit.report.load import RunData
 from soulkit.runs.conditions import rows_hash
 
 CAVEAT = (
-    "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
-    "judge, temperature and row sample match. soulkit words its own prompts."
+    "Published elsewhere, for context: comparable with these runs only if protocol, prompts, "
+    "judge, temperature and rows match. soulkit uses its own prompt wording."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a source says of how it measured; what it does not say is empty."""
+    """The conditions that a source states; unstated ones are empty."""
 
     protocol: str = ""
     temperature: float | None = None
@@ -42,45 +42,45 @@ class Stated:
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Task → `prompts_digest` of its templates."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Task → `rows_hash` of the rows: what a run's summary says under `rows`."""
+    """Task → `rows_hash` of the rows, as in a run's summary under `rows`."""
 
     def judge(self, task: str) -> str:
-        """The judge of a task, empty where the source names none."""
+        """The judge of a task; empty if the source names none."""
         return self.judges.get(task, self.judges.get("*", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One published table; every figure is in the unit of a score, usually [0, 1]."""
+    """One published table; figures are in the unit of the score, usually [0, 1]."""
 
     name: str
     title: str
     source: str
     sample: str
-    """Which rows were evaluated, as far as the source says."""
+    """The evaluated rows, as far as the source states them."""
     note: str
     models: tuple[str, ...]
     highlight: tuple[str, ...]
-    """The columns to show where there is no room for all."""
+    """The columns to show if there is no space for all."""
     figures: dict[str, tuple[float, ...]]
     """Task → one figure per model."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Axis → one mean per model, where the source gives no rows to take it of."""
+    """Axis → one mean per model, if the source gives no rows to average."""
     average: tuple[float, ...] = ()
-    """The mean over all rows as printed, one per model."""
+    """The printed mean over all rows, one per model."""
     stated: Stated = Stated()
     differs: dict[str, str] = field(default_factory=dict)
-    """Task → what is known to be measured otherwise here, whatever the judge."""
+    """Task → known difference in measurement, whatever the judge."""
 
     def figure(self, task: str, model: str) -> float | None:
-        """The published figure, or None when the table has none for that task or model."""
+        """The published figure; None if the table has none for that task or model."""
         row = self.figures.get(task)
         return row[self.models.index(model)] if row and model in self.models else None
 
     def mean(self, members: Sequence[str], model: str, axis: str = "") -> float | None:
-        """The mean over `members`: as printed for them or their `axis`, else of the printed rows.
+        """The mean over `members`: the printed one for them or their `axis`, else of printed rows.
 
-        None where a row is missing: a mean of the others would be one of something else.
+        None if a row is missing.
         """
         column = self.models.index(model)
         if axis in self.axes:
@@ -93,7 +93,7 @@ class Publication:
 
 @cache
 def publications() -> tuple[Publication, ...]:
-    """Every published table the package carries, in file order."""
+    """All published tables in the package, in file order."""
     import yaml
 
     text = (files("soulkit.report") / "published.yaml").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def publications() -> tuple[Publication, ...]:
 
 
 def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
-    """The published tables, cut down to `tasks`; tables without any of them are left out."""
+    """The published tables, reduced to `tasks`; tables without any of them are omitted."""
     tables = []
     for whole in publications():
         rows = {task: row for task, row in whole.figures.items() if task in tasks}
@@ -119,7 +119,7 @@ def _publication(name: str, raw: dict[str, Any]) -> Publication:
     short = [task for task, row in lengths.items() if len(row) != len(models)]
     if short or not set(raw["highlight"]) <= set(models):
         raise ValueError(
-            f"published.yaml: {name} has rows or highlights that fit no column: {short}"
+            f"published.yaml: {name} has rows or highlights that match no column: {short}"
         )
     return Publication(
         name=name,
@@ -142,37 +142,37 @@ def _rows(raw: Mapping[str, Sequence[float]], per: float) -> dict[str, tuple[flo
 
 
 UNSTATED = " unstated"
-WORDED_HERE = "prompts worded here"
+WORDED_HERE = "soulkit's own prompts"
 
 
 def prompts_digest(prompts: Mapping[str, Iterable[str]]) -> str:
-    """One hash of a task's prompts (template → its hashes), in whatever order they come."""
+    """One hash of a task's prompts (template → its hashes), independent of their order."""
     named = sorted((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
     lines = "".join(f"{name} {digest}\n" for name, digest in named)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-# -- which figures stand beside which runs -------------------------------------------------------
+# -- which figures are shown -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBeside:
-    """The published figures that stand beside runs, and what has to be said of them."""
+    """The published figures to show next to runs, and the notes on them."""
 
     tables: tuple[Publication, ...] = ()
     footnote: str = ""
-    """What differs between their conditions and the runs'; empty without any figure."""
+    """Differences between their conditions and the runs'; empty without figures."""
     left_out: str = ""
-    """Why there are no figures beside some rows; empty where there are all."""
+    """Why some rows have no figures; empty if all have them."""
 
     @property
     def notes(self) -> list[str]:
-        """What stands below the tables, a line each."""
+        """The lines below the tables."""
         return [note for note in (self.footnote, self.left_out) if note]
 
 
 def published_beside(runs: Sequence[RunData]) -> PublishedBeside:
-    """The published figures for what was evaluated; means over drafts compare with none."""
+    """The published figures for evaluated tasks; draft means of training runs get none."""
     evaluated = [run for run in runs if run.kind == "eval"]
     played = [(task, cells) for run in evaluated for task, cells in run.tasks.items()]
     partial = {task for task, cells in played if not has_published(headline(cells))}
@@ -194,21 +194,21 @@ def published_beside(runs: Sequence[RunData]) -> PublishedBeside:
 
 
 def has_published(cell: Cell) -> bool:
-    """Whether a published figure may stand beside a headline."""
+    """Whether a published figure may be shown next to a headline."""
     return not cell.missing and not cell.origin
 
 
 Sides = Sequence[tuple[RunData, MeasuredRun]]
-"""Runs, each with its conditions."""
+"""Runs with their measurement conditions."""
 
 
 def with_conditions(runs: Sequence[RunData]) -> Sides:
-    """The runs with what their folders tell of their conditions."""
+    """The runs with the conditions recorded in their folders."""
     return [(run, read_measured(run.path, run.records or None)) for run in runs]
 
 
 def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> dict[str, str]:
-    """Those of `tasks` of which a run played other rows than the published ones: task → which."""
+    """The tasks for which a run used other than the published rows: task → which rows."""
     found = {}
     for task in tasks:
         rows = [_other_rows(table, task, side) for run, side in sides if task in run.tasks]
@@ -218,7 +218,7 @@ def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> 
 
 
 def _other_rows(table: Publication, task: str, run: MeasuredRun) -> list[str]:
-    """What a run played instead of published rows; empty for those, and where it is not known."""
+    """Which rows a run used instead of published ones; empty if none, or if unknown."""
     stated = table.stated.rows.get(task)
     if stated and rows_hash(run.rows(task)) == stated:
         return []
@@ -226,34 +226,36 @@ def _other_rows(table: Publication, task: str, run: MeasuredRun) -> list[str]:
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:
-    """One line on the tasks that have no published figures beside them, by their rows."""
+    """One line on the tasks without published figures, with the rows that were used."""
     tasks = {task: rows for several in others for task, rows in several.items()}
     if not tasks:
         return ""
     listed = ", ".join(f"{task} ({rows})" for task, rows in sorted(tasks.items()))
     return (
-        "Published figures stand beside published rows alone, released or imported; these rows are "
-        f"others: {listed}."
+        "Published figures are shown only for published rows, released or imported. These tasks "
+        f"used other rows: {listed}."
     )
 
 
 def published_footnote(differing: Sequence[tuple[str, str]]) -> str:
-    """The one footnote on published figures, from (title of a table, its differences); empty
-    without any table."""
+    """The footnote on published figures, from (title of a table, its differences); empty without
+    tables."""
     parts = [f"{title}: {text}" for title, text in differing if text]
     if not differing:
         return ""
-    return " ".join([CAVEAT, *([f"What differs: {'. '.join(parts)}."] if parts else [])])
+    return " ".join([CAVEAT, *([f"Differences: {'. '.join(parts)}."] if parts else [])])
 
 
 def published_differences(table: Publication, tasks: Iterable[str], sides: Sides) -> str:
-    """In words why figures of `table` for these tasks may not be compared with the runs'; empty
-    where everything matches. What differs between the runs is said of each."""
+    """Why figures of `table` for these tasks are not comparable with the runs'; empty if everything
+    matches. Names the run if the runs differ in this."""
     texts = []
     for run, side in sides:
         played = [task for task in tasks if task in run.tasks]
         doubts = context_doubts(table, played, side)
-        texts.append(doubts_text(doubts, len(played)) if played else "none of its tasks was played")
+        texts.append(
+            doubts_text(doubts, len(played)) if played else "this run has none of its tasks"
+        )
     if len(set(texts)) == 1:
         return texts[0]
     return "; ".join(f"{run.name}: {text}" for (run, _), text in zip(sides, texts, strict=True)
@@ -266,10 +268,9 @@ def published_differences(table: Publication, tasks: Iterable[str], sides: Sides
 def context_doubts(
     table: Publication, tasks: Iterable[str], conditions: MeasuredRun
 ) -> dict[str, list[str]]:
-    """Why figures of `table` for these tasks may not be compared with the run's.
+    """Why figures of `table` for these tasks are not comparable with the run's.
 
-    Reason → the tasks it holds for; empty: protocol, prompts, judge, temperature and rows are the
-    same.
+    Reason → the tasks concerned. Empty if protocol, prompts, judge, temperature and rows match.
     """
     doubts: dict[str, list[str]] = {}
     for task in tasks:
@@ -280,7 +281,7 @@ def context_doubts(
 
 
 def doubts_text(doubts: Mapping[str, Sequence[str]], n_tasks: int) -> str:
-    """`temperature 1, here 0 (two tasks); the source does not state rows`."""
+    """`temperature 1, this run 0 (two tasks); the source does not state rows`."""
     unstated = [reason.removesuffix(UNSTATED) for reason in doubts if reason.endswith(UNSTATED)]
     parts = [
         reason if len(tasks) == n_tasks else f"{reason} ({_named(tasks)})"
@@ -306,12 +307,12 @@ def _doubts(stated: Stated, task: str, run: MeasuredRun) -> list[str]:
 
 
 def _difference_text(what: str, there: str, here: str) -> str:
-    """What differs, in words; empty where both are known and equal."""
+    """The difference in words; empty if both values are known and equal."""
     if not there:
         return f"{what}{UNSTATED}"
     if not here:
-        return f"{what} not recorded here"
-    return "" if there == here else f"{what} {there}, here {here}"
+        return f"{what} not recorded by this run"
+    return "" if there == here else f"{what} {there}, this run {here}"
 
 
 def _prompt_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:

@@ -1,4 +1,4 @@
-"""A suite as a table: a line for each member, axis means, the suite mean; runs side by side."""
+"""A suite as a table: one row per member, axis means, the suite mean; one column per run."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from soulkit.train.state.summary import TrainSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextColumn:
-    """One published column beside the runs."""
+    """One published column next to the runs."""
 
     table: Publication
     model: str
     comparable: bool
-    """Whether protocol, prompts, judge, temperature and rows match with every run, in every
+    """Whether protocol, prompts, judge, temperature and rows match those of every run, for every
     member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLine:
-    """One line of the table: what each run has there, and what was published."""
+    """One row of the table: the results of each run, and published figures."""
 
     name: str
     level: str
@@ -58,13 +58,13 @@ class TableLine:
     figures: tuple[float | None, ...]
     """One per context column."""
     best_runs: tuple[int, ...]
-    """The runs that have the best mean of the line; empty where there is nothing to compare."""
+    """The runs with the best mean of the row; empty if there is nothing to compare."""
     best_figures: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteTable:
-    """What `soul report --suite` shows."""
+    """The output of `soul report --suite`."""
 
     name: str
     suite: Suite
@@ -72,21 +72,21 @@ class SuiteTable:
     context: tuple[ContextColumn, ...]
     lines: tuple[TableLine, ...]
     absent: Mapping[str, str]
-    """Task that no run has → why."""
+    """Task that no run has → reason."""
     notes: tuple[str, ...]
-    """What has to be known beside the table, a sentence each."""
+    """Notes below the table, one sentence each."""
     footnote: str = ""
-    """What is not alike in the conditions of the published columns and of the runs."""
+    """Differences between the conditions of the published columns and of the runs."""
 
     @property
     def partial(self) -> bool:
-        """Whether a run lacks a member; one whose headline applies to none of its rows was played
-        and does not count as lacking."""
+        """Whether a run lacks a member. A member whose headline applies to none of its rows was
+        played and is not lacking."""
         return any(line.lacks for row in self.lines for line in row.runs)
 
     def shown(self, *, playable: bool = False, details: bool = False) -> list[TableLine]:
-        """The lines to print: tasks of a group only with `details` or where the suite says so; with
-        `playable` no member that no run has."""
+        """The rows to print: tasks of a group only with `details` or if the suite asks for them;
+        with `playable` only members that a run has."""
         details = details or self.suite.parts
         return [
             line for line in self.lines
@@ -103,11 +103,10 @@ def _unplayed(line: TableLine) -> bool:
 def suite_table(
     runs: Sequence[RunData], name: str | None, registry: Registry, *, all_context: bool = False
 ) -> SuiteTable:
-    """The table of the suite `name`; ConfigError when there is none of that name.
+    """The table of the suite `name`; ConfigError for an unknown name.
 
-    Without a name: of all tasks that the runs have, and no average.
-
-    Of published tables the columns that they highlight, or with `all_context` every one.
+    Without a name: all tasks of the runs, without an average. Published tables contribute their
+    highlighted columns, or all of them with `all_context`.
     """
     suite = registry.suite_spec(name) if name else _of_all(runs)
     sides = [suite_lines(suite, run.tasks, scales_of(registry)) for run in runs]
@@ -124,7 +123,7 @@ def suite_table(
 
 
 def common_suite(runs: Sequence[RunData], registry: Registry) -> str | None:
-    """The suite that all runs say they played, as far as it is declared; else None."""
+    """The suite that all runs played, if it is declared; else None."""
     names = {run.summary.suite if run.summary else "" for run in runs}
     name = names.pop() if len(names) == 1 else ""
     return name if name in registry.suites else None
@@ -134,15 +133,15 @@ def _of_all(runs: Sequence[RunData]) -> Suite:
     tasks = dict.fromkeys(task for run in runs for task in run.tasks)
     if not tasks:
         raise RunError(
-            "None of these runs has a score yet.",
-            "A table needs summaries, and a run writes its own when it ends.",
-            "Run the same command again: it resumes.",
+            "None of these runs has scores yet.",
+            "A run writes its summary when it finishes.",
+            "Rerun the command of the run to resume it.",
         )
     return Suite(members=tuple(tasks))
 
 
 def scales_of(registry: Registry) -> Scales:
-    """The scales that tasks declare: for those that a run lacks."""
+    """The declared scales of tasks, for tasks that a run lacks."""
 
     def scale(task: str) -> Interval | None:
         spec = registry.specs.get(task)
@@ -152,7 +151,7 @@ def scales_of(registry: Registry) -> Scales:
 
 
 def draft_steps(run: RunData, task: str) -> int:
-    """Over how many steps the headline of a task is a mean of drafts; 0: it is none of drafts."""
+    """Number of steps in a headline that averages drafts; 0 if it does not."""
     trained = run.summary if isinstance(run.summary, TrainSummary) else None
     drafted = headline_name(run.tasks.get(task, {})) == VALUE
     return trained.summary_steps if trained and drafted else 0
@@ -178,7 +177,7 @@ def _line(
 
 
 def _best(values: Sequence[float | None]) -> tuple[int, ...]:
-    """The places of the highest value, of several; equal ones as they are printed are all best."""
+    """Indices of the highest value if there are several; values that print equal are all best."""
     rounded = [None if value is None else round(value, 3) for value in values]
     highest = max((value for value in rounded if value is not None), default=None)
     several = sum(value is not None for value in rounded) > 1
@@ -200,17 +199,17 @@ def _best_of_tables(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Published:
-    """The published columns, what has to be said of them, and the tasks that have none."""
+    """The published columns, their notes, and the tasks without figures."""
 
     columns: tuple[ContextColumn, ...]
     notes: tuple[str, ...]
     footnote: str
     others: Mapping[str, Mapping[str, str]]
-    """Table → task whose rows are not the published ones → which they are."""
+    """Table → task with other than the published rows → which rows."""
 
 
 def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published:
-    """The published columns, each table's source, and one footnote on their conditions."""
+    """The published columns, the source of each table, and one footnote on their conditions."""
     sides = with_conditions(runs)
     played = {task for task in suite.tasks for run in runs if task in run.tasks}
     partial = {task for run in runs for task, cells in run.tasks.items()
@@ -230,7 +229,7 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
             for model in (table.models if every else table.highlight)
         ]
         origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
-        notes.append(f"{table.title}: {'' if doubts else 'measured like these runs. '}{origin}")
+        notes.append(f"{table.title}: {'' if doubts else 'Measured like these runs. '}{origin}")
         differing += [(table.title, doubts)] if doubts else []
     left_out = left_out_text(others.values())
     return _Published(
@@ -242,8 +241,8 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
 def _figure(
     suite: Suite, line: SuiteLine, column: ContextColumn, others: Mapping[str, str], whole: bool
 ) -> float | None:
-    """The figure of a line; None where one of its tasks was played on other rows, and for a task
-    whose headline is not `whole`."""
+    """The published figure of a row; None if one of its tasks used other rows, or if its headline
+    is not `whole`."""
     members = line.members or (line.name,)
     if others.keys() & {task for member in members for task in suite.tasks_of(member)}:
         return None
@@ -256,7 +255,7 @@ def _figure(
 
 
 def _absent(suite: Suite, runs: Sequence[RunData], registry: Registry) -> dict[str, str]:
-    """The tasks of the suite that no run has, and why."""
+    """The tasks of the suite that no run has, with the reason."""
     reasons = {t: why for run in runs if run.summary for t, why in run.summary.left_out.items()}
     played = {task for run in runs for task in run.tasks}
     for name, spec in registry.specs.items():
@@ -273,46 +272,46 @@ def _absent_notes(absent: Mapping[str, str]) -> list[str]:
 
 
 def _draft_notes(suite: Suite, runs: Sequence[RunData]) -> list[str]:
-    """Which runs are trainings without a score on held-out rows: theirs is that of their drafts."""
+    """Notes on training runs whose scores are from drafts, not from held-out rows."""
     notes = []
     for run in runs:
         drafted = {task: n for task in suite.tasks if (n := draft_steps(run, task))}
         if drafted:
             steps = max(drafted.values())
-            notes.append(f"{run.name}: {', '.join(drafted)}: drafts of the last {steps} steps, "
-                         "no score on held-out rows")  # fmt: skip
+            notes.append(f"{run.name}: {', '.join(drafted)}: mean over drafts of the last {steps} "
+                         "steps; no score on held-out rows")  # fmt: skip
     return notes
 
 
 def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]) -> list[str]:
-    """Which runs hold only a part of the suite, which headlines apply to no row, and what that
-    does to the means."""
+    """Notes on runs with only part of the suite, on headlines that apply to no row, and on the
+    effect on means."""
     notes = []
     for run, lines in zip(runs, sides, strict=True):
         whole = next((line for line in lines if line.level == "suite"), None)
-        average = "" if whole is None else "; no average without it, only the bounds it could have"
+        average = "" if whole is None else "; no average, only its bounds"
         notes += [f"{run.name}: {line.name}: {line.cell.not_applicable}{average}"
                   for line in lines if line.cell.not_applicable]  # fmt: skip
         notes += [f"{run.name}: {line.name}: {missing_parts_text(line.cell)}"
                   for line in lines if line.cell.missing]  # fmt: skip
         if whole is not None and whole.lacks:
             notes.append(
-                f"{run.name} is a partial suite: {whole.coverage} members have a mean; no average "
-                "where one is missing, only the bounds it could have"
+                f"{run.name} is a partial suite: {whole.coverage} members have a mean. Means "
+                "with a missing member are shown as bounds only."
             )
     return notes
 
 
 CONTEXT = "*"
-"""Behind the name of a published column that is no more than context."""
+"""Marks a published column that is not comparable with the runs."""
 
 
 def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
-    """The cells of the table: of one run with interval, clusters and bounds in columns of their
-    own, of several runs a column each."""
+    """The table as texts. A single run has columns for interval, clusters and bounds; several runs
+    have one column each."""
     lines = table.shown(playable=playable, details=details)
     single = len(table.runs) == 1
-    # A column that stays empty in a complete run would only take room from the others.
+    # In a complete run this column would be empty.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)
     costs = single and any(line_cost(table, line) is not None for line in lines)
     head = [
@@ -333,7 +332,7 @@ _SINGLE = ("mean [95% CI]", "scored", "clusters", "worst to best")
 
 
 def table_title(table: SuiteTable) -> str:
-    """`soul-23 (partial): The 23 rows …`; of runs without a suite, nothing."""
+    """`soul-23 (partial): The 23 rows …`; empty without a suite."""
     if not table.name:
         return ""
     partial = " (partial)" if table.partial else ""
@@ -342,7 +341,7 @@ def table_title(table: SuiteTable) -> str:
 
 
 def line_label(table: SuiteTable, line: TableLine) -> str:
-    """What stands at the head of a line: a task, a group, or a mean and what it is over."""
+    """The head of a row: a task, a group, or a mean and its members."""
     first = line.runs[0]
     match line.level:
         case "part":
@@ -357,12 +356,12 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
 
 
 def _coverage(line: TableLine) -> str:
-    """`4 of 5`; of several runs that differ in it, each one's."""
+    """`4 of 5`; for several runs all different values."""
     return ", ".join(dict.fromkeys(one.coverage for one in line.runs))
 
 
 def _files(table: SuiteTable) -> str:
-    """`; 27 of 27 tasks` where the tasks of groups are shown, too; of several runs the least."""
+    """`; 27 of 27 tasks` if the tasks of groups are shown too; for several runs the minimum."""
     if not table.suite.parts:
         return ""
     tasks = table.suite.tasks
@@ -371,7 +370,7 @@ def _files(table: SuiteTable) -> str:
 
 
 def line_cost(table: SuiteTable, line: TableLine) -> float | None:
-    """US dollars that the only run of a table paid for a line's tasks; None where none is known."""
+    """US dollars that a single run paid for a row's tasks; None if unknown."""
     summary = table.runs[0].summary
     members = line.runs[0].members if line.level in ("axis", "suite") else (line.name,)
     tasks = [task for member in members for task in table.suite.tasks_of(member)]
@@ -408,12 +407,12 @@ def _beside(cell: Cell) -> str:
 
 
 def _mean(cell: Cell) -> str:
-    """As everywhere; a dash alone for a task that was not played or that no row counts for."""
+    """The mean as elsewhere; a dash for a task that was not run or that no row counts for."""
     return mean_text(cell) if cell.n or cell.missing else DASH
 
 
 def _notes(table: SuiteTable) -> tuple[str, ...]:
     marked = any(line.best_figures or line.best_runs for line in table.lines)
-    bold = "Bold: the best of a line, among the runs and within each published table apart."
+    bold = "Bold: the best value in a row, separately for the runs and for each published table."
     caveat = [f"{CONTEXT} {table.footnote}"] if table.footnote else []
     return (*table.notes, *([bold] if marked else []), *caveat)

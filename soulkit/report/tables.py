@@ -1,9 +1,9 @@
 """Results of runs as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 [0.624, 0.799] (98/100,
-32 clusters)` is the mean, its interval, scored of all episodes, and how many clusters the interval
-rests on; where anything is unscored or truncated, the worst and best mean it could hide follow. A
-metric has the name that its task declares.
+All three show the recorded summaries. A mean is always shown with its context: `0.720 [0.624,
+0.799] (98/100, 32 clusters)` is the mean, its interval, scored of all episodes, and the number of
+clusters behind the interval. If episodes are unscored or truncated, the lowest and highest possible
+mean follow. Metrics have the names that their tasks declare.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ HEADS = ("run", "task", "role", "calls", "tokens", "cost")
 
 
 def dollar_text(cost: float | None) -> str:
-    """US dollars; a dash where no price is known."""
+    """US dollars; a dash if no price is known."""
     return DASH if cost is None else dollars(cost)
 
 
 def cost_rows(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
-    """The table by run, task and role, under `HEADS`; empty where nobody was asked over HTTP."""
+    """The table by run, task and role, under `HEADS`; empty without calls over HTTP."""
     return [
         (run.name, task, role, f"{one.get('calls', 0):,}", f"{one.get('tokens', 0):,}",
          dollar_text(one.get("cost")))
@@ -72,8 +72,8 @@ def cost_rows(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
 
 
 def cost_by_role(summary: Summary) -> str:
-    """`judge $0.4000, actor $0.0120`, dearest first; empty where fewer than two
-    roles were paid for."""
+    """`judge $0.4000, actor $0.0120`, most expensive first; empty if fewer than two roles cost
+    anything."""
     sums: dict[str, float] = {}
     for roles in summary.costs.values():
         for role, one in roles.items():
@@ -85,13 +85,13 @@ def cost_by_role(summary: Summary) -> str:
 
 
 def mean_text(cell: Cell) -> str:
-    """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as much of it as is known."""
+    """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as far as known."""
     more = ", ".join(filter(None, (clusters_text(cell), missing_parts_text(cell))))
     return f"{scored_text(cell)[:-1]}, {more})" if more else scored_text(cell)
 
 
 def scored_text(cell: Cell) -> str:
-    """`0.720 [0.624, 0.799] (98/100)`; for a metric that applies to no row, why it does not."""
+    """`0.720 [0.624, 0.799] (98/100)`; for a metric that applies to no row, the reason."""
     if cell.not_applicable:
         return f"{DASH} ({cell.not_applicable})"
     return f"{cell_text(cell)} ({cell.n_scored}/{cell.n})"
@@ -103,16 +103,16 @@ def cell_text(cell: Cell) -> str:
 
 
 def clusters_text(cell: Cell, *, headed: bool = False) -> str:
-    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known.
-    `headed`: without the word, which stands at the head of the column."""
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty if unknown. `headed` omits
+    the word clusters, which is in the column head."""
     few = few_independent_events(cell, cell.method)
     text = interval_remark(cell.n_clusters, cell.method, cell.events, few=few)
     return text.replace(" clusters", "").replace(" cluster", "") if headed else text
 
 
 def bounds_text(cell: Cell) -> str:
-    """The mean if everything unscored or truncated were worst or best; empty when complete. It is
-    no interval, and looks like none."""
+    """The mean if everything unscored or truncated had the worst or best score; empty if complete.
+    It is formatted differently from an interval."""
     if cell.worst is None or cell.best is None:
         return ""
     between = " to " if cell.worst < 0 else "\u2013"
@@ -120,8 +120,8 @@ def bounds_text(cell: Cell) -> str:
 
 
 def unscored_text(cell: Cell) -> str:
-    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why. Of a
-    mean over parts, those that are missing."""
+    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, the reason.
+    For a mean over parts, the missing parts."""
     if cell.not_applicable:
         return cell.not_applicable
     counts = ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
@@ -129,8 +129,8 @@ def unscored_text(cell: Cell) -> str:
 
 
 def runs_as_json(runs: Sequence[RunData]) -> dict[str, Any]:
-    """What `--json` prints: the recorded summaries by run, training runs with their last step, and
-    which of them are no pair for a difference."""
+    """The output of `--json`: recorded summaries by run, training runs with their last step, and
+    pairs of runs that cannot be compared."""
     shown = {}
     for run in runs:
         shown[run.name] = {
@@ -148,7 +148,7 @@ def runs_as_json(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
-    """What stands in the head of a run: label and text."""
+    """The facts in the head of a run: label and text."""
     summary = run.summary or Summary()
     steps = str(run.steps[-1].step + 1) if run.steps else ""
     lines = [
@@ -176,9 +176,9 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def answers_text(summary: Summary) -> str:
-    """`TASK 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
+    """`TASK 30 ok, 2 salvaged` for tasks in which some answers lacked the requested format.
 
-    What is unscored is no answer; the table counts it by reason.
+    Unscored episodes have no answer; the table counts them by reason.
     """
     parts = []
     for task, statuses in summary.statuses.items():
@@ -190,36 +190,35 @@ def answers_text(summary: Summary) -> str:
 
 
 def origins_text(summary: Summary) -> str:
-    """`TASK 40 rows of my_chats.jsonl`: the rows that were made of a user's own files."""
+    """`TASK 40 rows from my_chats.jsonl`: rows made from a user's own files."""
     return "; ".join(
-        f"{task} {', '.join(f'{n} rows of {file}' for file, n in files.items())}"
+        f"{task} {', '.join(f'{n} rows from {file}' for file, n in files.items())}"
         for task, files in summary.origins.items()
     )
 
 
 def _cost(summary: Summary) -> str:
-    """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
-    where somebody named some of them."""
+    """Dollars; `unknown` if no paid call has a price, `at least` if only some have one."""
     cost, missing = summary.cost, summary.unpriced_calls
     if cost is not None and missing:
-        return f"at least {dollars(cost)}, {counted(missing, 'call')} without a price"
+        return f"at least {dollars(cost)}, {counted(missing, 'call')} without a known price"
     if cost is not None:
         return dollars(cost)
     return "unknown" if missing or summary.command == "eval api" else ""
 
 
 def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
-    """The runs whose headlines may stand side by side.
+    """The runs whose headlines may be shown next to each other.
 
-    A training run averages over a policy that changed under way, so it stands beside others only
-    when there is nothing else to show. Imitation has a loss and no headline.
+    Training runs average over a changing policy, so they are used only if there are no evaluations.
+    Supervised training has a loss and no headline.
     """
     scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
     return [run for run in scored if run.kind == "eval"] or scored
 
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
-    """The report as Markdown: one section a run, a line a task; with `details` every metric."""
+    """The report as Markdown: one section per run, one line per task; `details`: all metrics."""
     parts = ["# Results\n"]
     for run in runs:
         parts.append(f"## {md_text(run.name)}\n")
@@ -240,13 +239,13 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
 
 
 def grids_of(run: RunData, *, details: bool, brief: bool = False) -> list[Grid]:
-    """What a run scored, with `details` every metric; and the first and last step of a training."""
+    """The scores of a run, with `details` every metric; and the first and last training step."""
     scores = [_cells_grid(run, details, brief)] if run.tasks else []
     return scores + ([steps_grid(run)] if run.steps else [])
 
 
 def steps_grid(run: RunData) -> Grid:
-    """The first and the last step of a training."""
+    """The first and last step of a training run."""
     steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
     return Grid(
         head=("training", *(f"step {step}" for step in steps)),
@@ -263,12 +262,12 @@ def _published_grid(table: Publication, models: Sequence[str]) -> Grid:
 
 
 def side_by_side(runs: Sequence[RunData]) -> list[str]:
-    """What a reader of several runs side by side has to know; nothing for one."""
+    """Notes on comparing several runs; empty for one run."""
     return [line for pair in unlike_pairs(comparable_runs(runs)) for line in pair.lines()]
 
 
 def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
-    """(task, headline cell of each run), tasks in the order they first appear."""
+    """(task, headline cell of each run), tasks in order of first appearance."""
     tasks = dict.fromkeys(task for run in runs for task in run.tasks)
     sides = {task: [run.tasks.get(task, {}) for run in runs] for task in tasks}
     return [
@@ -278,7 +277,7 @@ def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
 
 
 def step_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """(quantity, first, last) for what a training run records every step."""
+    """(quantity, first, last) of what a training run records at every step."""
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
     whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
@@ -286,8 +285,8 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
 
 
 def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """Draft reward and gap of each task of a mixture, in the first and the last step that played
-    it; where that is another than the column's, the cell names it."""
+    """Draft reward and gap of each task of a mixture, at the first and last step with that task. If
+    this is not the column's step, the cell names it."""
     rows = []
     for label, name in (("draft reward", "draft_by_task"), ("leave-one-out gap", "loo_by_task")):
         columns = {line.step: getattr(line.rewards, name) for line in run.steps}
@@ -317,11 +316,11 @@ QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
     "KL to base": lambda line: line.learned.kl_base,
     "response length": lambda line: line.rewards.tokens_per_turn,
 }
-"""What is shown of a step."""
+"""The quantities shown for a step."""
 
 
 def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:
-    """What `soul report` prints: rich renderables, top to bottom; with `details` every metric."""
+    """The output of `soul report`: rich renderables, top to bottom; with `details` every metric."""
     from rich.text import Text
 
     shown: list[RenderableType] = []
@@ -345,7 +344,7 @@ _HEAD = ("task", "metric", "mean [95% CI] (scored)", "clusters", "worst to best"
 
 
 def metric_label(run: RunData, task: str, metric: str) -> str:
-    """A metric under the name that its task declares, and in a training run of which rows."""
+    """The declared name of a metric, in a training run with the rows it was measured on."""
     cells = run.tasks[task]
     if metric == DEV:
         return f"{cells[DEV].name or DEV} (held-out rows)"
@@ -356,13 +355,13 @@ def metric_label(run: RunData, task: str, metric: str) -> str:
 
 
 def task_label(task: str, *metrics: str) -> str:
-    """`TASK (accuracy)`; the task alone where nothing says what its metric is called."""
+    """`TASK (accuracy)`; only the task if its metric has no name."""
     named = [one_line(name) for name in dict.fromkeys(metrics) if name]
     return one_line(task) if named in ([], [VALUE]) else f"{one_line(task)} ({', '.join(named)})"
 
 
 def headline_label(runs: Sequence[RunData], task: str) -> str:
-    """A task with the name of its headline, in runs that differ in it with each."""
+    """A task with the name of its headline, or names if the runs differ."""
     return task_label(task, *(_headline_of(run.tasks.get(task, {})) for run in runs))
 
 
@@ -372,7 +371,7 @@ def _headline_of(cells: Mapping[str, Cell]) -> str:
 
 
 def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
-    """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
+    """(task, metric, cell) of the headline and its companions; with `details` of all metrics."""
     return [
         (task, metric, cell)
         for task, metrics in run.tasks.items()
@@ -382,7 +381,7 @@ def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
 
 
 def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
-    """The headline, what belongs beside it, its break-downs, then the others."""
+    """The headline, its companions, its breakdowns, then the others."""
 
     first = headline_name(metrics)
 
@@ -398,7 +397,7 @@ def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
 
 
 def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | None]]]:
-    """(metric for readers, its cell of each run) for what a task shows beside its headline."""
+    """(metric name, its cell of each run) of the metrics shown together with a task's headline."""
     sides = [
         {metric_name(name, metrics): cell for name, cell in metrics.items()}
         for metrics in (run.tasks.get(task, {}) for run in runs)
@@ -410,7 +409,7 @@ def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell
 def _row(
     run: RunData, task: str, metric: str, cell: Cell, *, brief: bool = False
 ) -> tuple[str, ...]:
-    """The texts of a line; `brief`: of a break-down of the mean score only what it is of."""
+    """The texts of a table row; `brief` shortens breakdowns of the mean score to their value."""
     part = metric.removeprefix(f"{VALUE}/")
     short = f" {one_line(part)}" if brief and part != metric else ""
     return (
@@ -424,18 +423,18 @@ def _row(
 
 
 def _cells_grid(run: RunData, details: bool, brief: bool) -> Grid:
-    """What a run scored; what is missing stands below the means on a narrow terminal."""
+    """The scores of a run; on a narrow terminal the last columns move below the means."""
     rows = (_row(run, *item, brief=brief) for item in _cells(run, details))
     return Grid(
         head=_HEAD, rows=tuple(GridRow.of(*row) for row in rows),
         words=("metric", "unscored"), n_names=2, n_below=2, grouped=True, ruled=details,
-        # Numbers stay whole on a narrow terminal; names may fold, and what a mean rests on.
+        # On a narrow terminal numbers stay whole; names and clusters may wrap.
         whole=("mean [95% CI] (scored)", "worst to best"), least={"metric": 12, "clusters": 8},
     )  # fmt: skip
 
 
 def _overview(runs: Sequence[RunData], notes: Sequence[str]) -> Grid:
-    """The headline of each task, and what belongs beside it, a column a run."""
+    """The headline of each task and its companions, one column per run."""
 
     def texts(cells: Sequence[Cell | None]) -> list[str]:
         return [mean_text(cell) if cell else DASH for cell in cells]
@@ -450,7 +449,7 @@ def _overview(runs: Sequence[RunData], notes: Sequence[str]) -> Grid:
 
 
 def run_head(run: RunData) -> RenderableType:
-    """A run's name and what it was, on one line; of an unfinished one how far it came."""
+    """A run's name and facts on one line, then the progress if it is unfinished."""
     from rich.text import Text
 
     head = Text("\n" + one_line(run.name), style="bold")

@@ -1,4 +1,4 @@
-"""What a training run says in one line each: feedback, leaks, canaries, losses, probes."""
+"""One-line facts of a training run: feedback, leaks, canaries, losses, probes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LEAK_CHECK = (
     "compares words: it finds feedback that states the answer, leaves few options or repeats "
     "private texts; it does not notice a paraphrase or a code"
 )
-"""What the counts of leaks cover, shown for every training run with feedback."""
+"""The scope of the leak check, shown for every training run with feedback."""
 MODES = {
     "drop": LEAK_CHECK,
-    "log": f"counts leaks and drops none (log); {LEAK_CHECK}",
-    "off": "off: no feedback was checked",
+    "log": f"counts leaks but keeps the feedback (log); {LEAK_CHECK}",
+    "off": "off: feedback was not checked",
 }
 
 
 def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
-    """What stands in the head of a training run beside what every run has: label and text."""
+    """The facts in the head of a training run, in addition to those of every run: (label, text)."""
     return [
         ("feedback", feedback_text(summary.feedback)),
         ("feedback texts", alike_feedback(summary.feedback.distinct) if summary.feedback else ""),
@@ -59,12 +59,12 @@ def feedback_text(feedback: FeedbackTotals | None) -> str:
 
 
 def leak_check_text(feedback: FeedbackTotals | None) -> str:
-    """What the run did about leaks; empty without feedback."""
+    """How the run handled leaks; empty without feedback."""
     return MODES[feedback.leak_check] if feedback and feedback.coaches else ""
 
 
 def task_lines(rewards: Rewards) -> list[str]:
-    """`TASK  draft 0.512  refined 0.634  gap +0.120 [+0.080, +0.160]`, each task of a mixture."""
+    """`TASK  draft 0.512  refined 0.634  gap +0.120 [+0.080, +0.160]` per task of a mixture."""
     width = max((len(task) for task in rewards.draft_by_task), default=0)
     return [f"{task:{width}}  {_task_text(rewards, task)}" for task in rewards.draft_by_task]
 
@@ -80,14 +80,14 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
-LESSON_FACTS = ("validation loss", "texts written", "lessons", "left out", "rows without use")
+LESSON_FACTS = ("validation loss", "texts written", "lessons", "left out", "unusable rows")
 """The labels of `lesson_facts`."""
 LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
-"""The labels of `facts_of_training` that stand before texts which do not say what they are of."""
+"""The labels of `facts_of_training` that must be shown, because the text alone is unclear."""
 
 
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
-    """Of a training on conversations: (label, text) of its losses and of what was left out."""
+    """Training on conversations: (label, text) of its losses and of omitted lessons and rows."""
     facts = []
     if (valid := summary.validation) is not None:
         texts = [
@@ -102,7 +102,7 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
         facts.append(("lessons", ", ".join(f"{name} {n:,}" for name, n in learned.items())))
     reasons = [f"{n:,} × {reason}" for reason, n in summary.lessons.left_out.items()]
     if n := summary.lessons.shortened:
-        reasons.append(f"{n:,} lost their oldest turns")
+        reasons.append(f"{n:,} shortened by their oldest turns")
     if reasons:
         facts.append(("left out", "; ".join(reasons)))
     rows = [
@@ -111,19 +111,19 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
         if several
     ]
     if rows:
-        facts.append(("rows without use", "; ".join(rows)))
+        facts.append(("unusable rows", "; ".join(rows)))
     return facts
 
 
 def _moved(first: float, last: float, name: str) -> str:
-    """`NAME 2.369 to 1.612`, of one that was measured once its loss alone."""
+    """`NAME 2.369 to 1.612`; a single loss if the two are equal."""
     return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
 
 
 def validation_rows(
     measured: Sequence[tuple[int, Mapping[str, float]]],
 ) -> list[tuple[str, str, str]]:
-    """(label, first, newest) loss of each validation source, of (step, source → loss)."""
+    """(label, first, newest) loss of each validation source, from (step, source → loss)."""
     rows = []
     for name in dict.fromkeys(name for _, losses in measured for name in losses):
         ends = [(step, losses[name]) for step, losses in measured if name in losses]
@@ -136,8 +136,8 @@ def validation_rows(
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:
-    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
-    without canaries."""
+    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and the number without a verdict;
+    empty without canaries."""
     if canaries is None:
         return ""
     moved = [
@@ -145,7 +145,7 @@ def canary_text(canaries: CanaryTotals | None) -> str:
         for name, value in canaries.last.items()
         if name in canaries.first
     ]
-    silent = f"; {canaries.unscored} got no verdict" if canaries.unscored else ""
+    silent = f"; {canaries.unscored} without a verdict" if canaries.unscored else ""
     total = canaries.alarms
     if not total:
         return f"{', '.join(moved) or 'not measured'}; no alarm{silent}"
@@ -155,15 +155,15 @@ def canary_text(canaries: CanaryTotals | None) -> str:
 
 def ability_text(ability: AbilityTotals | None) -> str:
     """`0.525 to 0.400 (40/40, 40/40 scored), -0.125 [-0.231, -0.019], 40 clusters: a regression`;
-    empty where it was not measured."""
+    empty if not measured."""
     if ability is None:
         return ""
     return ability.words() + (": a regression" if ability.regression else "")
 
 
 def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
-    """`TASK 0.100 to 0.400 after 50 steps, 0.150 to 0.450 after 100`; empty without probes. One
-    that ended without a result has a dash."""
+    """`TASK 0.100 to 0.400 after 50 steps, 0.150 to 0.450 after 100`; empty without probes, a dash
+    for a probe without a result."""
     by_task: dict[str, list[str]] = {}
     for step, scores in probes.items():
         for name in scores:

@@ -1,4 +1,4 @@
-"""Episodes for readers: which ones a page shows, and one of them in a terminal."""
+"""Episodes in readable form: the selection for a page, and one episode in a terminal."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 CAP = 200
 TEXT_LIMIT = 6000
-"""Characters of one text; what is longer ends with a note of how much is left out."""
+"""Maximum characters of one text; longer texts end with a note on the rest."""
 
 
 class Played(Protocol):
-    """One play of an example: a record, or what stands for one."""
+    """One play of an example: a record or its place in a file."""
 
     @property
     def task(self) -> str: ...
@@ -48,7 +48,7 @@ TakeOutcome = Literal["right", "partial", "wrong", "unscored"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """One play of an example, ready to print. All texts are sanitised, none is escaped."""
+    """One play of an example, ready to print. Texts are sanitised but not escaped."""
 
     text: str
     reasoning: str
@@ -82,7 +82,7 @@ class ShownEpisode:
 
 
 def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode], int]:
-    """(the units to show, the number there are), shown in the order of run, task, step, example."""
+    """(episodes to show, total number), in the order of run, task, step, example."""
     groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
     for index, run in enumerate(runs):
         for pair in with_twins(_readable(run)):
@@ -105,8 +105,8 @@ def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode],
 
 
 def _file(run: RunData) -> Path:
-    """Where the episodes of a run stand: those that were played, else how held-out conversations
-    were continued."""
+    """The episode file of a run: played episodes, else sampled continuations of held-out
+    conversations."""
     played, samples = run.path / EPISODES, run.path / SAMPLES
     return samples if not run.records and samples.is_file() else played
 
@@ -119,7 +119,7 @@ def _readable(run: RunData) -> Sequence[Record]:
 def _read_again(
     runs: Sequence[RunData], picked: Sequence[tuple[int, Record, Record | None]]
 ) -> dict[tuple[int, str], Record]:
-    """The episodes that are shown, by run and key, with what light ones leave out."""
+    """The complete records of the shown episodes, by run and key."""
     keys: dict[int, set[str]] = {}
     for index, draft, refined in picked:
         keys.setdefault(index, set()).update(one.key for one in (draft, refined) if one)
@@ -137,7 +137,7 @@ def _in_turn(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:
 
 
 def with_twins(records: Iterable[_P]) -> list[tuple[_P, _P | None]]:
-    """Every draft with its refined twin; a refined episode without its draft stands alone."""
+    """Every draft with its refined twin; a refined episode without its draft is listed alone."""
     slots: dict[tuple[str, int, str, int], dict[str, _P]] = {}
     for r in records:
         slots.setdefault((r.task, r.step, r.example_id, r.rollout), {})[r.kind] = r
@@ -198,7 +198,7 @@ def _take(record: Record) -> Take:
 
 
 def _spoken(record: Record) -> str:
-    """The dialogue when there was one, otherwise the answer."""
+    """The dialogue if there is one, otherwise the answer."""
     lines = record.episode.transcript
     if len(lines) > 1:
         return "\n\n".join(f"{line.seat}: {line.text}" for line in lines)
@@ -209,14 +209,14 @@ def _spoken(record: Record) -> str:
 
 
 def outcome(value: float | None) -> TakeOutcome:
-    """`right` is a full score of 1 (or more), `wrong` is 0 (or less), `partial` lies between."""
+    """`right` for scores of 1 or more, `wrong` for 0 or less, `partial` in between."""
     if value is None:
         return "unscored"
     return "right" if value >= 1 else "wrong" if value <= 0 else "partial"
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` without control characters, cut at `limit` characters with a note of the rest."""
+    """`text` without control characters, cut at `limit` characters with a note on the rest."""
     safe = sanitise(text).strip()
     if len(safe) <= limit:
         return safe
@@ -232,21 +232,21 @@ _SPARE = 20
 """Fewer words are not cut: the note about them would be as long."""
 _AUDIT = "audit"
 STYLES = {"ok": "green", "salvaged": "green", "unscored": "yellow"}
-"""Status → colour; what is not here is a failure of the actor's own."""
+"""Status → colour; other statuses are failures of the actor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """Some lines with one indentation, in columns."""
+    """Lines with one indentation, in columns."""
 
     text: Text
     indent: int = 0
 
 
 def fold(text: str, words: int) -> str:
-    """`text` with at most so many words: its beginning and its end, where prompts ask.
+    """`text` with at most `words` words: its start and its end, where prompts put the question.
 
-    0 folds nothing. What stands between is counted in its place: `[… 812 words …]`.
+    0 means no limit. A note replaces the rest: `[… 812 words …]`.
     """
     places = [match.span() for match in _WORD.finditer(text)] if words else []
     hidden = len(places) - words
@@ -260,7 +260,7 @@ def fold(text: str, words: int) -> str:
 def episode_blocks(
     draft: Record, refined: Record | None = None, *, full: bool = False
 ) -> list[PageBlock]:
-    """The page of a draft with its refined episode, or of one episode that stands alone."""
+    """The page of a draft with its refined episode, or of a single episode."""
     blocks = [*_head(draft, refined), *_seen(draft, full), *_taken(draft, full)]
     feedback = draft.received or (refined.given if refined else None)
     if feedback is not None:
@@ -272,7 +272,7 @@ def episode_blocks(
     return blocks
 
 
-# -- the parts of a page ---------------------------------------------------------------------------
+# -- parts of a page -------------------------------------------------------------------------------
 
 
 def _head(draft: Record, refined: Record | None) -> Iterator[PageBlock]:
@@ -293,7 +293,7 @@ def _head(draft: Record, refined: Record | None) -> Iterator[PageBlock]:
 
 
 def _seen(record: Record, full: bool) -> Iterator[PageBlock]:
-    """The first prompt of every acted seat; without traces the one that was noted for readers."""
+    """The first prompt of every acted seat; without traces, the recorded prompt."""
     traces = [trace for trace in record.episode.traces if trace.turns and trace.turns[0].context]
     for trace in traces:
         yield _title(f"seen by {one_line(trace.seat)}")
@@ -305,7 +305,7 @@ def _seen(record: Record, full: bool) -> Iterator[PageBlock]:
 
 
 def _refined_prompt(record: Record, full: bool) -> Iterator[PageBlock]:
-    """What changed for the second try; the prompt again only where all is asked for."""
+    """The changes for the refined episode; its prompt only if the full text is requested."""
     if full:
         yield from _seen(record, full)
     else:
@@ -313,7 +313,7 @@ def _refined_prompt(record: Record, full: bool) -> Iterator[PageBlock]:
 
 
 def _taken(record: Record, full: bool) -> Iterator[PageBlock]:
-    """What came of it: the words, what was cut, the score, who judged it and how."""
+    """The result of an episode: text, cuts, score and verdicts."""
     yield _title("dialogue" if len(record.episode.transcript) > 1 else "answer", record.kind)
     yield from _spoken_lines(record, full)
     yield from _cuts(record)
@@ -338,13 +338,13 @@ def _spoken_lines(record: Record, full: bool) -> Iterator[PageBlock]:
 
 
 def _cuts(record: Record) -> Iterator[PageBlock]:
-    """What a limit or a budget cut, and what a server left out."""
+    """Notes on text cut by limits and settings dropped by servers."""
     for trace in record.episode.traces:
         stops = [turn.completion.stop_reason for turn in trace.turns]
         turns = [i for i, stop in enumerate(stops, 1) if stop == "length"]
         if turns:
             listed = ", ".join(map(str, turns))
-            yield _remark(f"{one_line(trace.seat)}: cut at the reply limit in turn {listed} "
+            yield _remark(f"{one_line(trace.seat)}: reply cut at the token limit in turn {listed} "
                           f"of {len(trace.turns)}")  # fmt: skip
     for name, value in record.episode.notes.items():
         label = _NOTES.get(name) or one_line(name).replace("_", " ")
@@ -355,7 +355,7 @@ _NOTES = {
     "dropped": "settings that the server rejected",
     "ignored": "settings that the server ignored",
 }
-"""Notes of an episode that need more words than their name."""
+"""Labels for notes of an episode whose names are unclear."""
 
 
 def _score(record: Record, full: bool) -> Iterator[PageBlock]:
@@ -381,7 +381,7 @@ def _score(record: Record, full: bool) -> Iterator[PageBlock]:
 
 
 def _verdict(verdict: Verdict, full: bool) -> Iterator[PageBlock]:
-    """Who judged, on which question, and a line for each dimension."""
+    """The judge and question of a verdict, and one line per dimension."""
     act = "audited by" if verdict.purpose == _AUDIT else "judged by"
     which = "" if verdict.purpose in ("score", _AUDIT) else f" ({one_line(verdict.purpose)})"
     sample = f", sample {verdict.sample + 1}" if verdict.sample else ""
@@ -396,9 +396,9 @@ def _verdict(verdict: Verdict, full: bool) -> Iterator[PageBlock]:
 
 
 def _dimension(name: str, value: Any, full: bool) -> Text:
-    """`goal 7: because …`: the grade first, then the words for it."""
+    """`goal 7: because …`: the grade, then its reason."""
     parts = value if isinstance(value, Mapping) else {name: value}
-    # A field of reasons; a label has a word or two.
+    # Long texts are reasons; labels have a word or two.
     words = {k: v for k, v in parts.items()
              if isinstance(v, str) and (k == "reasoning" or len(v.split()) > 3)}  # fmt: skip
     grades = {k: v for k, v in parts.items() if k not in words}
@@ -459,4 +459,4 @@ def _plain_value(value: Any) -> str:
 def _text(words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text.assemble((words, style))  # what is appended has a style of its own
+    return Text.assemble((words, style))  # appended text keeps its own style

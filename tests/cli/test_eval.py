@@ -332,7 +332,7 @@ def test_words_cut_stand_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr()
     assert "words cut tomi 1 episode, 30 words" in " ".join(shown.out.split())
     command = f"soul show {out} --status cut"
-    assert f"1 with words cut by budgets: {command}" in shown.err.splitlines()
+    assert f"1 with text cut by word limits: {command}" in shown.err.splitlines()
     assert soul("show", out, "--status", "cut", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)) == 1
 

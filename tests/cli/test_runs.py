@@ -264,7 +264,7 @@ def test_a_folder_without_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     what, _, fix = three_lines(streams_of(capfd, "runs", tmp_path, code=2)[1])
     assert "There is no run in" in what and "soul demo" in fix
     _, err = streams_of(capfd, "runs", tmp_path / "nowhere", code=2)
-    assert "There is no folder" in three_lines(err)[0]
+    assert "does not exist" in three_lines(err)[0]
 
 
 # -- what is next ----------------------------------------------------------------------------------

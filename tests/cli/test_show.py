@@ -283,7 +283,7 @@ def test_the_beginning_of_an_id_will_do_where_only_one_begins_so(
     record = records(odd)[0]
     assert keys(capfd, odd, "--example", record.example_id[:10]) == [record.key]
     what, _, way = refused(capfd, odd, "--example", f"{record.example_id[:-1]}_")
-    assert "holds no episode of an example" in what
+    assert "contains no episode of example" in what
     assert f"Did you mean '{record.example_id}'?" in way
 
 

@@ -356,7 +356,7 @@ def test_without_a_suite_a_flat_table_has_every_task(registry: Registry) -> None
     table = suite_table([run("one", **WHOLE)], None, registry)
     assert [line.name for line in table.lines] == list(WHOLE) and table.context == ()
     assert balanced(grid_latex(suite_grid(table)))
-    with pytest.raises(RunError, match="has a score yet"):
+    with pytest.raises(RunError, match="has scores yet"):
         suite_table([replace(run("one"), summary=None)], None, registry)
     with pytest.raises(ConfigError, match="no suite named"):
         suite_table([run("one", **WHOLE)], "soul-11", registry)
@@ -444,7 +444,7 @@ def test_every_format_of_a_partial_suite(
     text = file.read_text()
     assert "soul-10" in text and "userllm" in text
     assert "0.726" not in text, "the published mean stands beside rows that were made here"
-    said = "Published figures stand beside published rows alone"
+    said = "Published figures are shown only for published rows"
     assert said in " ".join(text.split()) or form == "csv"
     assert capsys.readouterr().out.strip() == str(file)
 
@@ -454,7 +454,7 @@ def test_drafts_of_a_training_are_no_score_without_a_word(
 ) -> None:
     recorded = Path(__file__).parents[1] / "recorded"
     folders = [str(recorded / name) for name in ("before", "ditto")]
-    said = "ditto: kind: drafts of the last 4 steps, no score on held-out rows"
+    said = "ditto: kind: mean over drafts of the last 4 steps; no score on held-out rows"
     assert main(["report", *folders, "--format", "latex"]) == 0
     assert said in capsys.readouterr().out
     assert main(["report", *folders, "--format", "csv"]) == 0
@@ -522,7 +522,7 @@ def test_other_rows_have_none_and_one_line_says_why(
 ) -> None:
     text = text_of(form, tmp_path, runs[kind], *suite)
     assert "Ditto 8B" not in text and "0.780" not in text and CAVEAT not in text
-    assert text.count("Published figures stand beside published rows alone") == 1
+    assert text.count("Published figures are shown only for published rows") == 1
     assert f"hitom ({SAID[kind]})" in text
 
 
