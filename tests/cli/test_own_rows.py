@@ -193,7 +193,7 @@ def test_tables_show_the_origin_and_no_published_figure(
     out = tmp_path / f"page.{form}"
     assert soul("report", run, "--format", form, "--out", out) == 0
     text = " ".join(out.read_text().replace("\\", "").split())
-    assert "rows of mine.jsonl" in text
+    assert "rows from mine.jsonl" in text
     assert "0.930" not in text and "Ditto 8B" not in text
     assert "Published figures are shown only for published rows" in text
     assert "userllm (mine.jsonl)" in text

@@ -153,7 +153,7 @@ def test_a_judge_that_mumbles_at_canaries_leaves_no_number(warm: Path, tmp_path:
     canaries = summary_of(out)["canaries"]
     assert "gibberish" not in canaries["first"] and canaries["unscored"] == 2
     totals = TrainSummary.from_json(summary_of(out)).canaries
-    assert canary_text(totals).endswith("no alarm; 2 got no verdict")
+    assert canary_text(totals).endswith("no alarm; 2 without a verdict")
 
 
 def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> None:
@@ -168,7 +168,7 @@ def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> No
 def test_canaries_that_nobody_ever_judged_are_not_measured() -> None:
     line = {"step": 0, "canary/keywords": None, "canaries/unscored": 2}
     assert (
-        canary_text(canary_totals(steps_of([line]))) == "not measured; no alarm; 2 got no verdict"
+        canary_text(canary_totals(steps_of([line]))) == "not measured; no alarm; 2 without a verdict"
     )
 
 
