@@ -424,7 +424,7 @@ def cells(row: MethodRow) -> tuple[str, ...]:
 def method_notes(ablation: Ablation) -> list[str]:
     """Notes below the table."""
     sentences = [
-        "Means over seeds with 95% intervals; differences to "
+        "Means over seeds with 95% intervals; differences from "
         f"{ablation.first or 'the first method'} are paired by seed. The final reward is the mean "
         f"of the drafts in the last {LAST_STEPS} steps, or in all steps if there are fewer. The "
         "area is the mean height of the reward curve.",

@@ -94,8 +94,8 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
     height = 1.3 + 0.28 * len(ablation.rows)
     plans.append((
         "results", "Results",
-        "Left: draft reward in the last steps. Right: paired difference to the first method. Bars "
-        "are 95% intervals over seeds; each small mark is one seed.",
+        "Left: draft reward in the last steps. Right: paired difference from the first method. "
+        "Bars are 95% intervals over seeds; each small mark is one seed.",
         (WIDTH, height), lambda canvas, palette: _results(canvas, ablation.rows, palette),
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():

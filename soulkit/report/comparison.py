@@ -39,7 +39,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
 
 
 def _head(result: Comparison) -> list[str]:
-    """The two runs, each with who judged it on which rows, and what is compared."""
+    """The two runs with their judge and rows, and what is compared."""
     lines = [f"A: {result.a}", f"B: {result.b}", f"metric: {', '.join(_metrics(result))}"]
     for place, origin in enumerate(result.origins):
         facts = " · ".join(f"{label} {text}" for label, text in provenance_facts(origin))

@@ -168,7 +168,8 @@ def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> No
 def test_canaries_that_nobody_ever_judged_are_not_measured() -> None:
     line = {"step": 0, "canary/keywords": None, "canaries/unscored": 2}
     assert (
-        canary_text(canary_totals(steps_of([line]))) == "not measured; no alarm; 2 without a verdict"
+        canary_text(canary_totals(steps_of([line])))
+        == "not measured; no alarm; 2 without a verdict"
     )
 
 
