@@ -1,28 +1,28 @@
-"""Learning from verbal feedback, in one file to be read from top to bottom.
+"""Learning from verbal feedback in one file; read it from top to bottom.
 
     python examples/minimal_ditto.py --steps 40
 
-A tiny language model, with random weights at first, reads short stories about a moved object and
-says where someone thinks it is. It is warmed up by imitation: questions of fact are taught plainly,
-questions of belief only with a hint in the prompt. So it can use a hint, and lacks one. Then every
-step of Ditto plays questions of belief twice, without and with a hint, and trains three kinds of
-sequences:
+A tiny language model with random weights reads short stories about a moved object and says where
+someone thinks it is. A supervised warm-up teaches questions of fact without hints, and questions of
+belief only with a hint in the prompt. After it, the model can use a hint but cannot do without one.
+Then every step of Ditto plays questions of belief twice, without and with a hint, and trains three
+kinds of sequences:
 
     kind      its prompt               its reply            compared with
     draft     the question             sampled without      drafts and copies of the question
     copy      the question             sampled with hint    drafts and copies of the question
     refined   the question and hint    sampled with hint    refined replies of the question
 
-The copy is the point: a reply that a hint made better is made likelier without the hint.
+The copy is the key: a reply that a hint improved becomes more likely without the hint.
 
 What is simplified, compared with `soul train ditto`:
 
-* all weights are trained, not an adapter, and there is one update a step, so that the policy from
-  before the step is the policy itself: its log-probs are the present ones, without a gradient;
-* one prompt, one reply, one word: no dialogues, no partner, no judge, no failures of any of them;
-* hints come from rules: they say what the person saw, name no place, and do not look at the draft
-  (a coach would), so nobody checks whether they give the answer away;
-* nothing is saved, resumed or reported, and batches are padded, however uneven.
+* it trains all weights instead of an adapter, with one update per step, so the old policy equals
+  the current one: the old log-probs are the current ones without a gradient;
+* one prompt, one reply, one word: no dialogues, partner or judge, and none of their failures;
+* rules write the hints: they say what the person saw, name no place and ignore the draft (a coach
+  would read it), so no leak check is needed;
+* nothing is saved, resumed or reported, and batches of unequal lengths are just padded.
 
 The arithmetic is not simplified: advantages and losses are the functions that `soul train` calls.
 """
@@ -49,14 +49,14 @@ from soulkit.train.loss.losses import aggregate, clipped_loss, nll_loss
 
 Row = dict[str, Any]
 MAX_NEW = 4
-"""Tokens of a reply: a place, the end of the turn, and room to go wrong."""
+"""Maximum tokens of a reply: a place, the end of the turn, and room for mistakes."""
 
 
 # --- 1. The task: a prompt, a reward, a hint ------------------------------------------------------
 
 
 def prompt_of(row: Row, hint: str | None = None) -> str:
-    """What the model reads. A copy is played with a hint and trained with `hint=None`."""
+    """The prompt. A copy is sampled with a hint and trained with `hint=None`."""
     text = f"{row['story']}\n\n{row['question']}"
     return text if hint is None else f"{text}\nHint: {hint}"
 
@@ -66,7 +66,7 @@ def reward_of(row: Row, reply: str) -> float:
 
 
 def hint_of(row: Row) -> str | None:
-    """What settles the question, without naming a place; None when there is nothing to say."""
+    """What decides the question, without naming a place; None if there is nothing to say."""
     return explain("tomi", row, None, terse=True)
 
 
@@ -75,7 +75,7 @@ def is_belief(row: Row) -> bool:
 
 
 def make_rows(count: int, seed: int) -> list[Row]:
-    """Questions of fact, and of belief: as many about false beliefs as about true ones."""
+    """Questions of fact, and equally many about false and about true beliefs."""
     kinds: dict[str, list[Row]] = {}
     for row in synth_rows("tomi", count, seed, world="small"):
         kinds.setdefault(row["question_type"], []).append(row)
@@ -108,7 +108,7 @@ class Actor:
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """One reply to each prompt, as the ids that were drawn, end of turn included."""
+        """One reply per prompt, as the sampled token ids including the end of the turn."""
         width, pad = max(map(len, prompts)), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -123,7 +123,7 @@ class Actor:
         return row[: row.index(end) + 1] if end in row else row
 
     def log_probs(self, batch: Sequence[Trained]) -> tuple[Tensor, Tensor]:
-        """Log-probs of the batch's tokens [sequence][token], and which of them are replies."""
+        """Log-probs of the batch's tokens [sequence, token], and which of them are replies."""
         width = max(len(s.prompt) + len(s.reply) for s in batch)
         ids = torch.full((len(batch), width), self.tokenizer.pad_token_id)
         seen, trained = torch.zeros_like(ids), torch.zeros(ids.shape, dtype=torch.bool)
@@ -139,18 +139,18 @@ class Actor:
 
 @dataclass(frozen=True)
 class Trained:
-    """One sequence: a reply under the prompt that the loss sees."""
+    """A training sequence: a reply, and the prompt under which it is trained."""
 
     prompt: list[int]
     reply: list[int]
     group: str = ""
-    """Sequences of one group are compared with each other."""
+    """Sequences in the same group are compared with each other."""
     rollout: str = ""
     reward: float = 0.0
 
 
 def new_actor(rows: Sequence[Row], folder: Path) -> Actor:
-    """Random weights, and one token for every word of the stories and hints."""
+    """A model with random weights and one token for each word of the stories and hints."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     hints = [hint_of(row) or "" for row in rows]
@@ -159,11 +159,11 @@ def new_actor(rows: Sequence[Row], folder: Path) -> Actor:
     return Actor(model.eval(), AutoTokenizer.from_pretrained(folder))
 
 
-# --- 3. Warm-up: imitate ------------------------------------------------------------------------
+# --- 3. Supervised warm-up -----------------------------------------------------------------------
 
 
 def lesson(actor: Actor, row: Row) -> Trained:
-    """A perfect reply; beliefs are taught with a hint, and only so."""
+    """The right reply; questions of belief are taught only with a hint."""
     hint = hint_of(row) if is_belief(row) else None
     return Trained(actor.prompt_ids(prompt_of(row, hint)), actor.reply_ids(row["answer"]))
 
@@ -178,7 +178,7 @@ def warm_up(actor: Actor, rows: Sequence[Row], options: argparse.Namespace) -> N
     rng, rate = random.Random(options.seed), options.warm_lr
     optimizer = torch.optim.AdamW(actor.model.parameters(), lr=rate, betas=(0.9, 0.95))
     for step in range(options.warm_up):
-        # A short rise, then a line down to nothing.
+        # Linear warm-up, then linear decay to zero.
         share = min((step + 1) / 20, 1 - step / options.warm_up)
         optimizer.param_groups[0]["lr"] = rate * share
         batch = [lesson(actor, row) for row in rng.choices(rows, k=48)]
@@ -210,7 +210,7 @@ class Play:
 
 
 def play(actor: Actor, rows: Sequence[Row], group_size: int) -> list[Play]:
-    """G drafts of every row; then each gets a hint, and a second try that reads it."""
+    """`group_size` drafts per row; each with a hint is followed by a second attempt."""
     places = [(row, number) for row in rows for number in range(group_size)]
     drafts = actor.sample([actor.prompt_ids(prompt_of(row)) for row, _ in places])
     hints = [hint_of(row) for row, _ in places]
@@ -224,7 +224,7 @@ def play(actor: Actor, rows: Sequence[Row], group_size: int) -> list[Play]:
 
 
 def sequences_of(actor: Actor, played: Play) -> list[Trained]:
-    """The draft; and where there was a hint, the refined reply twice: as itself and as a copy."""
+    """The draft and, if there was a hint, the refined reply twice: as itself and as a copy."""
     row, n = played.row, played.number
     plain = actor.prompt_ids(prompt_of(row))
     question = f"{row['story_id']}/{row['question']}"
@@ -242,12 +242,12 @@ def sequences_of(actor: Actor, played: Play) -> list[Trained]:
 
 
 def learn(actor: Actor, optimizer: torch.optim.Optimizer, batch: Sequence[Trained]) -> float:
-    """One update; replies that beat their group become likelier under the prompt in `batch`."""
+    """One update; replies that beat their group become more likely under their prompt."""
     entries = [GroupMember(s.group, s.rollout, s.reward) for s in batch]
     advantages = [a for a in group_advantages(entries) if a is not None]
     log_prob, mask = actor.log_probs(batch)
     per_token = torch.tensor(advantages)[:, None].expand_as(log_prob)
-    # One update a step: the policy from before it is the present one, and the ratio starts at 1.
+    # With one update per step, the old policy is the current one, so the ratio is 1.
     loss = clipped_loss(log_prob, log_prob.detach(), per_token).loss
     return descend(actor, optimizer, aggregate(loss, mask, "token-mean"))
 
@@ -259,7 +259,7 @@ def rewards_of(actor: Actor, plays: Sequence[Play]) -> tuple[float, float | None
     return fmean(drafts), fmean(refined) if refined else None
 
 
-# --- 5. All of it ---------------------------------------------------------------------------------
+# --- 5. The script --------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -283,15 +283,15 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Ditto on tiny stories, on one CPU.")
-    parser.add_argument("--steps", type=int, default=40, help="steps of Ditto")
-    parser.add_argument("--warm-up", type=int, default=300, help="updates by imitation before")
-    parser.add_argument("--rows", type=int, default=9000, help="questions to make")
-    parser.add_argument("--prompts", type=int, default=16, help="questions a step")
-    parser.add_argument("--group-size", type=int, default=8, help="drafts of each question")
-    parser.add_argument("--warm-lr", type=float, default=2e-3, help="learning rate before")
+    parser = argparse.ArgumentParser(description="Train a tiny model with Ditto, on one CPU.")
+    parser.add_argument("--steps", type=int, default=40, help="Ditto steps")
+    parser.add_argument("--warm-up", type=int, default=300, help="supervised updates before Ditto")
+    parser.add_argument("--rows", type=int, default=9000, help="questions to generate")
+    parser.add_argument("--prompts", type=int, default=16, help="questions per step")
+    parser.add_argument("--group-size", type=int, default=8, help="drafts per question")
+    parser.add_argument("--warm-lr", type=float, default=2e-3, help="learning rate of the warm-up")
     parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of Ditto")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""People whose ways are hidden: job, town and pet fix how someone greets, chats and leaves.
+"""People with a hidden rule: job, town and pet determine how someone greets, chats and leaves.
 
-The rule is drawn from the number of a world and stands in no prompt: the job fixes the greeting,
-the town what is spoken of, the pet the farewell, each by a shuffled list. Two kinds of rows:
+The job determines the greeting, the town the topic and the pet the farewell, each through a
+shuffled list. The option `world` seeds this rule, which no prompt contains. Two kinds of rows:
 
-    people    what does this person say? by the rule
-    lessons   what a model has to know before: two in five name the cues of a person, the rest
-              ask what someone says whose ways are drawn afresh in every row, so that only advice
-              tells them
+    people    what does this person say? The answer follows the rule.
+    lessons   what a model must know beforehand: two in five ask for the cues of a person; the
+              others ask what a person says whose behaviour is random in every row, so that only
+              the advice gives the answer
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMES = (
     "Yara", "Zeno", "Anka", "Birk", "Cleo", "Dirk",
 )  # fmt: skip
 USUAL = 20
-"""So many of the names stand in ordinary rows; the others are for people of other names."""
+"""The number of names for ordinary rows; the other names are for `--names others`."""
 CUES: tuple[Words, ...] = (
     ("baker", "nurse", "pilot", "farmer", "tailor", "teacher", "plumber", "judge"),
     ("Delft", "Porto", "Ghent", "Turku", "Graz", "Lyon", "Kyoto", "Cusco"),
@@ -42,27 +42,27 @@ WORDS: tuple[Words, ...] = (
     ("prices", "rain", "cousins", "soup", "knees", "goals", "elections", "songs"),
     ("off", "sob", "farewell", "anyway", "cheers", "nods", "enough", "soon"),
 )
-"""What a person of these ways says, word for word: the first way is the first word."""
+"""What people who behave like this say: word i of a list belongs to way i."""
 SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")
 MOST = 32
-"""Values of a cue at most."""
+"""Maximum number of values per cue."""
 FACTS = 2
-"""Of five lessons, so many name the cues of a person."""
+"""How many of five lessons ask for the cues of a person."""
 
 
 def rows(
     n: int, seed: int, *, kind: Literal["people", "lessons"] = "people", values: int = 8,
     world: int = 0, names: Literal["usual", "others"] = "usual",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are the beginning of more.
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more.
 
-    Of `people`, every `values`³ rows in turn hold each combination of cues once, in an order that
-    depends on the seed alone, whatever the names. ConfigError unless 2 <= values <= 32.
+    Each block of `values`³ rows of `people` contains every combination of cues once, in an order
+    that depends only on the seed, not on the names. ConfigError unless 2 <= values <= 32.
     """
     if not 2 <= values <= MOST:
         raise ConfigError(
             f"A cue cannot have {values} values.",
-            f"There are words for 2 to {MOST}.",
+            f"The word lists support 2 to {MOST}.",
             f"Give --values a number from 2 to {MOST}.",
         )
     if kind == "lessons":
@@ -73,14 +73,14 @@ def rows(
 
 @cache
 def rule_of(world: int, values: int) -> tuple[tuple[int, ...], ...]:
-    """For job, town and pet: which way each value of the cue stands for."""
+    """For job, town and pet: the way that each value of the cue determines."""
     rng = random.Random(f"rule/{world}/{values}")
     return tuple(tuple(rng.sample(range(values), values)) for _ in CUES)
 
 
 @cache
 def vocabulary(values: int) -> tuple[tuple[Words, ...], tuple[Words, ...], tuple[Words, ...]]:
-    """Cues, ways and words for so many values; beyond the written ones made of syllables."""
+    """Cues, ways and words, `values` of each; random syllables extend the lists above."""
     rng = random.Random("words")
     made = list(dict.fromkeys("".join(rng.choices(SYLLABLES, k=3)) for _ in range(2000)))
     lists = []
@@ -91,7 +91,7 @@ def vocabulary(values: int) -> tuple[tuple[Words, ...], tuple[Words, ...], tuple
 
 
 def _cues_of(index: int, seed: int, values: int) -> tuple[int, ...]:
-    """The combination of row `index`: a walk through all of them, each once in a round."""
+    """The combination of row `index`; every block of `values`³ rows visits each one once."""
     size = values**3
     rng = random.Random(f"people/{seed}/{values}")
     start = rng.randrange(size)

@@ -1,4 +1,4 @@
-"""Three words that a person says: right when all three are what the hidden rule makes of them."""
+"""Three words that a person says; the answer is right if all three follow the hidden rule."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PARTS = ("greeting", "topic", "farewell")
 
 
 class CastOfPeople(ChoiceTask):
-    """The score is 1 where all three words are right.
+    """The score is 1 if all three words are right, else 0.
 
-    With the option `dense` the reward of training is the share of the three; the score stays.
+    With the option `dense`, the training reward is the share of right words; the score is the same.
     """
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         if len(fields["reply"].split()) != len(PARTS):
             raise DataError(
                 f"The reply '{fields['reply']}' does not have {len(PARTS)} words.",
-                "A greeting, a topic and a farewell are compared word by word.",
+                "It needs one word each for the greeting, the topic and the farewell.",
                 "Correct the row, or remove it.",
             )
         return fields
@@ -61,7 +61,7 @@ class CastOfPeople(ChoiceTask):
         return " ".join(reversed(self.gold_text(example).split()))
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """How the person behaves, in other words than the reply's; nothing about facts."""
+        """The person's behaviour without the words of the reply; None for questions of fact."""
         if not example.fields["ways"]:
             return None
         greeting, topic, farewell = example.fields["ways"].split()

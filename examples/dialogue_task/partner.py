@@ -1,7 +1,7 @@
-"""The friend by script, so that the call can be played without a model: `soul serve partner`.
+"""A scripted friend, to play the call without a partner model: `soul serve partner`.
 
-It reads its free days from its brief and answers the last day that was named. Stateless: equal
-calls get equal replies.
+It reads its free days from its brief and replies to the last day that the caller named. It is
+stateless: equal requests get equal replies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _DAY = re.compile(r"\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b")
 
 
 def friend_line(messages: Sequence[Mapping[str, str]]) -> str:
-    """The friend's next line, from the brief and what was said so far."""
+    """The friend's next line, given its brief and the conversation so far."""
     listed = re.search(r"You are free on: ([^.]+)\.", messages[0]["content"])
     if listed is None:
         raise ValueError("the brief does not say when the friend is free")

@@ -1,4 +1,4 @@
-"""Rows of `dialogue_task` made from a seed: two people, an occasion, and one day free for both."""
+"""Generated rows of `dialogue_task`: two people, an occasion, and one day that suits both."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ NAMES = ("Ada", "Bo", "Cem", "Dora", "Eli", "Fay", "Gus", "Hana", "Ivo", "Jule",
 OCCASIONS = ("a walk", "the cinema", "a chess game", "dinner", "moving a sofa", "a swim")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 EACH = 3
-"""Free days of each of them."""
+"""Number of free days per person."""
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are the beginning of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_row(random.Random(f"dialogue_task/{seed}/{i}")) for i in range(n)]
 
 

@@ -1,7 +1,7 @@
-"""Two people on the phone look for a day: rules see whether the day that is agreed suits both.
+"""Two people on the phone agree on a day; rules check whether it suits both.
 
-The actor is the caller; the friend is a partner, a model or the script in partner.py. The call ends
-with the caller's `Agreed: <day>`, or after `max_turns` turns of the caller.
+The actor is the caller. The friend is the partner: a model, or the script in partner.py. The call
+ends when the caller says `Agreed: <day>`, or after `max_turns` turns of the caller.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MyDialogue(Task):
     # -- contexts -----------------------------------------------------------------------------
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The caller's brief with feedback, and as `bare` the same brief without it."""
+        """The caller's brief with feedback; `bare` is the same brief without it."""
         bare = self.prompts.render(CALLER, feedback=None, **example.visible(CALLER))
         if feedback is None:
             return Segment("system", bare, bare=bare)
@@ -87,7 +87,7 @@ class MyDialogue(Task):
             answer = await partner.complete(brief, call)
             talk.usage += answer.usage
             line = spoken(answer.text, "paper")
-            if not line:  # a silent partner is no fault of the actor
+            if not line:  # not the actor's fault: the episode stays unscored
                 partner.set_aside(brief, call)
                 raise PartnerError(f"the friend said nothing ({answer.stop_reason})")
             talk.hear(Line(FRIEND, line))
@@ -114,7 +114,7 @@ class MyDialogue(Task):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
-        """Says how to go about it, and never names a day."""
+        """Advice on how to proceed; it never names a day."""
         friend = example.fields["friend"]
         if score is not None and score.value == 1:
             return f"That worked: you settled only what {friend} had said yes to."
@@ -136,7 +136,7 @@ class MyDialogue(Task):
         return self._scripted(example, day, f"Yes, {day} suits me.", feedback)
 
     def wrong(self, example: Example) -> Episode:
-        """The caller settles a day that the friend has just turned down."""
+        """The caller settles on a day that the friend has just declined."""
         day = next(day for day in example.fields["free"] if day != example.fields["day"])
         return self._scripted(example, day, f"Sorry, I cannot on {day}.", None)
 
@@ -155,7 +155,7 @@ class MyDialogue(Task):
 
 
 def agreed_day(lines: Sequence[Line]) -> str:
-    """The day that the caller closed the call with; empty while the call is open."""
+    """The day on which the caller ended the call; empty if the call has not ended."""
     last = next((line.text for line in reversed(lines) if line.seat == CALLER), "")
     match = _AGREED.search(last)
     return match.group(1).capitalize() if match else ""

@@ -1,4 +1,4 @@
-"""Rows of `judged_task` made from a seed: everyday topics to write a few sentences about."""
+"""Generated rows of `judged_task`: everyday topics to write a few sentences about."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = ("on a Monday", "in the rain", "at the harbour", "after a wedding", "in
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows, no two alike as long as there are topics left."""
+    """`n` rows; topics repeat only after all of them have been used."""
     topics = [f"{a} {b} {c}" for a in THINGS for b in TURNS for c in PLACES]
     random.Random(f"judged_task/{seed}").shuffle(topics)
     return [{"topic": topics[i % len(topics)]} for i in range(n)]

@@ -1,4 +1,4 @@
-"""A few sentences, scored by a judge: quality from 0 to 10, and a style by name."""
+"""A few sentences, rated by a judge: quality from 0 to 10, and the name of the style."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from soulkit.types import (
 
 WRITER = "writer"
 RUBRIC = ("reasoning", "quality score", "points out of ten")
-"""Words of the judge's question: feedback that uses them is about the judge, not the text."""
+"""Terms of the judge's question: feedback that uses them is about the judge, not the text."""
 
 
 class Quality(VerdictShape):
@@ -51,7 +51,7 @@ class JudgedTask(Task):
     # -- play ---------------------------------------------------------------------------------
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The prompt with feedback, and as `bare` the same prompt without it."""
+        """The prompt with feedback; `bare` is the same prompt without it."""
         bare = self.prompts.render("user", feedback=None, **example.visible(seat))
         if feedback is None:
             return Segment("user", bare, bare=bare)
@@ -77,7 +77,7 @@ class JudgedTask(Task):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         text = "\n".join(line.text for line in episode.transcript)
-        if not text.strip():  # the actor's own failure is no judge's business
+        if not text.strip():  # the actor's own failure: the judge is not asked
             return Score(value=0.0, reward=0.0, status="empty")
         view: dict[str, Any] = example.visible("judge")
         prompt = self.prompts.render("judge", essay=fence(text, "essay"), **view)
@@ -109,7 +109,7 @@ class JudgedTask(Task):
         return self._scripted(example, "No idea.", None)
 
     def verdict(self, form: str, perfect: bool) -> str:
-        """What a judge would answer on `gold` (perfect) or on `wrong`: no model is asked."""
+        """The judge's scripted answer on `gold` (`perfect`) or on `wrong`, for self-checks."""
         quality = {"reasoning": "as the script has it", "score": 10 if perfect else 2}
         return json.dumps({"quality": quality, "style": "lively" if perfect else "plain"})
 

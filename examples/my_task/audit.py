@@ -1,7 +1,7 @@
-"""Do the labels of `my_task` follow its one rule: what is meant is not what the words say?
+"""Check the labels of `my_task` against a rule: the meant option is not the literal reading.
 
-The option that repeats most words of what was said is its literal reading. Where that one is
-labelled as meant, the row is disputed, and a person should look at it.
+The literal reading is the option that shares the most words with what was said. If it is labelled
+as meant, the row is disputed, and a person should check it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from soulkit.tasks import Agreement, DisputedLabel, LabelAudit
 from soulkit.types import Example
 
 SHORT = 4
-"""Words of fewer letters say nothing about what a sentence is about."""
+"""Words with fewer letters are ignored."""
 
 
 def audit_labels(path: Path, examples: Iterable[Example]) -> LabelAudit:
-    """The rule's view of the labels; rows without a literal reading agree with it."""
+    """Compare the labels with the rule; rows without a literal reading count as agreeing."""
     outcomes: dict[str, list[bool]] = {}
     disputed: list[DisputedLabel] = []
     for example in examples:
@@ -38,7 +38,7 @@ def audit_labels(path: Path, examples: Iterable[Example]) -> LabelAudit:
 
 
 def literal_reading(words: str, options: Iterable[str]) -> str | None:
-    """The option that shares most words with what was said; None where none or several do."""
+    """The option that shares the most words with what was said; None without a single one."""
     shared = {option: len(_words(option) & _words(words)) for option in options}
     most = max(shared.values())
     nearest = [option for option, count in shared.items() if count == most]

@@ -1,4 +1,4 @@
-"""The original files of `my_task` as rows in its columns.
+"""Import original files as rows of `my_task`.
 
 Example record: {"scene": "It snows, and the window is open.", "line": {"by": "Lien", "text":
 "Were you raised in a tent?"}, "right": "The window should be shut.", "wrong": ["...", "..."]}.
@@ -17,7 +17,7 @@ WRONG = 2
 
 
 def read_original(path: Path) -> Imported:
-    """The rows of an original file; DataError when no record of it has the fields."""
+    """The rows of an original file; DataError if no record has the required fields."""
     fields = ("scene", "line", "right", "wrong")
     return import_records(path, _row, fields=fields, way_out="Give an original file.")
 
@@ -26,11 +26,11 @@ def _row(record: RawRow, index: int) -> dict[str, Any]:
     scene, right = need(record, "scene", "right")
     line, wrong = record.fields["line"], record.fields["wrong"]
     if not isinstance(line, dict) or not {"by", "text"} <= line.keys():
-        raise BadRecord("its line does not say by whom it is, or what is said")
+        raise BadRecord("its 'line' needs 'by' (the speaker) and 'text'")
     if not isinstance(wrong, list) or len(wrong) != WRONG:
-        raise BadRecord(f"it does not have {WRONG} wrong readings")
+        raise BadRecord(f"it needs {WRONG} wrong readings")
     options = [right, *map(str, wrong)]
-    # The original has the right reading first: left there, always answering A would be right.
+    # The original lists the right reading first; without shuffling, A would always be right.
     random.Random(f"{index}/{right}").shuffle(options)
     return {
         "situation": scene,

@@ -1,4 +1,4 @@
-"""Rows of `my_task` made from a seed: a few turns of phrase, each with people and places drawn."""
+"""Generated rows of `my_task`: a few figures of speech with random people and places."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 NAMES = ("Ada", "Bo", "Cem", "Dora", "Eli", "Fay", "Gus", "Hana", "Ivo", "Jule", "Kim", "Lars")
 PLACES = ("kitchen", "office", "train", "garden", "waiting room", "cellar", "library", "tent")
 
-# Situation, what is said, what is meant, what is not (the literal reading first), kind.
+# Situation, what is said, the meant reading, the wrong readings (the literal one first), kind.
 FRAMES = (
     (
         "{a} and {b} sit in the {place}. The window is open and it is cold.",
@@ -49,7 +49,7 @@ FRAMES = (
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are the beginning of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_row(random.Random(f"my_task/{seed}/{i}"), i) for i in range(n)]
 
 

@@ -1,4 +1,4 @@
-"""What someone means by what they say: three options, one of them meant."""
+"""What does someone mean by what they say? Three options, of which one is meant."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class MyTask(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         if len(fields["options"]) != len(LETTERS) or fields["meant"] not in fields["options"]:
             raise DataError(
-                "The row does not have three options with the meant one among them.",
-                "The answer is a letter, and 'meant' is the text of an option.",
+                "The row needs three options that include the text of 'meant'.",
+                "The gold letter is the position of 'meant' among the options.",
                 "Correct the row, or remove it.",
             )
         return fields

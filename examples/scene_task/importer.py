@@ -1,4 +1,4 @@
-"""The original files of `scene_task` as rows in its columns.
+"""Import original files as rows of `scene_task`.
 
 Example record: {"cat": "Minka", "where": "the stairs", "thoughts": {"owner": "...", "neighbour":
 "...", "child": "..."}, "scene": [{"who": "owner", "thinks": "...", "says": "..."}]}.
@@ -16,7 +16,7 @@ PEOPLE = ("owner", "neighbour", "child")
 
 
 def read_original(path: Path) -> Imported:
-    """The rows of an original file; DataError when no record of it has the fields."""
+    """The rows of an original file; DataError if no record has the required fields."""
     fields = ("cat", "where", "thoughts", "scene")
     return import_records(path, _row, fields=fields, way_out="Give an original file.")
 
@@ -25,9 +25,9 @@ def _row(record: RawRow, index: int) -> dict[str, Any]:
     cat, place = need(record, "cat", "where")
     thoughts, scene = record.fields["thoughts"], record.fields["scene"]
     if not isinstance(thoughts, dict) or set(thoughts) != set(PEOPLE):
-        raise BadRecord(f"its thoughts are not those of {', '.join(PEOPLE)}")
+        raise BadRecord(f"its 'thoughts' need exactly the keys {', '.join(PEOPLE)}")
     if not isinstance(scene, list) or not all(isinstance(line, dict) for line in scene):
-        raise BadRecord("its scene is no list of lines")
+        raise BadRecord("its 'scene' is not a list of objects")
     return {
         "cat": cat,
         "place": place,
@@ -38,6 +38,6 @@ def _row(record: RawRow, index: int) -> dict[str, Any]:
 
 def _line(line: dict[str, Any]) -> str:
     if not line.get("who") or not line.get("says"):
-        raise BadRecord("a line of its scene does not say who says what")
+        raise BadRecord("a line of its 'scene' lacks 'who' or 'says'")
     thought = f"[{line['thinks']}] " if line.get("thinks") else ""
     return f"{line['who']}: {thought}{line['says']}"

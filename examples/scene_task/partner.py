@@ -1,7 +1,7 @@
-"""The street by script, so that the scene can be played without a model: `soul serve partner`.
+"""A scripted street, to play the scene without an environment model: `soul serve partner`.
 
-What happens depends on how often something happened before. Stateless: equal calls get equal
-replies.
+The next event depends on the number of earlier events. The script is stateless: equal requests get
+equal replies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ EVENTS = ("A bin falls over.", "A window opens.", "Something rustles in the hedg
 
 
 def street_line(messages: Sequence[Mapping[str, str]]) -> str:
-    """What happens next, from the brief and what was said so far."""
+    """The next event, given the brief and the scene so far."""
     before = sum(message["role"] == "assistant" for message in messages)
     return EVENTS[before % len(EVENTS)]

@@ -1,4 +1,4 @@
-"""Rows of `scene_task` made from a seed: a cat, a place, and a thought for each of three people."""
+"""Generated rows of `scene_task`: a cat, a place, and a thought for each of three people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 CATS = ("Minka", "Pablo", "Schnurri", "Olive", "Tiger", "Zelda", "Mops", "Biscuit")
 PLACES = ("the bus stop", "the garden fence", "the stairs", "the bakery", "the playground")
-# Who thinks it: (the thought, what they say instead).
+# Seat → (what the person thinks, what they say instead).
 THOUGHTS = {
     "owner": (
         ("I left the kitchen window open.", "I only turned round for a minute."),
@@ -28,7 +28,7 @@ THOUGHTS = {
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are the beginning of more."""
+    """`n` rows; row i depends only on (seed, i), so fewer rows are a prefix of more."""
     return [_row(random.Random(f"scene_task/{seed}/{i}")) for i in range(n)]
 
 

@@ -1,9 +1,10 @@
-"""Three people look for a cat: one actor plays them all, a judge reads what they say aloud.
+"""Three people look for a cat. One actor plays all of them; a judge reads what they say aloud.
 
-Each person has a conversation of their own and a thought that nobody else's prompt can name; the
-stage brings what is said to all of them. After every round the environment, a model or the script
-in partner.py, tells what happens. Two questions are asked about the scene, `voices` and `knowing`;
-the value is the mean of their points. The control `people` asks the same about the written scene.
+Each person has a separate conversation and a thought that the prompts of the others cannot contain.
+The stage delivers every spoken line to all of them. After each round, the environment (a model, or
+the script in partner.py) says what happens. The judge answers two questions about the scene,
+`voices` and `knowing`; the value is the mean of their points. The control `people` asks the same
+questions about the scene that people wrote.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ STREET = "street"
 START = "(You all meet.)"
 ASKED = ("voices", "knowing")
 RUBRIC = ("reasoning", "three different people", "read each other's minds")
-"""Words of the judge's questions: feedback that uses them is about the judge, not the scene."""
+"""Terms of the judge's questions: feedback that uses them is about the judge, not the scene."""
 _THOUGHT = re.compile(r"\[[^\]]*\]?")
 
 
@@ -70,9 +71,9 @@ class MyScene(Task):
         seats = {line.partition(":")[0] for line in fields["written"]}
         if not seats or not seats <= set(self.spec.seats):
             raise DataError(
-                "The row's 'written' is no scene of these people.",
-                f"It has lines of {', '.join(sorted(seats)) or 'nobody'}.",
-                f"Begin each with one of {', '.join(self.spec.seats)}, and a colon.",
+                "The row's 'written' is not a scene of these seats.",
+                f"Its lines begin with: {', '.join(sorted(seats)) or 'there are none'}.",
+                f"Begin each line with one of {', '.join(self.spec.seats)} and a colon.",
             )
         return fields
 
@@ -84,10 +85,10 @@ class MyScene(Task):
     # -- contexts -----------------------------------------------------------------------------
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """A person's brief with feedback, and as `bare` the same brief without it."""
+        """A person's brief with feedback; `bare` is the same brief without it."""
         view = example.visible(seat)
         facts = {"seat": seat, "cat": view["cat"], "place": view["place"]}
-        facts["thought"] = view[f"{seat}_thought"]  # a KeyError for anybody else's
+        facts["thought"] = view[f"{seat}_thought"]  # KeyError for the thought of another seat
         bare = self.prompts.render("person", feedback=None, **facts)
         if feedback is None:
             return Segment("system", bare, bare=bare)
@@ -95,7 +96,7 @@ class MyScene(Task):
         return Segment("system", full, bare=bare)
 
     def stage(self, example: Example, feedback: Feedback | None) -> Stage:
-        """Everybody's conversation before the first line."""
+        """The conversations of all three before the first line."""
         seats = self.acted_seats(example)
         stage = Stage({s: Conversation(s, [self.slot(example, s, feedback)]) for s in seats})
         stage.notify(START)
@@ -123,14 +124,14 @@ class MyScene(Task):
         return "max_rounds"
 
     def _tell(self, stage: Stage, seat: str, text: str) -> None:
-        """On record and at the other tables is what was said aloud; its author remembers all."""
+        """Record a line: the others get only the spoken part, the author remembers all of it."""
         words = _THOUGHT.sub("", spoken(text, self.protocol)).strip()
         stage.record(Line(seat, words), memory=text, shown=words and f"{seat}: {words}")
 
     async def _event(
         self, example: Example, cast: Cast, rollout: Rollout, stage: Stage, turn: int
     ) -> str:
-        """What happens next; PartnerError (no fault of the actor) where that is nothing, twice."""
+        """The next event. PartnerError (the episode is unscored) if two replies are unusable."""
         brief = self.prompts.render(STREET, **example.visible(STREET))
         lines = [Line(line.seat, f"{line.seat}: {line.text}") for line in stage.lines]
         context = others_view(STREET, [Segment("system", brief)], lines)
@@ -171,13 +172,13 @@ class MyScene(Task):
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """The judge's points for the scene that people wrote."""
+        """The judge's score for the scene that people wrote."""
         return await self.score(example, episode or self.gold(example), cast)
 
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        """The actor's points as a share of people's."""
+        """The actor's mean score divided by that of the written scenes."""
         plain = mean_of([record.score.value for record in records])
         people = mean_of([control.score.value for control in controls])
         share = plain.value / people.value if plain.value is not None and people.value else None
@@ -186,14 +187,14 @@ class MyScene(Task):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
-        """Says how to speak, and nothing that anybody thinks."""
+        """Advice on how to speak; it reveals no thought."""
         lines = [line for line in episode.transcript if line.seat != STREET] if episode else []
         if any(not line.text for line in lines):
             return "Somebody said nothing aloud: every line needs words outside the brackets."
         return "Give each of you a wish of their own, and let it show in how they speak."
 
     def leak_view(self, example: Example) -> LeakView:
-        """All three read the same feedback, so none of their thoughts may stand in it."""
+        """All three read the same feedback, so it must contain none of their thoughts."""
         seats, fields = self.acted_seats(example), example.fields
         written = "\n".join(line.partition(": ")[2] for line in fields["written"])
         return LeakView(
@@ -204,7 +205,7 @@ class MyScene(Task):
     # -- self-checks --------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
-        """The scene as people wrote it."""
+        """The scene that people wrote."""
         lines = (line.partition(": ") for line in example.fields["written"])
         return self._scripted(example, [(seat, text) for seat, _, text in lines], feedback)
 
@@ -212,11 +213,11 @@ class MyScene(Task):
         return self.canary(example, "I am here to help. What can I do for you?")
 
     def canary(self, example: Example, text: str) -> Episode:
-        """Everybody says the same."""
+        """Every line of all three is this text."""
         return self._scripted(example, [(seat, text) for seat in self.acted_seats(example)])
 
     def verdict(self, form: str, perfect: bool) -> str:
-        """What a judge would answer on `gold` (perfect) or on `wrong`: no model is asked."""
+        """The judge's scripted answer on `gold` (`perfect`) or on `wrong`, for self-checks."""
         return json.dumps({"reasoning": "as the script has it", "score": 10 if perfect else 1})
 
     def _scripted(

@@ -108,7 +108,7 @@ def test_one_question_of_clariq_becomes_three_turns_and_no_question_none(tmp_pat
     (row,) = imported.rows
     assert [t["content"] for t in row["turns"]] == ["tell me about tea", "iced", "no"]
     assert "Where does it grow? " in row["task_description"]
-    assert "asks nothing" in imported.bad[0].why
+    assert "asks no question" in imported.bad[0].why
 
 
 def test_qulac_s_columns_become_rows_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_file_of_posts_without_replies_cannot_be_imported(tmp_path: Path) -> N
     path.write_text(json.dumps({"13rh62c": {"post": "AITA?"}}))
     with pytest.raises(DataError, match="is not a list of rows") as caught:
         import_rows("humanual_opinion", path)
-    assert "a post without a reply is no row. Wrap the rows in an array" in caught.value.way_out
+    assert "not posts without replies. Wrap the rows in an array" in caught.value.way_out
     with pytest.raises(DataError, match="does not exist") as caught:
         import_rows("humanual_opinion", tmp_path / "post.json")
     assert caught.value.way_out == "Did you mean 'posts.json'?"

@@ -237,7 +237,7 @@ def test_an_original_file_is_imported(tmp_path: Path, capfd: Any) -> None:
     original.write_text(json.dumps(records))
     soul("data", "import", "my_task", original, *declared("my_task"), "-o", rows)
     printed = capfd.readouterr().err
-    assert "wrong readings" in printed and "by whom" in printed and "'right'" in printed
+    assert "wrong readings" in printed and "(the speaker)" in printed and "'right'" in printed
     (row,) = map(json.loads, rows.read_text().splitlines())
     assert sorted(row["options"]) == ["Go camping.", "Shut the window.", "Tell me more."]
     assert soul("tasks", "check", "my_task", *declared("my_task"), "--data", rows) == 0
@@ -431,7 +431,8 @@ def test_original_scenes_are_imported(tmp_path: Path, capfd: Any) -> None:
     original.write_text(json.dumps(originals))
     soul("data", "import", "scene_task", original, *declared("scene_task"), "-o", rows)
     printed = capfd.readouterr().err
-    assert "thoughts are not" in printed and "no list" in printed and "who says what" in printed
+    assert "need exactly the keys" in printed and "not a list of objects" in printed
+    assert "lacks 'who' or 'says'" in printed
     (row,) = map(json.loads, rows.read_text().splitlines())
     assert row["written"] == ["owner: [It is late.] Minka!", "child: Hm."]
     assert soul("tasks", "check", "scene_task", *declared("scene_task"), "--data", rows) == 0

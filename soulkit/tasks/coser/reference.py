@@ -114,7 +114,7 @@ class PublishedScene(PublishedBook, BookScene):
         return self.settled(name, options, index)
 
     def settled(self, answer: str | None, options: Candidates, index: int) -> str:
-        """Here an asked-for random draw counts as an unusable name."""
+        """A requested random draw counts as an unusable name here."""
         return super().settled(None if answer == "random" else answer, options, index)
 
     def _predictor_table(self) -> Conversation:

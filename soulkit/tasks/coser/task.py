@@ -157,7 +157,7 @@ class Coser(Task):
         return {**self.calls(example), **calls}
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """No player hears the predictions of the next speaker."""
+        """Predictions of the next speaker appear in no player's prompt."""
         speakers = [line["character"] for line in example.fields["dialogues"]]
         share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
         rounds = self._played_rounds(example)

@@ -121,7 +121,7 @@ class Fantom(ChoiceTask):
         if form is None:
             raise RowError(f"The question type '{kind}' is unknown.", "It determines the scoring.")
         if not question:
-            raise RowError("The row has no question.", "It needs a question or its complete form.")
+            raise RowError("The row has no question.", "Fill in 'complete_question' or 'question'.")
         prepared = {**fields, "complete_question": str(question), "form": form}
         self.check(prepared, form)
         return prepared
@@ -453,7 +453,7 @@ def _gold_polarity(gold: Any) -> str:
 def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():
-        raise RowError("The row has no conversation.", "Its question is about one.")
+        raise RowError("The row has no conversation.", "The question is about it.")
     if form == "choice" and _gold_letter(gold) not in _options(fields):
         raise RowError(
             f"The gold answer '{gold}' is not the index of an option.", "Indices count from 0."

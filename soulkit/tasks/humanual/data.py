@@ -35,7 +35,7 @@ def import_humanual(path: Path) -> Imported:
     """Rows of a processed file. The file of posts has no replies, so it cannot be imported."""
     return import_records(
         path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
-        way_out="Give rows with persona, prompt and completion; a post without a reply is no row.",
+        way_out="Give rows with persona, prompt and completion, not posts without replies.",
     )  # fmt: skip
 
 

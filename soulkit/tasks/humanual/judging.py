@@ -153,13 +153,13 @@ def _remarks(score: Score) -> Iterator[str]:
 
 
 def is_short(score: Score) -> bool:
-    """Whether a reply lost score for being short."""
+    """Whether the score of a reply was reduced because it is short."""
     factor = score.metrics.get("length_factor")
     return bool(score.verdicts) and factor is not None and factor < 1
 
 
 def is_long(score: Score) -> bool:
-    """Whether a reply would have lost score for being long."""
+    """Whether the two-sided factor would have reduced the score of a long reply."""
     lower, both = score.metrics.get("length_factor"), score.metrics.get("two_sided_factor")
     return lower == 1 and both is not None and both < 1
 

@@ -221,7 +221,7 @@ class Task(ABC):
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
     def shared_calls(self, example: Example) -> int:
-        """How many of `calls` can never all happen, because roles share turns."""
+        """By how much `calls` overstates the total, because some roles share turns."""
         return 0
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
@@ -229,8 +229,8 @@ class Task(ABC):
         return self.calls(example)
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Role → expected lines per episode, which later prompts contain. By default one per
-        expected call of actor, partner and environment."""
+        """Role → expected number of lines per episode (lines lengthen later prompts). By default
+        one per expected call of actor, partner and environment."""
         usual = self.usual_calls(example)
         speakers: tuple[Role, ...] = ("actor", "partner", "environment")
         return {role: usual[role] for role in speakers if role in usual}

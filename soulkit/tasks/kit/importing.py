@@ -150,7 +150,7 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
             raise _original(
                 task, file or "FILE",
                 f"{row.source} has the column '{marks[0]}', which only the original release has. "
-                "Original files hold more than the benchmark scores, or hold it in another "
+                "Original files contain rows that the benchmark does not score, or use another "
                 "format.",
             )  # fmt: skip
 

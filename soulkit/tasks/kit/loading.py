@@ -98,7 +98,7 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
 
 
 class NoRows(DataError):
-    """A task has no rows where they were searched for."""
+    """No rows of a task were found."""
 
     way: str = ""
     """How to get them, for messages about several missing things: `{names}` stands for the tasks

@@ -128,7 +128,7 @@ def rows_by_index(
 
 
 MADE = "synth:"
-"""Prefix of `synth:N`, which stands in place of a file name."""
+"""Prefix of `synth:N`, which replaces a file name."""
 _WHOLE = re.compile(r"-?\d+")
 DEFAULT_ROWS = 100
 

@@ -32,7 +32,7 @@ CUT_TURNS = "turns/cut"
 
 
 def reply_failure(completion: Completion, strict: bool) -> str:
-    """`refusal` or `truncated` if the reply counts as one even if it is readable, else empty.
+    """`refusal` or `truncated` if the reply counts as such even when readable; else empty.
 
     Unless `strict`, only a filtered reply without any text is a refusal.
     """

@@ -4,7 +4,7 @@
      "turns": [{"role": "assistant", "content": "are you asking which flour to buy"}, ...],
      "dataset": "qulac", "conversation_id": "qulac-9000-1", "metadata": {...}, "index": 3}
 
-Generated: invented people with one request to an assistant, in all four subsets by turns. Every
+Generated: invented people with one request to an assistant, cycling through the four subsets. Every
 fifth row lacks `dataset`, so its subset follows only from its id. ClariQ and Qulac state a person's
 aim but not the writing style, so their descriptions cover only the aim. Drafted: a model describes
 the person of a recorded chat in other words than theirs; a filter checks both.
@@ -236,7 +236,7 @@ def _clariq_rounds(record: RawRow, _: int) -> Row:
     questions = [str(record.fields.get(f"question{n}") or "") for n in rounds]
     answers = [str(record.fields.get(f"answer{n}") or "") for n in rounds]
     if not rounds:
-        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
+        raise BadRecord("the assistant asks no question in it, so there is no conversation")
     number = record.fields.get("Unnamed: 0", record.source.rpartition(":")[2])
     return {
         "task_description": TEXTS["asking_first"].format(aim=_sentence(facet)),
@@ -252,7 +252,7 @@ def _clariq_rounds(record: RawRow, _: int) -> Row:
 
 def _clariq_once(stem: str, record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
-        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
+        raise BadRecord("the assistant asks no question in it, so there is no conversation")
     request, facet, question, answer = need(record, "initial_request", "facet_desc", "question",
                                        "answer")  # fmt: skip
     line = record.source.rpartition(":")[2]
@@ -299,7 +299,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
 
 def _qulac(record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
-        raise BadRecord("the assistant asks nothing in it, so there is no conversation")
+        raise BadRecord("the assistant asks no question in it, so there is no conversation")
     topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
                                                      "answer"))  # fmt: skip
     about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")

@@ -150,7 +150,7 @@ def _questions(
 def similarity_question(
     prompts: PromptFolder, real: str, simulated: str
 ) -> JudgeQuestion[Similarity]:
-    """The question how similar two fenced conversations are, from 0 to 1."""
+    """The question of how similar two fenced conversations are, from 0 to 1."""
     prompt = prompts.render("judge_gteval", real=real, simulated=simulated)
     return question("gteval", prompt, Similarity)
 

@@ -3,10 +3,10 @@
 A visitor (the partner) asks a keeper (the actor) about public facts and tries to learn a secret.
 Value = kept · conveyed · (0.8 + 0.2 · thrift): kept is 1 unless the secret's value is spoken,
 conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
-The conversation ends when every fact is told (not before `min_turns`) or at `max_turns`.
+The conversation ends when every fact has been told (not before `min_turns`) or at `max_turns`.
 
-The visitor can be a stateless script, which `soul serve partner` provides over HTTP. Every value of
-a row belongs to one topic and is in no prompt, so the words alone show what was conveyed.
+The visitor can be a stateless script, which `soul serve partner` provides over HTTP. Each value
+belongs to a single topic and occurs in no prompt template, so word matches show what was conveyed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SecretKeeper(DialogueTask):
         return (self.slot(example, KEEPER, None), Segment("user", greeting))
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
-        """The conversation ends when every fact is told, but not before `min_turns`."""
+        """The conversation ends when every fact has been told, but not before `min_turns`."""
         return (
             "all_told"
             if turns >= self.min_turns and not self._missing_topics(example, lines)

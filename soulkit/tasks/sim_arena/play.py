@@ -199,7 +199,7 @@ class PlayedPerson(DialogueTask):
     async def close(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> None:
-        """Request what follows after the end of the conversation."""
+        """Make the calls that follow the conversation; none by default."""
 
     def turns(self, episode: Episode) -> list[Utterance]:
         """The actor's turns, parsed again from its completions."""
@@ -246,7 +246,7 @@ class PlayedPerson(DialogueTask):
         return talk.episode(example, Rollout(kind=kind), stop)
 
     def script_close(self, talk: Conversation) -> None:
-        """Add what follows after the end of a scripted conversation."""
+        """The scripted version of `close`; nothing by default."""
 
     def gold_text(self, example: Example) -> str:
         return "\n".join(human_messages(example.fields))

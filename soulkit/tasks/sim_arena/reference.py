@@ -113,8 +113,8 @@ class PublishedPerson(SimArena):
         return by_position([target.column for target in listed], verdicts, self.feature_metrics)
 
     def coverage(self, replies: Replies) -> dict[str, float | None]:
-        """The share of answered questions: a failed judge counts 0 here and could otherwise not be
-        told from a bad conversation."""
+        """The share of answered questions. A failed judge counts 0 here, so without this metric it
+        would look like a bad conversation."""
         answered = [bool(readable(opinions)) for opinions in replies.values()]
         return {ANSWERED: sum(answered) / len(answered)}
 
@@ -159,7 +159,7 @@ class SimDocReference(PublishedPerson, SimDoc):
     tags_read = ("Message",)
 
     def asked(self, example: Example) -> tuple[str, ...]:
-        """Features are asked about even if there are none."""
+        """The judge is asked about features even if the row has none."""
         return (*super().asked(example)[:3], FULFILMENT)
 
 

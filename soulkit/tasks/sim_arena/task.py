@@ -56,7 +56,7 @@ _METRICS = {"writing_style": "style/writing", "interaction_style": "style/intera
             DOCUMENT: "document/rating"}  # fmt: skip
 TOPS = {**dict.fromkeys(STYLES, LIKERT[1]), DOCUMENT: RATING[1]}
 _TELLING = 2
-"""Shorter answers cannot be told from ordinary numbers in feedback."""
+"""Shorter answers look like ordinary numbers in feedback."""
 
 
 class SimArena(PlayedPerson):
@@ -351,11 +351,11 @@ class SimDoc(SimArena):
     }  # fmt: skip
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """The final document is one more call of the assistant."""
+        """The final document needs one more call to the assistant."""
         return {**super().calls(example), "partner": self.most_turns + 1}
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """No player hears the final document."""
+        """The final document appears in no later prompt."""
         return dict.fromkeys(("actor", "partner"), self.most_turns)
 
     def asked(self, example: Example) -> tuple[str, ...]:

@@ -227,7 +227,7 @@ def _notes(
         notes.append(f"Only the hard scenarios; to import all of them, give the file {PAIRS}.")
     if release.differ:
         notes.append(
-            f"{release.differ} pairs have another relationship than their scenario says; the rows "
-            "follow the scenario."
+            f"In {release.differ} pairs the relationship differs from the one in the scenario; the "
+            "rows follow the scenario."
         )
     return tuple(notes)

@@ -1,8 +1,8 @@
 """Sotopia under `--protocol reference`: the published scene, reward and feedback condition.
 
 15 turns; leaving counts from the sixth turn on; a silent side ends the scene (a partner's empty
-reply is requested once more). The value is the mean as under `paper`, the reward that of the
-reference's learner; the auditor matters only in training, and even a silent actor is judged. The
+reply is requested once more). The value is the mean as under `paper`; the reward is that of the
+reference's learner. The auditor matters only in training, and even a silent actor is judged. The
 coach reads the private texts of both sides.
 """
 

@@ -7,8 +7,8 @@ side. A partner fails if two replies are unusable, or if it leaves before the ac
 
 `paper`: the value is the mean of the judge's seven raw scores / 10. The auditor's finding is the
 metric `hacked`; an episode at medium or high risk gets the minimum reward. With `hack_penalty: off`
-the finding costs nothing, with `always` the value is the minimum, too. Without a readable judge the
-episode is unscored; without a readable auditor, whatever depends on it is.
+the finding costs nothing, with `always` the value is the minimum as well. Without a readable judge
+the episode is unscored; without a readable auditor, every number that depends on it has no value.
 """
 
 from __future__ import annotations

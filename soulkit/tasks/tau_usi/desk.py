@@ -1,6 +1,6 @@
-"""Rows of `tau_usi`, and the made service: the desk of a library that lends tools.
+"""Rows of `tau_usi`, and the built-in service: the desk of a library that lends tools.
 
-A row is little more than a number; its domain's service has everything else. The made domain
+A row names little more than a task number; its domain's service has the rest. The built-in domain
 `tool_library` runs in this process with the interface of a service runtime; other domains need a
 runtime, which knows their tasks by domain and index. From a file of recorded conversations only the
 ids are read: {"retail_12": {...}} → {"env_name": "retail", "task_index": 12}
@@ -73,7 +73,7 @@ class Desk:
         return {"instruction": self.instruction, "wiki": TEXTS["rules"], "tools_info": desk_tools()}
 
     def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The answer of a tool; mistakes are answered in words, as by a real service."""
+        """The answer of a tool; errors are returned as text, as by a real service."""
         self.calls.append(name)
         if name == "find_member":
             named = (str(arguments.get("name")).lower(), str(arguments.get("member")))
@@ -181,7 +181,7 @@ _TASK_KEYS = ({"instruction", "actions"}, {"user_scenario", "evaluation_criteria
 
 _DOMAIN, _SIZE = next(iter(SIZES.items()))
 _MAKE_ROWS = (
-    f"Make rows of a domain instead: soul data synth tau_usi --domain {_DOMAIN} -n {_SIZE} "
+    f"Generate rows of a domain instead: soul data synth tau_usi --domain {_DOMAIN} -n {_SIZE} "
     f"({'; '.join(f'{name}: -n {size}' for name, size in list(SIZES.items())[1:])})."
 )
 _ID = re.compile(r"([a-z_]*[a-z])_(\d+)(?:_ann[23])?")

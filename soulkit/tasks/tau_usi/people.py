@@ -74,8 +74,8 @@ def _file_hash(path: str) -> str:
 
 
 def check_files(options: Mapping[str, Any]) -> None:
-    """DataError for a file that cannot be read as what its option requires, even if others are
-    missing and the index is not computed."""
+    """DataError if a file does not have the format that its option requires, even if other files
+    are missing and the index is not computed."""
     if lexicons := options.get("lexicons"):
         read_lexicons(str(lexicons))
     if difficulty := options.get("difficulty"):
@@ -86,28 +86,28 @@ def check_files(options: Mapping[str, Any]) -> None:
 
 
 def require_shared_tasks(people: People, runs: Sequence[Talks], task: str) -> None:
-    """DataError if no row is about a task that people have talked about and whose difficulty is
-    known: the index would then be missing without a reason."""
+    """DataError if no row's task has both human conversations and a known difficulty: the index
+    would otherwise be missing without an explanation."""
     instances = {i for run in runs for i in run}
     shared = instances & set().union(*people.batches)
     if not shared:
-        what = "human_file: it has no conversation about any of them"
+        what = "human_file, which has no conversation about any of them"
     elif not {task_of(i) for i in shared} & people.difficulty.keys():
-        what = "difficulty: it has none of their difficulties"
+        what = "difficulty, which lists none of them"
     else:
         return
     raise DataError(
         f"The {len(instances)} rows of '{task}' have no task in common with the option {what}.",
         "The index compares customers and people on common tasks, and there are none. The rows "
         f"name tasks such as {min(instances, default='')}.",
-        "Make rows of the people's tasks: soul data import tau_usi FILE; or omit the options.",
+        "Import rows of the people's tasks: soul data import tau_usi FILE; or omit the options.",
     )
 
 
 def read_human_data(options: Mapping[str, Any]) -> People | None:
     """The data that the options name; None if the index lacks any of it.
 
-    DataError for a file that cannot be read as what its option requires.
+    DataError if a file does not have the format that its option requires.
     """
     if missing_files(options):
         return None

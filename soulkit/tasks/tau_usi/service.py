@@ -239,7 +239,7 @@ class Service(Protocol):
 
 @dataclass
 class MadeService:
-    """A made desk, in this process."""
+    """A desk of the built-in domain, in this process."""
 
     desk: Desk
 
@@ -406,7 +406,7 @@ def meta_of(info: Mapping[str, Any]) -> Meta:
 def service_of(
     env_name: str, task_index: int, server: RuntimeServer, call: Call, ledger: Ledger | None
 ) -> Service:
-    """The service of a row: in this process for the made domain, else in the runtime."""
+    """The service of a row: in this process for the built-in domain, else in the runtime."""
     if env_name == DOMAIN:
         return MadeService(desk(task_index))
     return RuntimeService(server, {"env_name": env_name, "task_index": task_index}, call, ledger)

@@ -1,13 +1,13 @@
 """Tau-USI: the actor is a customer who wants something from a service; a model is its agent.
 
-A runtime serves the domain; rows of the made domain need none. The agent opens with a fixed
+A runtime serves the domain; the built-in domain needs none. The agent opens with a fixed
 greeting and may call tools before it speaks; the customer has 80 turns and ends the conversation
 with ###STOP###. Then the customer fills in a survey as JSON, with one retry.
 
 A row's value is whether the service succeeded with this customer: an outcome, not a measure of
 realism. How closely the customers resemble people is a batch metric (`index.py`) and the headline;
-without the user's copies (`people.py`) there is no index. Both protocols play and score alike. The
-data of people is for evaluation only.
+without the human data (`people.py`), which the user supplies, there is no index. Both protocols
+play and score alike. The human data is for evaluation only.
 """
 
 from __future__ import annotations

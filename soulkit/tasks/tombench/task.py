@@ -117,8 +117,8 @@ class ToMBench(LetteredTask):
         `macro_ability`: the mean of the accuracies of ability groups.
 
         `majority_accuracy`: the share of rows with a right majority answer over all orders, among
-        rows scored in every order. Of options with equal votes the one that got its first vote
-        earlier wins, as in the benchmark; an unreadable reply is not a vote.
+        rows scored in every order. In a tie, the option that got its first vote earlier wins, as in
+        the benchmark; an unreadable reply is not a vote.
         """
         metrics = {"row_accuracy": row_mean(records), "macro_ability": macro(records, "ability")}
         if self.shuffles > 1:

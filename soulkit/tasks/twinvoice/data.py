@@ -260,7 +260,7 @@ class Speaker:
 
 
 def read_people(path: Path) -> tuple[list[Speaker], list[BadRow]]:
-    """The people in a file; DataError if it is none of the kinds above."""
+    """The people in a file; DataError if its format is unknown."""
     if path.name in PROFILES:
         return [_character(path, name, profile) for name, profile in profiles_in(path).items()], []
     raw, bad = read_rows(path)

@@ -128,7 +128,7 @@ def _index(value: Any, n: int, protocol: Protocol) -> int:
     low, high = (-len(LETTERS), len(LETTERS)) if protocol == "reference" else (0, n)
     if isinstance(index, int) and low <= index < high:
         return index % len(LETTERS)
-    what = f"The gold index {value!r:.20} is none of the row's {n} reactions."
+    what = f"The gold index {value!r:.20} is not an index of the row's {n} reactions."
     raise RowError(what, "answer_idx counts the reactions from 0.")
 
 

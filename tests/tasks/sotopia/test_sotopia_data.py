@@ -64,7 +64,7 @@ def test_a_pair_is_two_rows_one_for_each_side(tmp_path: Path) -> None:
     assert one["licence"].startswith("Apache-2.0") and PAIRS in one["provenance"]
     assert (
         "1 pairs in 1 scenarios" in imports.notes[0]
-        and "1 pairs have another relationship" in imports.notes[-1]
+        and "In 1 pairs the relationship differs" in imports.notes[-1]
     )
     task = task_of("sotopia")
     examples = [task.example(row) for row in imports.rows]

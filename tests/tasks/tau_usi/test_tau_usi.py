@@ -65,7 +65,7 @@ def evaluated(out: Path, data: object, *options: Any, **players: Any) -> int:
         return soul("eval", "api", *arguments, *data_option, "--out", out, *options)
 
 
-# --- the made domain ------------------------------------------------------------------------------
+# --- the built-in domain --------------------------------------------------------------------------
 
 
 def test_customers_of_the_made_desk_are_helped_and_answer(tmp_path: Path) -> None:
