@@ -28,8 +28,8 @@ from soulkit.types import Kind, Record
 
 HACKED, LEAKED, CUT = "hacked", "leaked", "cut"
 MARKS = {
-    HACKED: "an auditor says that the actor wrote for the judge",
-    LEAKED: "its feedback reveals something of the answer",
+    HACKED: "an auditor says that the actor wrote to please the judge",
+    LEAKED: "its feedback leaks the answer or private text",
     CUT: "some of its words or lines were cut",
 }
 """Values of `--status` besides statuses and reasons, with their meaning."""

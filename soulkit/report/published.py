@@ -281,7 +281,7 @@ def context_doubts(
 
 
 def doubts_text(doubts: Mapping[str, Sequence[str]], n_tasks: int) -> str:
-    """`temperature 1, this run 0 (two tasks); the source does not state rows`."""
+    """`temperature 1, this run: 0 (two tasks); the source does not state rows`."""
     unstated = [reason.removesuffix(UNSTATED) for reason in doubts if reason.endswith(UNSTATED)]
     parts = [
         reason if len(tasks) == n_tasks else f"{reason} ({_named(tasks)})"
@@ -312,7 +312,7 @@ def _difference_text(what: str, there: str, here: str) -> str:
         return f"{what}{UNSTATED}"
     if not here:
         return f"{what} not recorded by this run"
-    return "" if there == here else f"{what} {there}, this run {here}"
+    return "" if there == here else f"{what} {there}, this run: {here}"
 
 
 def _prompt_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
@@ -326,7 +326,7 @@ def _prompt_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
 
 def _temperature(run: MeasuredRun, task: str) -> str:
     if any("temperature" in one for one in run.dropped(task, "actor") or ()):
-        return "refused by the server"
+        return "rejected by the server"
     return _degrees(run.actor(task).get("temperature"))
 
 

@@ -102,7 +102,7 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
         facts.append(("lessons", ", ".join(f"{name} {n:,}" for name, n in learned.items())))
     reasons = [f"{n:,} × {reason}" for reason, n in summary.lessons.left_out.items()]
     if n := summary.lessons.shortened:
-        reasons.append(f"{n:,} shortened by their oldest turns")
+        reasons.append(f"{n:,} without their oldest turns")
     if reasons:
         facts.append(("left out", "; ".join(reasons)))
     rows = [

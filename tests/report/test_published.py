@@ -67,8 +67,8 @@ def test_a_figure_that_was_measured_alike_is_comparable(played: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "doubt"),
     [
-        ({"protocol": "reference"}, "protocol reference, this run paper"),
-        ({"temperature": 1.0}, "temperature 1, this run 0.5"),
+        ({"protocol": "reference"}, "protocol reference, this run: paper"),
+        ({"temperature": 1.0}, "temperature 1, this run: 0.5"),
         ({"rows": {"hitom": "0" * 64}}, "other rows"),
         ({"rows": {}}, "rows unstated"),
         ({"temperature": None}, "temperature unstated"),
@@ -96,7 +96,7 @@ def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -
     stated = alike(played)
     assert doubts(folder, **stated, judges={"*": "gpt-5-nano"}) == []
     assert doubts(folder, **stated, judges={"*": "gpt-5-nano", "hitom": "gpt-5.4"}) == [
-        "judge gpt-5.4, this run gpt-5-nano"
+        "judge gpt-5.4, this run: gpt-5-nano"
     ]
     assert doubts(folder, **stated) == ["judge unstated"]
 
@@ -126,9 +126,9 @@ PAPER = {"fantom": "gpt-5-nano", "coser": "gpt-5.4", "mirrorbench": "gpt-5.4"}
         (PAPER, {}),
         ({"coser": "gpt-5.4"}, {}),
         ({**PAPER, "mirrorbench": "gpt-5-nano"},
-         {"judge gpt-5.4, this run gpt-5-nano": ["mirrorbench"]}),
+         {"judge gpt-5.4, this run: gpt-5-nano": ["mirrorbench"]}),
         ({**PAPER, "fantom": "mine", "sotopia": "mine"},
-         {"judge gpt-5-nano, this run mine": ["fantom", "sotopia"]}),
+         {"judge gpt-5-nano, this run: mine": ["fantom", "sotopia"]}),
     ],
 )  # fmt: skip
 def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
@@ -183,8 +183,8 @@ def test_a_known_difference_is_named_below_the_column(played: Path) -> None:
 
 
 def test_doubts_in_words() -> None:
-    words = doubts_text({"temperature 1, this run 0": ["a"], "rows unstated": ["a", "b"],
+    words = doubts_text({"temperature 1, this run: 0": ["a"], "rows unstated": ["a", "b"],
                          "protocol unstated": ["a", "b"]}, 2)  # fmt: skip
-    assert words == "temperature 1, this run 0 (a); the source does not state rows, protocol"
+    assert words == "temperature 1, this run: 0 (a); the source does not state rows, protocol"
     assert doubts_text({"other rows": list("abcd")}, 9) == "other rows (4 tasks)"
     assert doubts_text({}, 3) == ""
