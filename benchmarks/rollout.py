@@ -218,7 +218,7 @@ def measure(folder: Path, deterministic: bool, batch_size: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--deterministic", action="store_true", help="fixed sampling waves")
+    parser.add_argument("--deterministic", action="store_true", help="sample in fixed batches")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--serve", action="store_true", help="be the judge (used by itself)")
     args = parser.parse_args()

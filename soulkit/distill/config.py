@@ -99,7 +99,7 @@ class DistillConfig(PlayConfig):
         0.8,
         gt=0,
         le=1,
-        help="Treat two texts as duplicates from this share of common word triples on.",
+        help="Minimum share of common word triples at which two texts count as duplicates.",
     )
     exclude_overlap: bool = _rollouts(
         False,
@@ -109,7 +109,7 @@ class DistillConfig(PlayConfig):
     # -- train --
     by: Literal["sft", "opd"] = _objective(
         "sft",
-        help="Fine-tune on the selected samples (sft), or let each task's expert teach on the "
+        help="Fine-tune on the selected samples (sft), or have each task's expert score the "
              "generalist's own replies (opd).",
     )  # fmt: skip
     opd_form: Literal["token", "logits"] = _objective(

@@ -248,7 +248,7 @@ def _changed(
     return DataError(
         f"{where} gives only {counts[0]} of the {counts[1]} rows that the expert of {expert.task}, "
         f"{expert.name}, was trained on.",
-        f"The file has changed, or this distillation has other settings than '{run}': protocol "
+        f"The file has changed, or this distillation has different settings from '{run}': protocol "
         f"{settings.get('protocol')}, options {options}.",
         f"Restore the old rows, use the same --protocol and --option, or name other rows with "
         f"--data {expert.task}=ROWS",
@@ -327,7 +327,7 @@ def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[
 def _seen(expert: Expert, rows: ExpertRows) -> str:
     if rows.dev:
         best = expert.folder is not None and expert.folder.name == WEIGHTS[0]
-        chosen = ", although its best checkpoint was chosen by them" if best else ""
+        chosen = ", although its best checkpoint was selected on them" if best else ""
         return f"the dev rows of its expert, which was not trained on them{chosen}"
     may = "was" if rows.run else "may have been"
     return (

@@ -479,14 +479,14 @@ def _on_one_base(
         if same is False:
             owner = "--model" if asked else f"the expert of {first_task}"
             raise ModelLoadError(
-                f"The expert of {expert.task}, {expert.name}, was trained from another base than "
-                f"{owner} names: {base.name} ({base.proof}) instead of {common.name} "
-                f"({common.proof}).",
-                "All experts of a generalist must share one base.",
+                f"The expert of {expert.task}, {expert.name}, was not trained on the base that "
+                f"{owner} names: it was trained on {base.name} ({base.proof}), not on "
+                f"{common.name} ({common.proof}).",
+                "All experts of a generalist must share one base model.",
                 "Train it again from the common base, or distil it separately.",
             )
         if same is None and base.name != common.name:
-            unsure = f"the expert of {expert.task} may not have been trained from "
+            unsure = f"the expert of {expert.task} may not have been trained on "
             remarks = (*remarks, f"{unsure}{common.name}: it names {base.name or 'no base'}")
         expert = replace(expert, base=common.name, base_print=common.proof, remarks=remarks)
         settled.append(_with_tokenizer(expert, common))
@@ -494,7 +494,7 @@ def _on_one_base(
 
 
 def _check_there(base: Base, expert: Expert) -> None:
-    """ModelLoadError for a base that is missing or has other weights than before."""
+    """ModelLoadError for a base that is missing or whose weights have changed."""
     if not base.where:
         raise ModelLoadError(
             f"The base of the expert {expert.name} is unknown.",
@@ -538,7 +538,7 @@ def _one_tokenizer(experts: Sequence[Expert]) -> None:
 
 def _other_tokenizer(expert: Expert, other: str, what: str) -> ModelLoadError:
     return ModelLoadError(
-        f"The expert of {expert.task}, {expert.name}, has another {what} than {other}.",
-        "The token ids of its replies would mean something else to the generalist.",
+        f"The expert of {expert.task}, {expert.name}, has a different {what} than {other}.",
+        "The token ids of its replies would have other meanings for the generalist.",
         "Train it again with the tokenizer of the base, or distil it separately.",
     )

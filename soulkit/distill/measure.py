@@ -255,7 +255,7 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
 
 
 def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
-    """The sides, with episodes that some side did not score counted as lost in all."""
+    """The sides; an episode that one side did not score counts as lost on all of them."""
     episodes = lost_in_all([side.records for side in sides])
     return [replace(side, records=same) for side, same in zip(sides, episodes, strict=True)]
 

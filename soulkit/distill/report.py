@@ -446,7 +446,7 @@ def read_distillation(out: Path) -> Distillation | None:
     if part is None:
         return None
     file = out / "summary.json"
-    refuse_other_schema(part, DISTILLATION_SCHEMA, f"what '{file}' says of its distillation")
+    refuse_other_schema(part, DISTILLATION_SCHEMA, f"The distillation part of '{file}'")
     try:
         return adapter().validate_json(json.dumps(part))
     except ValidationError as error:

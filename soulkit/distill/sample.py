@@ -3,8 +3,8 @@
     OUT/samples/TASK/     config.yaml, episodes.jsonl, ledger.sqlite … as written by `soul eval`
 
 Experts are loaded one at a time to save memory; experts of one base share vLLM servers, which stop
-before the generalist is trained. Samples, teachers and measurements of other weights than the
-current ones are refused, because an expert that was trained further is another model. A training
+before the generalist is trained. Samples, teachers and measurements are rejected if an expert's
+weights have changed since, because an expert that was trained further is another model. A training
 row that overlaps an evaluation row is an error; with --exclude-overlap it is left out.
 """
 
@@ -62,7 +62,7 @@ def folder_weights(model: str, adapter: str | None) -> PlayerFacts:
 
 
 def refuse_other_weights(folder: Path, now: PlayerFacts, name: str) -> None:
-    """RunError if the run in `folder` was played with other weights than `name` has now."""
+    """RunError if the run in `folder` was played with weights that `name` no longer has."""
     begun = Conditions.read(folder) if is_run(folder) else None
     if begun is not None:
         _refuse_other(folder, begun.actor, now, name)
@@ -82,7 +82,7 @@ def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str
     for old, new in pairs:
         if old and new and old != new:
             raise RunError(
-                f"'{folder}' was made with other weights than {name} has now.",
+                f"'{folder}' was made with different weights than {name} has now.",
                 f"They were {old} and are now {new}, so all results of this expert are outdated.",
                 "Start a new distillation with another --out, or restore the old weights.",
             )
@@ -364,7 +364,7 @@ def _refuse(config: DistillConfig, overlaps: Overlaps, work: Sequence[Work]) -> 
     if touched and not config.exclude_overlap:
         raise DataError(
             f"Training rows overlap evaluation rows: {_listed(touched, rows)}.",
-            "Measurements on rows that the generalist was trained on mean nothing.",
+            "The generalist would be evaluated on rows that it was trained on.",
             "Name other rows with --data or --held-out, or leave out the overlapping training rows "
             "with --exclude-overlap",
         )
@@ -375,7 +375,7 @@ def _refuse_nothing_left(overlaps: Overlaps, work: Sequence[Work]) -> None:
         if rows and len(overlaps[name]) == rows:
             raise DataError(
                 f"All {rows} training rows of '{name}' overlap evaluation rows.",
-                "Without them there are no rows to train the generalist on.",
+                "Without them, no rows remain to train the generalist on.",
                 f"Name other rows with --data {name}=ROWS",
             )
 

@@ -459,9 +459,9 @@ def _nothing(
 ) -> DataError:
     rewards = [one.reward for one in samples if one.reward is not None]
     best = f"the best reward is {max(rewards):g}" if rewards else "no sample has a reward"
-    faults = [f"{name} {count}" for name, count in choice.faults.items()]
-    reasons = [f"reward too low {choice.below}", *faults,
-               f"overlapping evaluation rows {choice.overlaps}"]  # fmt: skip
+    faults = [f"{name}: {count}" for name, count in choice.faults.items()]
+    reasons = [f"reward too low: {choice.below}", *faults,
+               f"overlapping evaluation rows: {choice.overlaps}"]  # fmt: skip
     return DataError(
         f"None of {len(samples)} samples of '{expert.task}' by {expert.name} can be used.",
         f"Reasons: {', '.join(reasons)}; {best}. The generalist would not learn this task.",

@@ -179,7 +179,7 @@ def plan_arms(
     """Every run of the comparison, seed by seed, so that early results are comparable.
 
     `settings_of` gives the common settings that a method knows. ConfigError for invalid settings
-    or (without `force_mixed`) different conditions, RunError for a folder with other settings.
+    or (without `force_mixed`) different conditions, RunError for a folder with different settings.
     """
     if seeds < 1 or match not in get_args(BudgetMatch):
         raise ConfigError(

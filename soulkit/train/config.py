@@ -75,15 +75,15 @@ class MeasurementSettings(Settings):
         if method != "sft" and (self.eval_task or self.eval_data or self.probe_every):
             raise ValueError("--eval-task, --eval-data and --probe-every only work with sft")
         if self.eval_data and not self.eval_task:
-            raise ValueError("--eval-data needs --eval-task TASK, whose rows it names")
+            raise ValueError("--eval-data needs --eval-task TASK: it names the rows of that task")
         if strange := set(self.eval_data) - {*self.eval_task, "*"}:
             raise ValueError(
                 f"--eval-data names rows for '{min(strange)}', which is not in --eval-task"
             )
         if self.eval_task and not (getattr(self, "eval_every", None) or self.probe_every):
             raise ValueError(
-                "--eval-task needs --eval-every STEPS or --probe-every STEPS, which say how often "
-                "to play it"
+                "--eval-task needs --eval-every STEPS or --probe-every STEPS, which set how often "
+                "it is played"
             )
         if self.probe_every and not (self.eval_task or tasks):
             raise ValueError(NOTHING_TO_PLAY)
@@ -120,7 +120,7 @@ TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 
 def names_chats(method: Any, sources: Sequence[str]) -> bool:
-    """Whether --data names conversations, when no task is named."""
+    """Whether --data names conversations (if no task is named)."""
     of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
     return method == "sft" and bool(sources) and not of_tasks
 
@@ -195,7 +195,7 @@ class RolloutSettings(Settings):
     worked_examples: bool = _feedback(
         False, flag=None, only=("feedback", "sft"),
         help="Allow feedback that shows the full solution with the answer, for tasks that have "
-             "no other. Methods that need feedback refuse such tasks otherwise.",
+             "no other. Methods that need feedback reject such tasks without this option.",
     )  # fmt: skip
     coach_sees_gold: bool = _feedback(
         False,
@@ -318,7 +318,7 @@ class MonitoringSettings(Settings):
     )
     deterministic: bool = setting(
         False,
-        help="Use fixed sampling waves and deterministic kernels, so that a resumed run "
+        help="Sample in fixed batches with deterministic kernels, so that a resumed run "
         "is bit-identical. Slower.",
     )
     eval_every: int | None = setting(
@@ -343,7 +343,7 @@ class MonitoringSettings(Settings):
              "metric's scale.",
     )  # fmt: skip
     stop_flat: int | None = _rl(
-        None, ge=0, metavar="N", unset="10 if API models are paid for, else never",
+        None, ge=0, metavar="N", unset="10 if the run calls paid API models, else never",
         help="Stop with exit code 1 after N consecutive steps without any learning signal; 0 "
              "never stops. The same command resumes.",
     )  # fmt: skip
@@ -500,7 +500,7 @@ class TrainConfig(
     def from_file(
         cls, raw: Mapping[str, Any], over: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Like Settings.from_file; `data` of sft means conversations when no task is named."""
+        """Like Settings.from_file; for sft without a task, `data` names conversations."""
         named = [both.get(name) for both in (raw, over) for name in ("task", "tasks", "suite")]
         data = [raw["data"]] if isinstance(raw.get("data"), str) else raw.get("data")
         method = over.get("method") or raw.get("method")

@@ -117,7 +117,7 @@ def confirm_final_judge(judge: RoleSettings, config: RolesConfig, reporter: Repo
         return
     paid = "scores the final episodes of all methods; every call costs money"
     reporter.note(f"{judge.written()} {paid}")
-    if not reporter.confirm("Go on?"):
+    if not reporter.confirm("Continue?"):
         raise CostUnconfirmed(
             f"The judge {judge.written()} costs money, and the cost was not confirmed.",
             "It scores the final episodes of all methods after training.",

@@ -347,6 +347,10 @@ def test_ratios_and_pairs() -> None:
 
 def test_a_step_in_a_few_words() -> None:
     line = StepLine(
-        rewards=Rewards(draft=0.25), learned=Learned(loss=0.5), dev={"tomi": 0.75, "hitom": None}
+        rewards=Rewards(draft=0.25),
+        learned=Learned(loss=0.5),
+        valid={"chats": 2.0},
+        dev={"tomi": 0.75, "hitom": None, "fantom": 0.5},
     )
-    assert step_words(line) == "draft 0.250 loss 0.500 dev tomi 0.750"
+    numbers = "draft 0.250, loss 0.500, dev tomi 0.750, dev fantom 0.500, valid chats 2.000"
+    assert step_words(line) == numbers

@@ -514,7 +514,7 @@ def test_what_was_measured_of_other_weights_is_refused(
     measure(config, experts, out)
     measure(config, experts, out)  # finished: the same weights are what they are
     replace_adapter(generalist_weights(out), tmp_path)
-    with pytest.raises(RunError, match="made with other weights than the generalist has now"):
+    with pytest.raises(RunError, match="made with different weights than the generalist has now"):
         measure(config, experts, out)
 
 
@@ -527,10 +527,10 @@ def test_samples_of_an_expert_that_was_trained_on_are_refused(
     (out / "selection.json").write_text("{}")
     sample(config, find_experts(config), out)
     replace_adapter(tmp_path / "experts" / "tomi", tmp_path)
-    with pytest.raises(RunError, match="made with other weights") as caught:
+    with pytest.raises(RunError, match="made with different weights") as caught:
         refuse_other_samples(out, find_experts(config))
     assert "experts/tomi" in caught.value.what
-    with pytest.raises(RunError, match="made with other weights"):
+    with pytest.raises(RunError, match="made with different weights"):
         sample(config, find_experts(config), out)
 
 

@@ -65,7 +65,7 @@ def test_three_steps_in_vain_stop_a_run(tmp_path: Path, model: Path, capfd: Any)
     assert train("ditto", model, out, *options, "--steps", 6) == 2
     output = capfd.readouterr().err
     for step in range(3):
-        assert f"step {step}: nothing was refined: {LEAK}" in output
+        assert f"step {step}: no draft was refined: {LEAK}" in output
     error, why, fix = three_lines("\n".join(output.splitlines()[-3:]))
     assert "3 steps in a row" in error and LEAK in error
     assert "'ditto'" in why and "--coach" in fix
@@ -177,8 +177,10 @@ LEAKED, SILENT = record(1, received=TELLING), record(2)
     ("refines", "records", "words"),
     [
         (True, USED, ""),
-        (True, (LEAKED,), "nothing was refined: 1 of 1 feedback texts leak the answer (gold_text)"),
-        (False, (LEAKED,), "nothing was taught: 1 of 1 feedback texts leak the answer (gold_text)"),
+        (True, (LEAKED,),
+         "no draft was refined: 1 of 1 feedback texts leak the answer (gold_text)"),
+        (False, (LEAKED,),
+         "no draft has a teacher: 1 of 1 feedback texts leak the answer (gold_text)"),
         (False, (record(0, received=ADVICE),), ""),
         (True, (record(0, received=ADVICE),), "no other draft had feedback to swap for 1 of 1"),
         (True, (SILENT,), "the coach gave no feedback on 1 of 1 drafts"),
@@ -220,7 +222,7 @@ def test_steps_in_vain_are_counted_while_they_follow_each_other() -> None:
 def test_of_a_mixture_the_task_without_use_is_named() -> None:
     other = (record(3, received=ADVICE, task="mute"), record(3, "refined", task="mute"))
     counts = after(monitor("kind", "mute"), LEAKED, *other)
-    remark = "nothing was refined for kind: 1 of 1 feedback texts leak the answer (gold_text)"
+    remark = "no draft was refined for kind: 1 of 1 feedback texts leak the answer (gold_text)"
     assert (counts.missing, counts.in_vain) == ({"kind": remark}, 0)
 
 

@@ -92,7 +92,7 @@ def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -
     message = refused(run, capsys)
     assert "'tomi' had 12 training rows" in message and "has 11 now" in message
     write_rows(path, [*rows[:11], *synth("tomi", 1, 99)])
-    assert "'tomi' still has 12 training rows, but other ones" in refused(run, capsys)
+    assert "'tomi' still has 12 training rows, but not the same ones" in refused(run, capsys)
     write_rows(path, rows)
     assert again() == 0
 
@@ -227,7 +227,7 @@ def test_the_order_of_the_rows_counts(tmp_path: Path, begun: dict[str, Any]) -> 
     )
     run, settings = Run(path=tmp_path, command="train sft", resumed=False), config(model="base")
     check_material(run, before, settings)
-    with pytest.raises(RunError, match="still has 4 training rows, but other ones"):
+    with pytest.raises(RunError, match="still has 4 training rows, but not the same ones"):
         check_material(run, now, settings)
 
 

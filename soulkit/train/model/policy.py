@@ -301,7 +301,7 @@ class Policy:
         )
 
     def encode_reply(self, text: str) -> list[int]:
-        """Ids of a scripted reply, ending in the end-of-turn token; its text cannot contain it."""
+        """Ids of a scripted reply plus the end-of-turn token; markers in the text are defused."""
         end = self.renderer.end_of_turn
         words = self.renderer.specials.bend_turns(text)
         ids = self.tokenizer.encode(words, add_special_tokens=False)

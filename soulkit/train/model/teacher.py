@@ -95,7 +95,7 @@ def _by_folder(experts: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
-    """ConfigError for an expert adapter with another base or tokenizer than the student's.
+    """ConfigError if the base or tokenizer of an expert adapter differs from the student's.
 
     Properties that the adapter's folder does not record are not compared here.
     """
@@ -105,13 +105,13 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
             f"The teacher of {task}, '{adapter}', was not trained on the base '{base}'.",
-            f"It is an adapter of '{trained_on.get('model')}', which has other weights.",
+            f"It is an adapter of '{trained_on.get('model')}', which has different weights.",
             "Set --model (or --teacher-model) to the base of the experts.",
         )
     tokens = _vocabulary(folder)
     if tokens is not None and tokens != student.tokenizer.get_vocab():
         raise ConfigError(
-            f"The teacher of {task}, '{adapter}', was trained with another tokenizer.",
+            f"The teacher of {task}, '{adapter}', was trained with a different tokenizer.",
             "The teacher reads the token ids that the student sampled.",
             "Use experts that share the base and the tokenizer of the student.",
         )

@@ -27,8 +27,8 @@ class MixSettings(Settings):
 
     objective: Literal["nll", "mixsd"] = _sft(
         "nll",
-        help="Learn the words of the conversations (nll), or texts that the model first writes "
-             "itself while some of its tokens see the row's fact (mixsd).",
+        help="Train on the conversations as they are (nll), or on texts that the model writes "
+             "first, with the row's fact in context for some of the tokens (mixsd).",
     )  # fmt: skip
     mix_lambda: float = _sft(
         0.5,

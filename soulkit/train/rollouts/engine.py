@@ -66,7 +66,7 @@ def _refuse_unserved(config: TrainConfig) -> None:
         raise ConfigError(
             "soul train sft does not support --engine vllm.",
             "It samples little: dev scores, probes and the texts of --objective mixsd.",
-            f"Remove --engine, and {LOCAL.replace('local', 'vllm')} with soul eval.",
+            f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
         )
     if config.full:
         raise ConfigError(
@@ -95,7 +95,7 @@ def check_served(policy: Policy, model: str) -> None:
 
 @dataclass
 class TrainingEngine:
-    """Samples the model in training, and the players on vLLM servers."""
+    """The sampler of the trained model, and of the players on vLLM servers."""
 
     config: TrainConfig
     choice: SamplingEngine
@@ -159,10 +159,10 @@ class TrainingEngine:
         unusual = self.config.temperature != 1.0 and abilities.logprobs != "processed"
         if self.config.sampler_cap is not None and (unusual or abilities.logprobs == "none"):
             raise ConfigError(
-                f"--sampler-cap needs the sampler's log-probs, and the servers' are "
-                f"{abilities.logprobs}.",
-                f"At temperature {self.config.temperature:g} these are not the log-probs of the "
-                "sampling distribution.",
+                f"--sampler-cap needs the log-probs of the sampling distribution, but the log-prob "
+                f"mode of the servers is '{abilities.logprobs}'.",
+                "Importance weights compare the trainer with that distribution (temperature "
+                f"{self.config.temperature:g}).",
                 "Start the servers with --logprobs-mode processed_logprobs, or remove "
                 "--sampler-cap.",
             )

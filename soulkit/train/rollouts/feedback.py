@@ -206,8 +206,8 @@ class FeedbackMonitor:
         return replace(counts, gated=gated, missing=unused, in_vain=self.streak)
 
     def _remark(self, name: str, outcome: FeedbackOutcome) -> str:
-        verb, where = "refined" if self.refines else "taught", f" for {name}"
-        return f"nothing was {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
+        verb, where = "was refined" if self.refines else "has a teacher", f" for {name}"
+        return f"no draft {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
 
 
 def newest_rollout_line(metrics: Path) -> StepLine:

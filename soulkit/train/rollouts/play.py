@@ -29,7 +29,7 @@ from soulkit.types import Feedback, Record, Sampling, Segment
 
 
 class StaleRollout(SoulError):
-    """A rollout was sampled with other weights than the trainer's."""
+    """A rollout was not sampled with the trainer's current weights."""
 
 
 def refuse_stale(records: Sequence[Record], version: str) -> None:

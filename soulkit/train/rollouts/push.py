@@ -291,16 +291,16 @@ def check_adapter(policy: Policy) -> None:
     """ConfigError for an adapter that vLLM does not support."""
     config, rank = policy.model.peft_config[ADAPTER], rank_of(policy)
     problems = {
-        f"its rank is {rank}, and the maximum of vLLM is {LARGEST_RANK}": rank > LARGEST_RANK,
-        "it contains whole modules (modules_to_save)": bool(config.modules_to_save),
-        "it is a DoRA": config.use_dora,
+        f"its rank is {rank}, and vLLM supports at most {LARGEST_RANK}": rank > LARGEST_RANK,
+        "it trains whole modules (modules_to_save)": bool(config.modules_to_save),
+        "it uses DoRA": config.use_dora,
         "it has biases": config.bias != "none" or config.lora_bias,
     }
     reasons = [reason for reason, there in problems.items() if there]
     if reasons:
         raise ConfigError(
             f"vLLM cannot sample with the trained adapter: {'; '.join(reasons)}.",
-            "Servers would refuse it at the first push, after the run has started.",
+            "Servers would reject it at the first push, after the run has started.",
             "Train another adapter (--lora-r, or without --adapter), or use --engine local.",
         )
 
@@ -312,8 +312,8 @@ def _not_followed(url: str, moved: Distance, apart: Distance) -> NotArrived:
     return NotArrived(
         f"The server at {url} does not apply LoRA adapters correctly.",
         f"A test adapter changes the trainer's log-probs by {moved.words()}, but the server's "
-        f"log-probs with it differ from the trainer's by {apart.words()}: the server uses another "
-        "base, or ignores part of the adapter.",
+        f"log-probs with it differ from the trainer's by {apart.words()}: the server uses a "
+        "different base, or ignores part of the adapter.",
         f"Serve the base of this run with --enable-lora, in the trainer's dtype. {_LOOK}",
     )
 

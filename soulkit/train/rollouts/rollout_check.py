@@ -145,7 +145,7 @@ class RolloutCheck:
         names = {server: server or f"one of {', '.join(self._urls())}" for server in broken}
         found = "; ".join(
             f"{names[server]}: {gap.words() if math.isfinite(gap.mean) else 'not finite'}, "
-            f"where at most {bound} is allowed"
+            f"the limit is {bound}"
             for server, (gap, bound) in broken.items()
         )
         return WrongWeights(
@@ -154,7 +154,7 @@ class RolloutCheck:
             f"The log-probs of their tokens differ from the trainer's ({found}). The step was not "
             "used for training, and its rollouts are discarded.",
             "Check the server at that address (a proxy, a restart, another adapter), then run the "
-            "same command again: it repeats this step.",
+            "same command again to repeat this step.",
         )
 
     def _urls(self) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def exceeded_bound(
     usual = median(earlier) if len(earlier) >= LEAST_STEPS else float("inf")
     if gap.mean > NOTICEABLE and gap.mean > JUMP * usual:
         most = max(NOTICEABLE, JUMP * usual)
-        return f"{most:.2g} nats on average, after {usual:.2g} in earlier steps,"
+        return f"{most:.2g} nats on average ({usual:.2g} in earlier steps)"
     return ""
 
 

@@ -112,7 +112,7 @@ def _defaults(kind: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 class UnnamedModel(ConfigError):
-    """The data is the user's own, so there is no default model, and none is named."""
+    """The data is the user's own, so --model has no default, and it is missing."""
 
 
 class ServePlayer(Protocol):
@@ -360,17 +360,17 @@ def _script_words(names: str) -> tuple[str, str, str]:
     return (
         f"The gold of {names} is a script for self-checks, not an answer.",
         "Its lines are the same in every row, so the actor would learn to recite them.",
-        "Train it with grpo or ditto, or use sft on another task. In your own task, set "
-        "gold_is_script to say what its gold is.",
+        "Train it with grpo or ditto, or use sft on another task. If your own task has real gold "
+        "answers, set gold_is_script = False in it.",
     )
 
 
 def check_names(config: TrainConfig) -> None:
-    """ConfigError for data of a task that is not trained."""
+    """ConfigError if --data names a task that the run does not train on."""
     for name in config.data:
         if name not in (*config.tasks, "*"):
             raise ConfigError(
-                f"--data names rows for '{name}', which is not trained in this run.",
+                f"--data names rows for '{name}', which this run does not train on.",
                 f"The tasks of this run are {', '.join(config.tasks)}.",
                 did_you_mean(name, config.tasks),
             )

@@ -353,7 +353,7 @@ def _refuse_empty_lessons(config: TrainConfig, pool: TaskRows) -> None:
         return
     raise NoFeedback(
         f"--feedback has no effect: {', '.join(config.tasks)} cannot give feedback.",
-        "Every prompt would be without feedback.",
+        "No prompt would contain feedback.",
         "Remove --feedback and sft_feedback_always; if a task's feedback is a worked example, add "
         "--set worked_examples=true.",
     )

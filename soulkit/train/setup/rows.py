@@ -75,8 +75,8 @@ class TrainingData:
             taken = [row.id for owner, row in self.pool if owner is task]
             if (distinct := len(set(taken))) < len(taken):
                 lines.append(
-                    f"{task.name} has {distinct} training rows, which are repeated to "
-                    f"{len(taken)} to keep the shares of the tasks"
+                    f"{task.name} has only {distinct} training rows; rows are repeated to get "
+                    f"{len(taken)}, so that the task keeps its share"
                 )
         return [line for line in lines if line]
 
@@ -190,8 +190,8 @@ class Corpus:
         if not shared:
             return []
         return [
-            f"{shared} of the first conversations are also validation conversations: all such "
-            "conversations are measured but not trained on"
+            f"{shared} of the first conversations are also validation conversations: such "
+            "conversations are only used for validation"
         ]
 
 

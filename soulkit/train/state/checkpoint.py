@@ -72,7 +72,7 @@ class Position:
         return merit_of(self.dev, self.valid)
 
     def serves(self, other: Position) -> bool:
-        """Whether a run can continue from here as from `other`, and this lasts as long."""
+        """Whether this checkpoint can replace `other`: same state, and kept for as long."""
         names = ("step", "metrics", "episodes", "policy", "unmeasured")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and (other.stopgap or not self.stopgap)

@@ -163,7 +163,7 @@ def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
         raise RunError(
             f"{what}.",
             "A resume needs the same rows and models as at the start.",
-            "Restore the old one, or use another --out.",
+            "Undo the change, or use another --out.",
         )
 
 
@@ -210,10 +210,10 @@ def _rows(conditions: Conditions, kind: str) -> dict[str, Rows]:
 
 def _other_rows(task: str, kind: str, before: Rows, now: Rows) -> Iterator[str]:
     if before[0] != now[0]:
-        yield (f"Task '{task}' had {before[0]} {kind} rows when this run was started, and has "
+        yield (f"'{task}' had {before[0]} {kind} rows when this run was started, and has "
                f"{now[0]} now")  # fmt: skip
     elif before[1] != now[1]:
-        yield f"Task '{task}' still has {now[0]} {kind} rows, but other ones"
+        yield f"'{task}' still has {now[0]} {kind} rows, but not the same ones"
     elif before[2] != now[2]:
         yield (f"The prompts of the {kind} rows of task '{task}' have changed since this run was "
                "started")  # fmt: skip
@@ -224,12 +224,12 @@ def _other_model(
 ) -> Iterator[str]:
     differ = [text for key, text in _PARTS.items() if before.get(key) != now.get(key)]
     if differ:
-        yield (f"The {role} '{name}' has changed since this run was started: it has another "
+        yield (f"The {role} '{name}' has changed since this run was started: it has a different "
                f"{join_and(differ)}")  # fmt: skip
 
 
 _PARTS = {
-    "layout": "shape", "types": "number type", "weights": "set of weights",
+    "layout": "shape", "types": "data type", "weights": "set of weights",
     "settings": "configuration", "tokenizer": "tokenizer", "template": "chat template",
 }  # fmt: skip
 

@@ -333,7 +333,7 @@ class StepLine(Flat):
 def read_step_lines(path: Path) -> list[StepLine]:
     """The lines of a run's `metrics.jsonl`, dev scores in separate lines; empty without a file.
 
-    DataError for a line of another schema or with unknown names."""
+    DataError for a line with a different schema or unknown names."""
     lines = read_jsonl(path)
     for number, line in enumerate(lines, 1):
         where = f"Line {number} of '{path}'"

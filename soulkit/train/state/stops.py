@@ -5,7 +5,7 @@ are broken. The number of consecutive skips is kept in the step line, so a resum
 At `MOST_SKIPS` the run saves a checkpoint and stops. It also stops if feedback cannot be used, or
 after too many consecutive steps without learning.
 
-`--steps` can be raised during or after a run; all other settings must stay. A cosine schedule then
+`--steps` can be raised during or after a run; no other setting may change. A cosine schedule then
 ends at the new last step, and the default warm-up stays that of the old number.
 """
 
@@ -104,11 +104,10 @@ def step_words(line: StepLine) -> str:
         "loss": line.learned.loss, "kl": line.learned.kl_base,
     }  # fmt: skip
     parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
-    dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
-    valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
-    probe = [f"{name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
-    parts += ["probe", *probe] if probe else []
-    return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
+    dev = [f"dev {task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
+    valid = [f"valid {name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
+    probe = [f"probe {name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
+    return ", ".join(parts + probe + dev + valid)
 
 
 def step_remarks(line: StepLine) -> list[str]:
