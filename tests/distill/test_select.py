@@ -383,7 +383,7 @@ def test_nothing_good_enough_is_an_error_with_figures(url: str, tmp_path: Path) 
         config = served(actor, url, of=("tomi",), data={"tomi": "synth:3"})
         with pytest.raises(DataError, match="None of 6 samples of 'tomi'") as caught:
             gathered(config, tmp_path)
-    assert "no_tag 6" in caught.value.why and "--min-reward" in caught.value.way_out
+    assert "no_tag: 6" in caught.value.why and "--min-reward" in caught.value.way_out
     assert not (tmp_path / "selected.jsonl").exists()
 
 

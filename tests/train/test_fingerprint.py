@@ -168,7 +168,7 @@ def begun(base: Path) -> dict[str, Any]:
     return Conditions(players={}, tasks={"tomi": facts}, material=material).as_dict()
 
 
-TOMI, OTHER_MODEL = ("tasks", "tomi"), "base model 'base' has changed .* another "
+TOMI, OTHER_MODEL = ("tasks", "tomi"), "base model 'base' has changed .* different "
 REFUSALS: dict[tuple[str, ...], tuple[Any, str]] = {
     (*TOMI, "rows"): ({"a": "1"}, "'tomi' had 4 training rows .* and has 1 now"),
     (*TOMI, "prompts"): ("x", "prompts of the training rows of task 'tomi' have changed"),
@@ -178,12 +178,12 @@ REFUSALS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("corpora", "chats", "sha256"): ("x", "'chats' still has 3 training rows"),
     ("validation", "chats", "sha256"): ("x", "'chats' still has 1 dev rows"),
     ("model", "layout"): ("x", f"{OTHER_MODEL}shape"),
-    ("model", "types"): ("x", f"{OTHER_MODEL}number type"),
+    ("model", "types"): ("x", f"{OTHER_MODEL}dtype"),
     ("model", "weights"): ("x", f"{OTHER_MODEL}set of weights"),
     ("model", "settings"): ("x", f"{OTHER_MODEL}configuration"),
     ("model", "tokenizer"): ("x", f"{OTHER_MODEL}tokenizer"),
     ("model", "template"): ("x", f"{OTHER_MODEL}chat template"),
-    ("teacher", "weights"): ("x", "teacher 'wise' has changed .* another set of weights"),
+    ("teacher", "weights"): ("x", "teacher 'wise' has changed .* different set of weights"),
     ("adapter",): ("x", "adapter 'start' have changed"),
     ("teacher_adapter",): ("x", "teacher's adapter 'expert' have changed"),
     ("teacher_adapters", "tomi"): ("x", "teacher of tomi, 'sage' have changed"),

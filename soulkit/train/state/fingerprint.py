@@ -229,7 +229,7 @@ def _other_model(
 
 
 _PARTS = {
-    "layout": "shape", "types": "data type", "weights": "set of weights",
+    "layout": "shape", "types": "dtype", "weights": "set of weights",
     "settings": "configuration", "tokenizer": "tokenizer", "template": "chat template",
 }  # fmt: skip
 
