@@ -504,7 +504,7 @@ def test_an_adapter_of_another_base_or_tokenizer_is_refused_by_name(
     build_tiny(tmp_path / "words", ["quite", "another", "vocabulary"])
     foreign = _copied(Path(experts["secret_keeper"]), tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((tmp_path / "words/tokenizer.json").read_bytes())
-    with pytest.raises(ConfigError, match=r"teacher of secret_keeper.* another tokenizer"):
+    with pytest.raises(ConfigError, match=r"teacher of secret_keeper.* a different tokenizer"):
         expert_teacher_of(opd(base, {**experts, "secret_keeper": str(foreign)}), student)
 
 
