@@ -38,7 +38,7 @@ def audit_labels(path: Path, examples: Iterable[Example]) -> LabelAudit:
 
 
 def literal_reading(words: str, options: Iterable[str]) -> str | None:
-    """The option that shares the most words with what was said; None without a single one."""
+    """The option that shares the most words with what was said; None without a clear winner."""
     shared = {option: len(_words(option) & _words(words)) for option in options}
     most = max(shared.values())
     nearest = [option for option, count in shared.items() if count == most]

@@ -72,7 +72,7 @@ class MyScene(Task):
         if not seats or not seats <= set(self.spec.seats):
             raise DataError(
                 "The row's 'written' is not a scene of these seats.",
-                f"Its lines begin with: {', '.join(sorted(seats)) or 'there are none'}.",
+                f"It has lines of: {', '.join(sorted(seats)) or 'none'}.",
                 f"Begin each line with one of {', '.join(self.spec.seats)} and a colon.",
             )
         return fields

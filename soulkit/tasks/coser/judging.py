@@ -276,7 +276,7 @@ def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
 
 
 def lines_in_turn(seats: Sequence[str], texts: Sequence[str]) -> list[Line]:
-    """The texts, with the seats taking turns."""
+    """The texts as lines; the seats take turns."""
     return [Line(seats[i % len(seats)], text) for i, text in enumerate(texts)]
 
 

@@ -364,8 +364,8 @@ class Coser(Task):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The audible scene, the ratings, and the critics' remarks that leak nothing, because all
-        characters read the same notes."""
+        """The audible scene, the ratings, and the critics' remarks. All characters read the same
+        notes, so remarks that leak something are left out."""
         fields, _ = self.within_budget(example.visible("coach"))
         return {
             "book": fields["book"], "scenario": fields["scenario"],
