@@ -189,7 +189,7 @@ def _meaning(parameter: Any) -> str:
     if parameter.required:
         parts.append("Required.")
     elif isinstance(default, str | int | float | Path) and not isinstance(default, bool):
-        parts.append(f"Default: `{default}`.")
+        parts.append(f"[default: {default}]")
     return " ".join(parts)
 
 
