@@ -132,7 +132,7 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
     else:
         for part in distillation_parts(result):
             console().print(part)
-    print_note(f"page {page}")
+    print_note(f"report: {page}")
     if not as_json:
         base, weights = Path(result.base), out / "generalist" / "model"
         model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"

@@ -353,7 +353,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
     else:
         for part in ablation.ablation_parts(comparison):
             console().print(part)
-    print_note(f"comparison {page}")
+    print_note(f"report: {page}")
     if not values["json"]:
         print_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
     failed = sum(run.status == "failed" for run in ended)

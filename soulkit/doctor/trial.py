@@ -164,7 +164,8 @@ def ask_players(
         with LoadedModels(part, load, reporter) if asks and here else nullcontext() as loaded:
             for trial in here:
                 roles = ", ".join(role for role, _ in trial.seats)
-                reporter.note(f"asking {roles} one question each, with a row of {trial.task.name}")
+                reporter.note(f"asking each model one question about a {trial.task.name} row: "
+                              f"{roles}")  # fmt: skip
                 asyncio.run(_TaskTrying(trial, table, loaded).run())
     return [table.seat(*seat).check() for trial in trials for seat in trial.seats]
 

@@ -82,7 +82,7 @@ def _task_text(rewards: Rewards, task: str) -> str:
 
 LESSON_FACTS = ("validation loss", "texts written", "lessons", "left out", "unusable rows")
 """The labels of `lesson_facts`."""
-LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
+LABELLED_FACTS = ("feedback", "leak check", "canaries", "general ability", "probes", *LESSON_FACTS)
 """The labels of `facts_of_training` that must be shown, because the text alone is unclear."""
 
 
