@@ -133,7 +133,7 @@ class Settings(BaseModel):
             merged = merge(under, layer)
         _refuse_unknown(cls, layers)
         over = merge(layers["the environment"], layers["the command line"])
-        # What a file of the user's own names counts like an option: no seal covers it either.
+        # Paths in the user's own file count like options: no seal covers them either.
         strays = trusting.inside_runs(merged)
         foreign = file is not None and trusting.is_foreign(file, text, raw, cls.model_fields)
         if file is not None and foreign and not trust:
@@ -334,7 +334,7 @@ def _meant(
     by_setting: Mapping[str, _FileOption],
 ) -> _FileOption | None:  # fmt: skip
     """The option that `key` stands for; None for a setting without an option and for unknown keys.
-    If the name is also that of another setting, a text that ends like a file name means the file.
+    If another setting has this name, too, a text that looks like a file name means the file.
     """
     named = options.get(key.replace("-", "_"))
     if key not in cls.model_fields or (named is not None and named.setting == key):

@@ -73,7 +73,7 @@ def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str
 
 
 def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
-    """The error for an option given twice; `how` says for what, or in which ways."""
+    """The error for an option given twice; `how` says for what, or in which two ways."""
     see = f"; see: {command} --help" if command else ""
     return ConfigError(
         f"{option} is given twice{f' {how}' if how else ''}.",
@@ -180,7 +180,7 @@ def player_settings(
     alone: dict[str, list[str]] = {}
     for text in [texts] if isinstance(texts, str) else texts:
         task, equals, who = text.partition("=")
-        # A path or an address may hold an =, a name before it is never a form of player.
+        # A path or address may contain an =, but a text form never starts with a name and an =.
         if equals and task.isidentifier():
             alone.setdefault(task, []).append(who)
         else:

@@ -70,10 +70,10 @@ def is_mark(sign: str) -> bool:
 
 @cache
 def _mark_runs() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """(runs that may be too many marks in a row, such marks in such a run).
+    """(possible runs of too many marks, surplus marks in such a run).
 
-    A class of signs that knows only those of two bytes is looked up at once, one with others is
-    searched from end to end for each sign. So the first takes every other sign for a mark.
+    A character class of two-byte characters is a fast table; with others it is searched in full
+    for each character. So the first pattern counts all other characters as marks.
     """
     low = [chr(c) for c in range(0x300, 0x10000) if is_mark(chr(c))]
     high = [chr(c) for c in range(0x10000, 0x1F000) if is_mark(chr(c))]
@@ -97,7 +97,7 @@ def _without_heaps(text: str) -> str:
 
     def shortened(run: re.Match[str]) -> str:
         if not any(map(is_mark, run[0][:: _MARKS_IN_A_ROW + 1])):
-            return run[0]  # too many marks in a row would not all stand between these signs
+            return run[0]  # a surplus run would include one of these characters
         return strict.sub(lambda marks: marks[0][:_MARKS_IN_A_ROW], run[0])
 
     return loose.sub(shortened, text)

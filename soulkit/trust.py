@@ -54,8 +54,7 @@ ABOUT = frozenset({"url", "citation", "licence"})
 DEFAULT_KEY = "OPENAI_API_KEY"
 """The default variable with a player's key."""
 SERVERS_KEY = "VLLM_API_KEY"
-"""The variable that goes as a key to vLLM servers that run already: where vLLM itself reads
-it from, since an address has no place for one."""
+"""Variable with the key of attached vLLM servers; vLLM itself reads it, too."""
 DEFAULT_SERVER = "OpenAI's own address, or that in OPENAI_BASE_URL"
 OPENED = 1_000_000
 """Maximum bytes of a named file that are read."""
@@ -158,7 +157,7 @@ def _add(reach: Reach, name: str, value: Any, seen: set[tuple[int, str]]) -> Non
 
 
 def _text(value: object) -> str:
-    """YAML's binary values count as text where text is expected."""
+    """A YAML value as text; binary values are decoded."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
@@ -184,7 +183,7 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         reach.addresses.append(value)
     elif name in FILES:
         reach.files.append(value)
-    elif name == "option":  # options of tasks are numbers, choices or places
+    elif name == "option":  # a task's option may be a path
         is_place = any(sign in value for sign in "/\\.~") or Path(value).exists()
         reach.files += [value] if is_place else []
     elif name == "track" and value != "none":

@@ -1,3 +1,3 @@
-"""The version, where everything may read it."""
+"""The version of soulkit."""
 
 __version__ = "0.1.0"

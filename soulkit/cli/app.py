@@ -216,7 +216,7 @@ app = typer.Typer(
     # Plain help: rich panels would double the time until the first line.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},  # the commands take them over
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 
 

@@ -79,7 +79,7 @@ def safe(text: str) -> str:
 
 
 class _State:
-    """Counts steps and words the rate and the remaining time."""
+    """Counts steps, and describes the rate and the remaining time."""
 
     def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
         self.total, self.done, self.note, self.unit = total, 0, "", unit

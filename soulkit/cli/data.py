@@ -112,18 +112,14 @@ app.command()(check)
 @app.command()
 def show(
     path: RowFile,
-    row: Annotated[
-        int | None,
-        typer.Option(
-            "--row", "-r", metavar="N", help="Row number, counted from 1. [default: the first row]"
-        ),
-    ] = None,
+    row: Annotated[int | None, typer.Option("--row", "-r", metavar="N",
+        help="Row number, counted from 1. [default: the first row]")] = None,
     task: RowsTask = None,
     side: LessonSide = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show one row: its fields, who sees them, and the prompt.
 
     PATH may include the row number, as in messages: rows.jsonl:3.
@@ -174,30 +170,19 @@ app.command()(dedupe)
 @app.command()
 def split(
     path: RowFile,
-    by: Annotated[
-        list[str],
-        typer.Option("--by", metavar="NAME,NAME", help="Columns to split by, such as job,town."),
-    ],
-    share: Annotated[
-        float, typer.Option("--share", metavar="X", help="Share of the combinations to hold out.")
-    ] = 0.1,
+    by: Annotated[list[str], typer.Option("--by", metavar="NAME,NAME",
+        help="Columns to split by, such as job,town.")],
+    share: Annotated[float, typer.Option("--share", metavar="X",
+        help="Share of the combinations to hold out.")] = 0.1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FOLDER",
-            help="Target folder. [default: FILE_split]",
-            readable=False,
-        ),
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", readable=False,
+        help="Target folder. [default: FILE_split]")] = None,
     as_json: Json = False,
-) -> None:
-    """Split rows so that both files share no combination of values.
+) -> None:  # fmt: skip
+    """Split rows by combinations of column values.
 
-    Writes train.jsonl and held_out.jsonl. The exit code is 2 if some rows are malformed; the
-    others are written. --dev-by does the same during training.
+    Writes train.jsonl and held_out.jsonl, which share no combination. The exit code is 2 if some
+    rows are malformed; the others are written. --dev-by does the same during training.
     """
     from soulkit.data.files import read_rows, write_rows
     from soulkit.data.rows import split_rows
@@ -236,7 +221,7 @@ def _splits(
     selectors = [f"--{n}" for n, v in (("task", task), ("suite", suite), ("corpus", corpus)) if v]
     if len(selectors) > 1 or (corpus and split):
         raise ConfigError(
-            f"{' and '.join([*selectors, *(['--split'] if split else [])])} do not go together.",
+            f"{' and '.join([*selectors, *(['--split'] if split else [])])} cannot be combined.",
             "--task, --suite and --corpus each select files, and a corpus has no splits.",
             "Keep one of --task, --suite and --corpus.",
         )

@@ -38,68 +38,29 @@ Asking = dict[str, Any]
 """The options of a build by models, by their names."""
 
 
-TaskArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Task of the rows; `soul tasks show TASK` lists its options.",
-        autocompletion=COMPLETERS["tasks"],
-    ),
-]
+TaskArgument = Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
+    help="Task of the rows; `soul tasks show TASK` lists its options.")]  # fmt: skip
+SomeTask = Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
+    help="Task of the rows; `soul tasks list` shows which tasks support this.")]  # fmt: skip
 Source = Annotated[Path, typer.Argument(help="First of the original files.", readable=False)]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="File to write. [default: TASK_NAME.jsonl]",
-        readable=False,
-    ),
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option(metavar="PLAYER", help="Model that drafts the missing parts of the rows."),
-]
-Filter = Annotated[
-    str | None,
-    typer.Option("--filter", metavar="PLAYER", help="Model that keeps or rejects each draft."),
-]
-Rows = Annotated[
-    int | None,
-    typer.Option(
-        "-n", "--rows", metavar="N", min=1, help="Number of rows to draft. [default: all]"
-    ),
-]
-Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Random seed of the order of the records.")
-]
-Endpoints = Annotated[
-    Path | None,
-    typer.Option(
-        "--endpoints", metavar="FILE", help="YAML file with named models: URL, limits, prices."
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--folder",
-        metavar="FOLDER",
-        help="Run folder of the build. [default: a new folder under runs/]",
-    ),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency",
-        metavar="N",
-        min=1,
-        help="Maximum number of requests at once. [default: 16]",
-    ),
-]
-MaxCost = Annotated[
-    float | None,
-    typer.Option("--max-cost", metavar="X", min=0, help="Stop after spending X US dollars."),
-]
+Output = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
+    help="File to write. [default: TASK_NAME.jsonl]")]  # fmt: skip
+Drafter = Annotated[str | None, typer.Option(metavar="PLAYER",
+    help="Model that drafts the missing parts of the rows.")]  # fmt: skip
+Filter = Annotated[str | None, typer.Option("--filter", metavar="PLAYER",
+    help="Model that keeps or rejects each draft.")]  # fmt: skip
+Rows = Annotated[int | None, typer.Option("-n", "--rows", metavar="N", min=1,
+    help="Number of rows to draft. [default: all]")]  # fmt: skip
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N",
+    help="Random seed for the order of the records.")]  # fmt: skip
+Endpoints = Annotated[Path | None, typer.Option("--endpoints", metavar="FILE",
+    help="YAML file with named models: URL, limits, prices.")]  # fmt: skip
+Folder = Annotated[Path | None, typer.Option("--folder", metavar="FOLDER",
+    help="Run folder of the build. [default: a new folder under runs/]")]  # fmt: skip
+Concurrency = Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1,
+    help="Maximum number of requests at once. [default: 16]")]  # fmt: skip
+MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
+    help="Stop after spending X US dollars.")]  # fmt: skip
 
 
 def build(
@@ -203,7 +164,7 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     if not done.complete:
         print_note(
             f"{counts['no_answer']} records got no reply, so no rows were written; the same "
-            "command asks for them again"
+            "command retries them"
         )
         raise typer.Exit(1)
     if done.rows:
@@ -246,37 +207,17 @@ OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def synth(
     context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            help="Task of the rows; `soul tasks list` shows which tasks support this.",
-            autocompletion=COMPLETERS["tasks"],
-        ),
-    ],
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--rows", metavar="N", help="Number of rows to generate. [default: 100]"
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="N", help="Random seed; the same seed makes the same rows."),
-    ] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="File to write. [default: TASK_synth_N_sSEED.jsonl]",
-            readable=False,
-        ),
-    ] = None,
+    task: SomeTask,
+    n: Annotated[int | None, typer.Option("-n", "--rows", metavar="N",
+        help="Number of rows to generate. [default: 100]")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N",
+        help="Random seed; the same seed makes the same rows.")] = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
+        help="File to write. [default: TASK_synth_N_sSEED.jsonl]")] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Generate rows; the same seed makes the same rows.
 
     A task may have more options, such as --stories: see soul tasks show TASK.
@@ -293,24 +234,9 @@ def synth(
 
 def import_(
     context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            help="Task of the rows; `soul tasks list` shows which tasks support this.",
-            autocompletion=COMPLETERS["tasks"],
-        ),
-    ],
+    task: SomeTask,
     path: Annotated[Path, typer.Argument(help="File of the original release.", readable=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="File to write. [default: TASK_NAME.jsonl]",
-            readable=False,
-        ),
-    ] = None,
+    output: Output = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,

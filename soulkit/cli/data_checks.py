@@ -26,43 +26,22 @@ if TYPE_CHECKING:
     from soulkit.tasks.kit.row_checks import Bias, LabelAudit, RowAudit, RowCheck
 
 
-RowsTask = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="TASK",
-        help="Task of rows that do not name their own.",
-        autocompletion=COMPLETERS["tasks"],
-    ),
-]
-RowFile = Annotated[
-    Path,
-    typer.Argument(help="File with rows: .jsonl, .json, .parquet, .csv or .tsv.", readable=False),
-]
-LessonSide = Annotated[
-    str | None,
-    typer.Option(
-        "--side",
-        metavar="SIDE",
-        help="Show a conversation as training data for this side: human, assistant, or a "
-        "speaker's name. `corpus` takes the side from corpora.yaml.",
-    ),
-]
-CleanChats = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="Write the remaining rows to this file (.jsonl).",
-        readable=False,
-    ),
-]
+RowsTask = Annotated[str | None, typer.Option("--task", metavar="TASK",
+    autocompletion=COMPLETERS["tasks"],
+    help="Task of rows that do not name their own.")]  # fmt: skip
+RowFile = Annotated[Path, typer.Argument(readable=False,
+    help="File with rows: .jsonl, .json, .parquet, .csv or .tsv.")]  # fmt: skip
+LessonSide = Annotated[str | None, typer.Option("--side", metavar="SIDE",
+    help="Show a conversation as training data for this side: human, assistant, or a speaker's "
+    "name. `corpus` takes the side from corpora.yaml.")]  # fmt: skip
+Threshold = Annotated[float, typer.Option("--threshold", metavar="X",
+    help="Texts with at least this share of common word triples are "
+    "near-duplicates.")]  # fmt: skip
 
 SHOWN = 20
 """Findings printed one by one; --json has all of them."""
 BY_TABLE = "corpus"
-"""The word for the side that the data set of a row has."""
+"""Value of --side for the side that corpora.yaml declares."""
 
 
 def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
@@ -109,7 +88,7 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
     return DataError(
         f"'{path}' holds chats, but without --side the command shows rows of a task.",
         "--side decides which messages of a chat are learned and which are only context.",
-        f"To learn the people's side, write: soul data show {where} --side human{number}",
+        f"To see what is trained on, write: soul data show {where} --side human{number}",
     )
 
 
@@ -124,22 +103,14 @@ def _print_lesson(lesson: Lesson) -> None:
 
 
 def dedupe(
-    path: Annotated[
-        Path,
-        typer.Argument(help="Conversations: a file, a folder or a glob pattern.", readable=False),
-    ],
-    output: CleanChats = None,
-    threshold: Annotated[
-        float,
-        typer.Option(
-            "--threshold",
-            metavar="X",
-            help="Share of common word triples from which two texts are near-duplicates.",
-        ),
-    ] = 0.8,
+    path: Annotated[Path, typer.Argument(readable=False,
+        help="Conversations: a file, a folder or a glob pattern.")],
+    output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
+        help="Write the remaining rows to this file (.jsonl).")] = None,
+    threshold: Threshold = 0.8,
     as_json: Json = False,
-) -> None:
-    """Find duplicate and near-duplicate conversations in a corpus.
+) -> None:  # fmt: skip
+    """Find duplicate and similar conversations in a corpus.
 
     With -o, the command writes the conversations without duplicates. The exit code is 2 if some
     rows are unreadable; they are not checked, and -o leaves them out.
@@ -228,17 +199,6 @@ def _say_written(written: int | None, path: Path | None) -> None:
         out.print(f"{written} clean rows → {safe(str(path))}", soft_wrap=True)
 
 
-CleanFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--exclude",
-        metavar="FILE",
-        help="Write the clean training rows to this file.",
-        readable=False,
-    ),
-]
-
-
 def audit(
     task: Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
         help="Name of a task; `soul tasks list` shows them.")],
@@ -279,7 +239,7 @@ def audit(
         if report is not None:
             _print_tracker(task, report)
         if output is not None:
-            out.print(f"rows to look at → {safe(str(output))}", soft_wrap=True)
+            out.print(f"suspicious rows → {safe(str(output))}", soft_wrap=True)
 
 
 def contamination(
@@ -290,11 +250,11 @@ def contamination(
     task: RowsTask = None,
     chats: Annotated[bool, typer.Option("--chats",
         help="TRAIN contains conversations: a file, folder or glob pattern.")] = False,
-    exclude: CleanFile = None,
+    exclude: Annotated[Path | None, typer.Option("--exclude", metavar="FILE", readable=False,
+        help="Write the clean training rows to this file.")] = None,
     drop: Annotated[str, typer.Option("--drop", metavar="KINDS",
         help="Kinds of overlap that --exclude removes: exact,near,persona.")] = "exact,near",
-    threshold: Annotated[float, typer.Option("--threshold", metavar="X",
-        help="Share of common word triples from which two texts are near-duplicates.")] = 0.8,
+    threshold: Threshold = 0.8,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,

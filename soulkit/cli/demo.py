@@ -17,6 +17,7 @@ from soulkit.cli.console import (
     print_next,
     warn_unsealed,
 )
+from soulkit.cli.options import Json
 from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import estimate_text
 from soulkit.report.grid import Grid, GridRow, grid_parts
@@ -27,29 +28,16 @@ OUT, SCRIPTED_OUT = Path("runs/demo"), Path("runs/demo-scripted")
 
 
 def command(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder for all results.", show_default=f"{OUT}, {SCRIPTED_OUT}"
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Random seed; another seed makes other stories.")
-    ] = 0,
-    steps: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of Ditto training steps.")
-    ] = 30,
-    scripted: Annotated[
-        bool,
-        typer.Option(
-            "--scripted",
-            help="Evaluate two scripted models instead: takes seconds and needs no PyTorch.",
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only one JSON document to stdout.")
-    ] = False,
-) -> None:
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER",
+        help=f"Folder for all results. [default: {OUT}, or {SCRIPTED_OUT}]")] = None,
+    seed: Annotated[int, typer.Option(metavar="N",
+        help="Random seed; another seed makes other stories.")] = 0,
+    steps: Annotated[int, typer.Option(metavar="N", min=1,
+        help="Number of Ditto training steps.")] = 30,
+    scripted: Annotated[bool, typer.Option("--scripted",
+        help="Evaluate two scripted models instead: takes seconds and needs no PyTorch.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Train and evaluate a tiny model end to end, and write a report.
 
     The demo fine-tunes a tiny model, trains it with Ditto, and evaluates it before and after. It
@@ -63,7 +51,7 @@ def command(
 
 def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     for package, use in (
-        ("torch", "training (soul demo --scripted needs nothing more)"),
+        ("torch", "training (soul demo --scripted runs without it)"),
         ("matplotlib", "the learning curves in the report"),
     ):  # fail before the training, not after minutes
         if importlib.util.find_spec(package) is None:
@@ -133,7 +121,7 @@ def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
     where.print("control: the same training with feedback that belongs to another draft")
     where.print(
         f"at the first step, feedback raises the reward by {_gap(results, 'loo_gap')} over the "
-        "other drafts of the row (leave-one-out gap, 95 % CI); with the control's feedback by "
+        "other drafts of the row (leave-one-out gap, 95 % CI); the control's feedback by "
         f"{_gap(results, 'loo_gap_shuffled')}"
     )
     for line in notes:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 HELP = """Distil several task experts into one model: sample, select, train and measure.
 
-STAGE is sample, select, train or report; without one, all of them. Each resumes what it finds.
+The stages are sample, select, train and report; without STAGE, all of them run. Each stage resumes
+its earlier work.
 """
 TRAITS = frozenset({"distill", "plays", "local", "rollouts", "train"})
 NOT_HERE = ("adapter", "suite", "playable")
-"""Settings of the other commands that experts replace."""
+"""Settings of other commands that --experts replaces."""
 BY_TASK = ("experts", "held_out")
 """Settings written like --data: for all tasks, or for one."""
 
@@ -66,7 +67,7 @@ def make_command() -> Any:
 
 
 def _by_task(name: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """`[TASK=]ROWS` options as task, or `*` for every other one, → where."""
+    """`[TASK=]ROWS` options as task (`*`: all others) → rows."""
     made: dict[str, str] = {}
     for text in texts or ():
         task, equals, where = text.partition("=")
@@ -75,7 +76,7 @@ def _by_task(name: str, texts: Sequence[str] | None) -> dict[str, str]:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{flag} is given twice for {'every task' if key == '*' else repr(key)}.",
-                "Each task has one folder or file of rows here.",
+                "Each task has one folder or file of rows.",
                 f"Write {flag} TASK=ROWS once for each task.",
             )
         made[key] = value
@@ -97,7 +98,7 @@ def _stages(name: str | None) -> tuple[Stage, ...]:
     return stages
 
 
-# -- doing and printing ----------------------------------------------------------------------------
+# -- running and printing --------------------------------------------------------------------------
 
 
 def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:

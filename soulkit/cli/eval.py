@@ -176,11 +176,11 @@ def _say_failures(run: Run, summary: Summary) -> None:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
             print_note(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
-        print_note(f"truncated replies: {text}; 'worst to best' shows the range they leave open")
+        print_note(f"truncated replies: {text}; 'worst to best' shows their possible effect")
     if text := limits_text(summary.limits, summary.statuses):
         print_note(f"replies cut at the token limit, readable or not: {text}")
     if text := dropped_text(summary.dropped_settings):
-        print_note(f"settings that servers rejected, sent without them: {text}")
+        print_note(f"settings that servers rejected and that were left out: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         print_note(line)
     if summary.n_scored < summary.n:

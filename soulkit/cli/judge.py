@@ -44,13 +44,13 @@ RatedRun = Annotated[
 def sheet(
     run: RatedRun,
     sample: Annotated[int, typer.Option("--sample", metavar="N", min=1,
-        help="Clusters to draw per task; all if there are fewer.")] = 50,
+        help="Number of clusters to sample per task; all if there are fewer.")] = 50,
     seed: Annotated[int, typer.Option("--seed", metavar="N",
-        help="Random seed of the draw and of every order.")] = 0,
+        help="Random seed of the sample and of the order of the cards.")] = 0,
     raters: Annotated[int, typer.Option("--raters", metavar="N", min=1, max=50,
         help="Number of raters. Each gets a sheet in a different order.")] = 1,
     pairs: Annotated[bool, typer.Option("--pairs",
-        help="Ask which of two drafts of a row is better, instead of for ratings.")] = False,
+        help="Ask which of two drafts of a row is better, instead of asking for ratings.")] = False,
     checks: Annotated[int, typer.Option("--checks", metavar="N", min=0,
         help="Number of hidden attention checks per sheet.")] = 2,
     dimension: Annotated[list[str] | None, typer.Option("--dimension", metavar="NAME",
@@ -64,9 +64,9 @@ def sheet(
 ) -> None:  # fmt: skip
     """Write a blinded rating sheet for human raters.
 
-    Each rater gets an HTML page, which works offline, and a CSV table. Clusters of rows are drawn
-    at random, and the sheet shows everything that was judged in them. key.json maps the rows of
-    the sheet to episodes: keep it, and send the raters only their folders.
+    Each rater gets an HTML page, which works offline, and a CSV table. They contain all judged
+    texts of a random sample of row clusters. key.json maps the rows of the sheet to episodes: keep
+    it, and send the raters only their folders.
     """
     from soulkit.eval.judges.rating import SheetRequest, draw_sheet, sheet_folder, write_tables
     from soulkit.report.pages import write_sheet_page
@@ -81,7 +81,7 @@ def sheet(
         write_sheet_page(one, place / "sheet.html", text)
         out.print(f"{safe(str(place))}: {len(one.cards)} texts", soft_wrap=True)
     for task, counts in drawn.key["clusters"].items():
-        print_note(f"{task}: {counts['drawn']} of {counts['clusters']} clusters are drawn")
+        print_note(f"{task}: {counts['drawn']} of {counts['clusters']} clusters sampled")
     print_note(f"keep {target / 'key.json'}; then: soul judge import FILE... --run {run}")
 
 
@@ -97,37 +97,18 @@ def _guide(file: Path | None) -> str:
 
 
 def import_labels(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="SHEET", help="Filled sheets, CSV or JSON.", readable=False),
-    ],
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="RUN", help="Run folder that the sheet was made from."),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Key file of the sheet. [default: RUN-sheet/key.json]",
-            readable=False,
-        ),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="File to write. [default: labels.jsonl next to the key]",
-            readable=False,
-        ),
-    ] = None,
-    drop_failed: Annotated[
-        bool, typer.Option("--drop-failed", help="Leave out raters who failed an attention check.")
-    ] = False,
+    files: Annotated[list[Path], typer.Argument(metavar="SHEET", readable=False,
+        help="Filled-in sheets: CSV or JSON.")],
+    run: Annotated[Path | None, typer.Option("--run", metavar="RUN",
+        help="Run folder that the sheet was made from.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", readable=False,
+        help="Key file of the sheet. [default: RUN-sheet/key.json]")] = None,
+    target: Annotated[Path | None, typer.Option("--out", metavar="FILE", readable=False,
+        help="File to write. [default: labels.jsonl next to the key]")] = None,
+    drop_failed: Annotated[bool, typer.Option("--drop-failed",
+        help="Leave out raters who failed an attention check.")] = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Import filled-in rating sheets as labels.
 
     Rows that match no card, have a label off the scale or appear twice are reported and left out.
@@ -202,18 +183,11 @@ def _say_imported(filled: FilledSheets, drop_failed: bool) -> None:
 
 def correct(
     run: RatedRun,
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            "--labels",
-            metavar="FILE",
-            help="Labels from `soul judge import`. [default: RUN-sheet/labels.jsonl]",
-            readable=False,
-        ),
-    ] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", metavar="FILE", readable=False,
+        help="Labels from `soul judge import`. [default: RUN-sheet/labels.jsonl]")] = None,
     as_json: Json = False,
-) -> None:
-    """Correct the judge's means with human labels of a random part.
+) -> None:  # fmt: skip
+    """Correct the judge's means with human labels of a random sample.
 
     The corrected mean estimates the human mean over all episodes, with a 95 % interval that is
     valid for any quality of the judge (prediction-powered inference). The labelled clusters must
@@ -276,8 +250,8 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
 
 CHECK = """Judge a run's episodes again and measure the agreement.
 
-        Per dimension: agreement of a judge with itself, with another judge, with people if the
-        rows have human labels, and correlation with text length. Drafts of the same row are
+        Per dimension: agreement of a judge with itself, with another judge, with human
+        labels if the rows have them, and correlation with text length. Drafts of the same row are
         compared in both orders.
         """
 
@@ -327,11 +301,10 @@ app = CommandTable(cls=Checks, rich_markup_mode=None)
 
 @app.command()
 def show(
-    check: Annotated[
-        Path, typer.Argument(metavar="CHECK", help="Folder written by `soul judge check`.")
-    ],
+    check: Annotated[Path, typer.Argument(metavar="CHECK",
+        help="Folder written by `soul judge check`.")],
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Print the results of a judge check."""
     from soulkit.eval.judges.check import read_report
 
@@ -346,12 +319,8 @@ app.command()(correct)
 def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool) -> None:
     from soulkit.eval.judges.check import check_judge
 
-    run, report = check_judge(
-        config,
-        folder,
-        trust=trust,
-        reporter=ConsoleReporter("judge check"),
-    )
+    reporter = ConsoleReporter("judge check")
+    run, report = check_judge(config, folder, trust=trust, reporter=reporter)
     warn_unsealed()
     _print(report, as_json)
     if not as_json:
@@ -364,7 +333,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
     if missing:
         print_note(
             f"{missing} judgements got no reply from the server; the same command with "
-            f"--out {run.path} asks for them again"
+            f"--out {run.path} retries them"
         )
         raise typer.Exit(1)
 
@@ -402,7 +371,7 @@ def _left_out(report: Mapping[str, Any]) -> list[str]:
             "counted"
         )
     for name in report.get("unmatched_labels", ()):
-        remarks.append(f"people labelled '{name}', but the judge has no such dimension")
+        remarks.append(f"the judge has no dimension '{name}', for which there are human labels")
     for name, dimension in report["dimensions"].items():
         lost = max((c.get("no_numbers", 0) for c in dimension["people"].values()), default=0)
         if lost:
@@ -422,7 +391,7 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 
 short = partial(number, digits=2)
-"""A figure of agreement."""
+"""Formats a figure of agreement."""
 
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Grid:
@@ -504,7 +473,7 @@ def _clusters(cell: Mapping[str, Any]) -> str:
 def _say_thresholds(limits: Mapping[str, float]) -> None:
     print_note(
         f"Krippendorff's alpha: {limits['reliable']:g} or more is reliable, "
-        f"{limits['tentative']:g} or more tentative; below, do not rank models by it "
+        f"{limits['tentative']:g} or more tentative; below that, do not rank models by it "
         "(Krippendorff 2004). "
         "rho: Spearman correlation; gap: mean difference in points; flips: pairs whose verdict "
         "changes with the order. No interval: too few rows, or too little variation."

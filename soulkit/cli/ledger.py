@@ -28,18 +28,10 @@ app = CommandTable(
 )
 
 Where = Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger file or run folder.")]
-Example = Annotated[
-    str | None,
-    typer.Option("--example", metavar="ID", help="Show only calls for the row with this id."),
-]
-RoleName = Annotated[
-    str | None,
-    typer.Option(
-        "--role",
-        metavar="ROLE",
-        help="Show only calls of this role: actor, partner, judge, coach, …",
-    ),
-]
+Example = Annotated[str | None, typer.Option("--example", metavar="ID",
+    help="Show only calls for the row with this id.")]  # fmt: skip
+RoleName = Annotated[str | None, typer.Option("--role", metavar="ROLE",
+    help="Show only calls of this role: actor, partner, judge, coach, …")]  # fmt: skip
 
 
 # -- which file ----------------------------------------------------------------------------------
@@ -117,17 +109,12 @@ def show(
     where: Where,
     example: Example = None,
     role: RoleName = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="KEY", help="Show the entry whose key starts with this text."
-        ),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Show at most N entries.")
-    ] = 10,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY",
+        help="Show the entry whose key starts with this text.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1,
+        help="Show at most N entries.")] = 10,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show single calls with their prompts and replies."""
     from soulkit.models.ledger.view import LedgerView
 
@@ -135,7 +122,7 @@ def show(
         entries = list(view.entries(example=example, role=role, key=key, limit=limit))
     if not entries:
         raise RunError(
-            f"'{where}' holds no such call.",
+            f"'{where}' contains no matching call.",
             "No entry matches this example, role and key.",
             "List the entries with soul ledger show without options, or count them with soul "
             "ledger stats.",
@@ -186,10 +173,9 @@ def export(
     where: Where,
     example: Example = None,
     role: RoleName = None,
-    file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
-    ] = None,
-) -> None:
+    file: Annotated[Path | None, typer.Option("--out", metavar="FILE",
+        help="File to write instead of stdout.")] = None,
+) -> None:  # fmt: skip
     """Export all calls as JSON lines, one entry per line."""
     from soulkit.models.ledger.view import LedgerView, write_export
 

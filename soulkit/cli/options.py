@@ -46,13 +46,9 @@ DRY_RUN = "Print the estimated calls, tokens, cost and time, and stop."
 JSON = "Print only one JSON document to stdout."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 Json = Annotated[bool, typer.Option("--json", help=JSON)]
-TaskFiles = Annotated[
-    list[Path] | None,
-    # The parser does not check files: the functions that read them raise better errors.
-    typer.Option(
-        "--tasks", metavar="FILE", help="YAML file that declares your own tasks.", readable=False
-    ),
-]
+# The parser does not check files: the functions that read them raise better errors.
+TaskFiles = Annotated[list[Path] | None, typer.Option("--tasks", metavar="FILE", readable=False,
+    help="YAML file that declares your own tasks.")]  # fmt: skip
 
 
 def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
@@ -169,7 +165,7 @@ def options_for(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
 
 
 def in_reading_order(options: Iterable[Option]) -> list[Option]:
-    """By section; within one, those of FIRST before the others."""
+    """Options by section, those of FIRST first."""
 
     def place(option: Option) -> tuple[int, int]:
         first = FIRST.index(option.flag) if option.flag in FIRST else len(FIRST)
@@ -214,7 +210,7 @@ def _matters(
 
 
 def kind_of(annotation: Any, metavar: str | None) -> Any:
-    """The type that an option's text is read as: choice, number, switch, file, text, or a list."""
+    """The type of an option's value: choice, number, switch, file, text, or a list."""
     parts = plain_parts(annotation)
     if metavar in (BY_TASK, ADAPTERS):
         return list[str]
@@ -241,7 +237,7 @@ def default_text(info: Any) -> str:
     return str(default.value if isinstance(default, Enum) else default)
 
 
-# --- from what was written to settings ------------------------------------------------------------
+# --- from the command line to settings ------------------------------------------------------------
 
 
 def settings_from(

@@ -1,7 +1,6 @@
-"""The commands' parser: its help pages in words, and its errors in the usual three lines.
+"""Parsing of the command line: help pages, and usage errors as three lines (error, why, fix).
 
-`CommandTable` makes every command an `OnceCommand`, which also refuses an option with one value
-that is given twice.
+`CommandTable` makes every command an `OnceCommand`.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 RUNS = Path("runs")
 """Where commands look for runs when none is named."""
 _START = re.compile(r"\s*\[(default|required)\b.*")
-"""What help says of an option's default."""
+"""The default at the end of an option's help."""
 RUN_ARGUMENTS = {"RUN": 1, "LEDGER": 1, "A": 2, "B": 2}
 """Argument that names a run folder → number of run folders that its command needs."""
 
 
 class OnceCommand(TyperCommand):
-    """A command whose options are given once, except those that hold several values.
+    """A command that refuses an option with one value that is given twice.
 
-    Its help names arguments and values by words, in the same way on every version of the parser.
+    Its help pages look the same with every version of Typer.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:  # a shell that completes a line gets no errors
+        if not ctx.resilient_parsing:  # no errors during shell completion
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
             for parameter, times in Counter(filter(_holds_one_value, given)).items():
                 if times > 1:
@@ -98,7 +97,7 @@ def help_instead(error: Any) -> str:
 
 
 def usage_error(error: Any) -> ConfigError:
-    """A usage error as what was written, what is allowed, and how to write it."""
+    """A usage error of the parser as a ConfigError."""
     command = error.ctx.command_path if error.ctx else "soul"
     if hasattr(error, "option_name"):
         return _option(error, command)
@@ -110,12 +109,11 @@ def usage_error(error: Any) -> ConfigError:
 def _option(error: Any, command: str) -> ConfigError:
     """The error for an option that does not exist or lacks its value."""
     name = one_line(error.option_name, 60)
-    if error.ctx is None:  # the parser of words knows options alone, not whose they are
+    if error.ctx is None:  # the command is not known here
         return ConfigError(
             one_line(error.message, 200),
             "Options need a value, such as --limit 20; switches such as --json take none.",
-            f"Write {name} VALUE for an option, or {name} alone for a switch; --help after the "
-            "command shows which it is.",
+            f"Write {name} VALUE, or {name} alone for a switch; add --help to list the options.",
         )
     options = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
     near = nearest(name, [flag for flag in options if flag.startswith("-")])
@@ -230,7 +228,7 @@ def _name(error: Any) -> str:
 
 
 def _value(error: Any) -> str:
-    """What was written, as far as the error's cause tells it."""
+    """The rejected value in quotes, if the cause of the error contains it."""
     for cause in (error.__cause__, error.__context__):
         items = cause.errors() if hasattr(cause, "errors") else ()
         for item in items:
@@ -242,7 +240,7 @@ def _parameter_text(error: Any) -> str:
     """An option or argument with its choices or a placeholder: `--protocol paper|reference`,
     `--port PORT`, `RUN...`."""
     if error.param is None:
-        return "it as --help says"
+        return "a valid value"
     if error.param.param_type_name == "argument":
         return argument_text(error.param)
     record = error.param.get_help_record(error.ctx) if error.ctx else None

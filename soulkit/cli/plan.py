@@ -21,14 +21,9 @@ PLANNED = ("eval", "train", "distill")
 
 def command(
     context: typer.Context,
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="COMMAND...",
-            help="Command to estimate, without `soul`: eval api …, train ditto … or distill …",
-        ),
-    ],
-) -> None:
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND...",
+        help="Command to estimate, without `soul`: eval api …, train ditto … or distill …")],
+) -> None:  # fmt: skip
     """Estimate the calls, tokens, cost, memory and time of a command.
 
     No model is called or loaded.
@@ -37,8 +32,8 @@ def command(
 
     if words[0] not in PLANNED:
         raise ConfigError(
-            f"soul plan cannot plan '{words[0]}'.",
-            f"It estimates only the commands that run models: {', '.join(PLANNED)}.",
+            f"soul plan cannot estimate '{words[0]}'.",
+            f"It estimates only commands that run models: {', '.join(PLANNED)}.",
             "Write the command without 'soul': soul plan eval api --model MODEL --task TASK",
         )
     if len(words) + len(context.args) < 2:

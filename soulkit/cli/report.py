@@ -81,7 +81,7 @@ def command(
 
 def _only_run(chosen: Format) -> list[Path]:
     """The run in ./runs; if there are several, lists them and returns none. ConfigError without a
-    run, and where a list is not what `chosen` asks for."""
+    run, or if `chosen` is a format for files."""
     from soulkit.report.listing import list_runs
 
     found = list_runs(RUNS) if RUNS.is_dir() else []
@@ -231,14 +231,10 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def runs_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER", help="Folder of runs. [default: runs]", show_default=False
-        ),
-    ] = RUNS,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False,
+        help="Folder of runs. [default: runs]")] = RUNS,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """List the runs of a folder, newest first, with status, headline score and cost.
 
     An unfinished run was stopped; the same command resumes it.

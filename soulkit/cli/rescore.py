@@ -27,27 +27,14 @@ class Missing(StrEnum):
     unscored = "unscored"
 
 
-Judges = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--judge", metavar="PLAYER", help="With --ask: use these judges instead of the run's own."
-    ),
-]
-Prompts = Annotated[
-    Path | None,
-    typer.Option("--prompts", metavar="DIR",
-                 help="With --ask: folder with edited judge prompts, judge.md or TASK/judge.md."),
-]  # fmt: skip
-Endpoints = Annotated[
-    Path | None,
-    typer.Option("--endpoints", metavar="FILE", help="With --judge: YAML file with named models."),
-]
-MaxCost = Annotated[
-    float | None,
-    typer.Option(
-        "--max-cost", metavar="X", min=0, help="With --ask: stop after spending X US dollars."
-    ),
-]
+Judges = Annotated[list[str] | None, typer.Option("--judge", metavar="PLAYER",
+    help="With --ask: use these judges instead of the run's own.")]  # fmt: skip
+Prompts = Annotated[Path | None, typer.Option("--prompts", metavar="FOLDER",
+    help="With --ask: folder with edited judge prompts, judge.md or TASK/judge.md.")]  # fmt: skip
+Endpoints = Annotated[Path | None, typer.Option("--endpoints", metavar="FILE",
+    help="With --judge: YAML file with named models.")]  # fmt: skip
+MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
+    help="With --ask: stop after spending X US dollars.")]  # fmt: skip
 
 
 def command(
@@ -74,7 +61,7 @@ def command(
 
     Judge replies come from the run's ledger, and the scores go to a new run folder. With --ask,
     the judge is asked for missing replies, so that you can change the judge or its prompts. The
-    same command resumes its folder.
+    same command resumes an interrupted one.
     """
     from soulkit.cli.console import print_json, warn_unsealed
     from soulkit.eval.results.rescore import rescore

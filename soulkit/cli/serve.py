@@ -29,22 +29,15 @@ def group() -> None:
 
 @app.command()
 def partner(
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            help="Task whose partner to serve; needed if several tasks have one.",
-            autocompletion=COMPLETERS["tasks"],
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Address to listen on.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", help="Port to listen on; 0 picks a free port.")
-    ] = 8799,
+    task: Annotated[str | None, typer.Argument(autocompletion=COMPLETERS["tasks"],
+        help="Task whose partner to serve; needed if several tasks have one.")] = None,
+    host: Annotated[str, typer.Option("--host", metavar="HOST",
+        help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="PORT",
+        help="Port to listen on; 0 picks a free port.")] = 8799,
     tasks: TaskFiles = None,
     trust: Trust = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a task's scripted partner; needs no model or API key."""
     registry = registry_of(tasks, trust=trust)
     name = _scripted(registry, task)

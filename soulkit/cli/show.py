@@ -22,19 +22,11 @@ SHOWN = 10
 REST = 68
 """Terminal columns reserved for everything but the text of an episode."""
 
-StatusWord = Annotated[
-    str | None,
-    typer.Option(
-        "--status",
-        metavar="STATUS",
-        help="Show episodes with this status (truncated), reason (judge_error) or "
-        "mark (hacked, leaked, cut).",
-    ),
-]
-OneStep = Annotated[
-    int | None,
-    typer.Option("--step", metavar="N", help="Show only episodes of this training step."),
-]
+StatusWord = Annotated[str | None, typer.Option("--status", metavar="STATUS",
+    help="Show episodes with this status (truncated), reason (judge_error) or mark (hacked, "
+    "leaked, cut).")]  # fmt: skip
+OneStep = Annotated[int | None, typer.Option("--step", metavar="N",
+    help="Show only episodes of this training step.")]  # fmt: skip
 
 
 def command(
@@ -64,10 +56,10 @@ def command(
 ) -> None:  # fmt: skip
     """Show the episodes of a run: prompts, replies, judgements and feedback.
 
-    Without a selecting option, the command lists the newest episodes and how to select others. A
-    draft is shown together with the refined episode that its feedback led to. For supervised
-    training it shows how the model continued held-out conversations, next to what the person
-    wrote.
+    Without a filter, the command lists the newest episodes and suggests commands that select
+    others. A draft is shown together with the refined episode that its feedback led to. For
+    supervised training it shows how the model continued held-out conversations, next to what the
+    person wrote.
     """
     from soulkit.report.episode_search import Selection, episode_places, select, show_command
     from soulkit.report.load import EPISODES
@@ -108,7 +100,7 @@ def _one_run(path: Path) -> Path:
         return runs[0]
     names = [shell_path(one) for one in runs]
     raise RunError(
-        f"'{path}' holds {len(runs)} runs.",
+        f"'{path}' contains {len(runs)} runs.",
         "soul show works on one run.",
         f"Name one of them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}",
     )
@@ -202,7 +194,7 @@ def _print_block(block: PageBlock) -> None:
         out.print(Text.assemble(margin, line), soft_wrap=True)
 
 
-# -- what else there is ----------------------------------------------------------------------------
+# -- other episodes --------------------------------------------------------------------------------
 
 
 def _say_more(

@@ -184,7 +184,7 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
         table.add_row(safe(check.task), safe(check.data), *cells)
     out.print(table)
     if any(check.rows_only for check in checks):
-        out.print(f"{NOT_PLAYED}: rows only; this version has no scorer for them")
+        out.print(f"{NOT_PLAYED}: rows only; this version cannot score them")
     for check in checks:
         _print_findings(check.task, "gold fails", check.gold_fails)
         _print_findings(check.task, "wrong passes", check.wrong_passes)
@@ -222,23 +222,13 @@ def _print_findings(task: str, what: str, findings: Sequence[Finding], width: in
 
 
 def new(
-    name: Annotated[
-        str, typer.Argument(help="Name of the new task: letters, digits, underscores.")
-    ],
-    kind: Annotated[
-        str,
-        typer.Option("--kind", metavar="KIND", help="Template: choice, judged, dialogue or scene."),
-    ] = "choice",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="Folder to write. [default: a folder named like the task]",
-            readable=False,
-        ),
-    ] = None,
-) -> None:
+    name: Annotated[str, typer.Argument(
+        help="Name of the new task: letters, digits, underscores.")],
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND",
+        help="Template: choice, judged, dialogue or scene.")] = "choice",
+    folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", readable=False,
+        help="Folder to write. [default: a folder named like the task]")] = None,
+) -> None:  # fmt: skip
     """Create a new task from a template.
 
     The folder has the layout of the built-in tasks: a declaration, a class, prompts, rows and a
@@ -276,18 +266,12 @@ def group(context: typer.Context) -> None:
 
 @app.command("list")
 def list_(
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            metavar="SUITE",
-            help="List only the tasks of this suite.",
-            autocompletion=COMPLETERS["suites"],
-        ),
-    ] = None,
+    suite: Annotated[str | None, typer.Option(
+        "--suite", metavar="SUITE", autocompletion=COMPLETERS["suites"],
+        help="List only the tasks of this suite.")] = None,
     tasks: TaskFiles = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """List all tasks and suites."""
     from soulkit.tasks.kit.registry import installed_tasks
 
@@ -317,17 +301,11 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK",
-            help="Name of a task; `soul tasks list` shows them.",
-            autocompletion=COMPLETERS["tasks"],
-        ),
-    ],
+    name: Annotated[str, typer.Argument(metavar="TASK", autocompletion=COMPLETERS["tasks"],
+        help="Name of a task; `soul tasks list` shows them.")],
     tasks: TaskFiles = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show one task: columns, audiences, metric, options, licence."""
     registry = _registry(tasks)
     spec = registry.spec(name)

@@ -143,7 +143,7 @@ def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _without_chats(
     method: str, values: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The options without --data, and --data as chat logs, which it names without a task."""
+    """The options without --data, and --data as chat logs if no task is named."""
     from soulkit.train.config import names_chats
 
     file, variables = values.get("config"), ("SOULKIT_TASKS", "SOULKIT_SUITE")
@@ -237,7 +237,7 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
 
 
 PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
-"""Options about those who play beside the actor."""
+"""Options for the other players."""
 
 
 def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class ObservedModel:
         return await self.model.complete(context, sampling, call)
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """Ignore an unusable reply; the wrapped model is not told."""
+        """Ignore an unusable reply, without forwarding it to the wrapped model."""
 
     async def close(self) -> None:
         await self.model.close()

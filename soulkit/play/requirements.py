@@ -90,7 +90,8 @@ def refuse_missing(
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in WORDS}
     parts = [f"{WORDS[kind]} {_listed(kind, some)}" for kind, some in names.items() if some]
     partly = " for the tasks with rows" if names["rows"] or names["tasks"] else ""
-    unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
+    asked = whole is None and names["keys"] and names["rows"]
+    unknown = "Cost unknown without rows. " if asked else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
     error = RequirementsNotMet(
         f"{head}{len(gaps)} requirements are not met: {'; '.join(parts)}.",

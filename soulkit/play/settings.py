@@ -46,8 +46,7 @@ class PlayConfig(RolesConfig):
     )  # fmt: skip
     adapter: str | None = _task(
         None, only=("local", "train"), metavar="ADAPTER",
-        help="LoRA adapter to load on the model: a local folder or a Hub id. Training continues "
-             "from it.",
+        help="LoRA adapter to evaluate or to continue training: a local folder or a Hub id.",
     )  # fmt: skip
     suite: str | None = _task(
         None, complete="suites", metavar="SUITE", unset="none",

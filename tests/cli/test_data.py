@@ -320,8 +320,12 @@ def test_a_folder_of_its_own_and_json(hub_soul, monkeypatch, tmp_path: Path) -> 
         (("--task", "hitmo"), "no task named 'hitmo'", "'hitom'"),
         (("--suite", "tm"), "no suite named 'tm'", "'tom'"),
         (("--task", "tomi"), "'tomi' has no released file", "soul data import"),
-        (("--task", "hitom", "--suite", "tom"), "--task and --suite do not go", "Keep one"),
-        (("--corpus", "mid-training", "--split", "eval"), "do not go together", "Keep one"),
+        (
+            ("--task", "hitom", "--suite", "tom"),
+            "--task and --suite cannot be combined",
+            "Keep one",
+        ),
+        (("--corpus", "mid-training", "--split", "eval"), "cannot be combined", "Keep one"),
         (("--corpus", "mid"), "no corpus named 'mid'", "mid-training"),
     ],
 )

@@ -87,7 +87,7 @@ def test_show_prints_prompts_and_clean_replies(tmp_path: Path, capfd) -> None:
     assert soul("ledger", "show", out, "--key", entries[1]["key"][:10], "--json") == 0
     assert json.loads(capfd.readouterr().out) == entries[1:]
     assert soul("ledger", "show", out, "--role", "coach") == 2
-    assert "no such call" in three_lines(capfd.readouterr().err)[0]
+    assert "no matching call" in three_lines(capfd.readouterr().err)[0]
 
 
 def test_export_is_whole_stable_and_holds_no_key(

@@ -139,7 +139,7 @@ def test_h_is_help_on_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("judge", "chek"), "'chek'", "'check'"),
         (("report", "x", "--format", "pdf"), "'pdf'", "--format"),
         (("plan",), "'soul plan' needs COMMAND", "COMMAND"),
-        (("plan", "soul", "eval"), "soul plan cannot plan 'soul'", "soul plan eval api"),
+        (("plan", "soul", "eval"), "soul plan cannot estimate 'soul'", "soul plan eval api"),
         (("plan", "eval", "local", "--limit", "many"), "--limit 'many'", "--limit N"),
     ],
 )

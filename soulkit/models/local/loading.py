@@ -248,8 +248,8 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
         return dtype
     raise ModelLoadError(
-        f"'{name}' is not a number type for a model.",
-        "Weights are stored and multiplied in this type.",
+        f"'{name}' is not a valid number format.",
+        "Weights are stored and multiplied in this format.",
         "Use auto, float32, bfloat16 or float16.",
     )
 

@@ -551,7 +551,7 @@ def players_in_tasks(file: str | None) -> dict[str, TaskPlayers]:
         raise ConfigError(
             f"The endpoints file '{file}' has an invalid player under 'tasks:'.",
             _problem(error),
-            f"Under 'tasks:' write  TASK: {{judge: NAME}}, with a player as {FORMS}.",
+            f"Under 'tasks:' write TASK: {{judge: PLAYER}}, where PLAYER is one of: {FORMS}.",
         ) from error
 
 

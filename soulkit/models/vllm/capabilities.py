@@ -1,6 +1,6 @@
 """Checks servers that soulkit did not start before anything is played.
 
-    who is there ─▶ which model ─▶ prompted with ids? ─▶ whose log-probs? ─▶ adapters?
+    server up? ─▶ which model? ─▶ token ids? ─▶ which log-probs? ─▶ adapters?
 
 One-token requests show what a server supports. Servers whose numbers would mean something else are
 rejected: no ids, another tokenizer, different weights on several servers. Log-probs are *processed*

@@ -46,7 +46,7 @@ _OTHER_WAY = {
     "revision": "Set it with the model: owner/name@revision.",
     "dtype": "Use --dtype.",
     "max-model-len": "Use --max-context.",
-    "max-num-seqs": "Use the option for concurrent calls.",
+    "max-num-seqs": "Use --batch-size.",
     "hf-token": "Set HF_TOKEN in the environment, where process lists do not show it.",
 }
 _REFUSED = (
@@ -162,7 +162,7 @@ def _dtype(name: str) -> str:
     if name in DTYPES:
         return name
     raise ConfigError(
-        f"vLLM does not support the number type '{name}'.",
+        f"vLLM does not support the number format '{name}'.",
         f"It supports {', '.join(DTYPES)}.",
         "Use --dtype auto, float32, bfloat16 or float16. To quantise the weights, use "
         "--vllm-arg quantization=fp8",

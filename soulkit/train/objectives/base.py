@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from soulkit.config import Settings
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, nearest
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence
 from soulkit.train.objectives.sequences import sequences_of as sequences_of
 from soulkit.types import Feedback, Record, Segment
@@ -215,10 +215,11 @@ def _from_package(entry: EntryPoint) -> type[Method]:
 def unknown_method(name: str) -> ConfigError:
     """The error for an unknown method."""
     names = [*built_in(), *(entry.name for entry in _entry_points())]
+    near = nearest(name, [*names, "ablate"])
     return ConfigError(
         f"'{name}' is not a training method.",
         f"The methods of soul train are {', '.join(names)}; ablate compares several of them.",
-        did_you_mean(name, [*names, "ablate"]),
+        f"Did you mean '{near}'?" if near else "Write one of them, or see: soul train --help",
     )
 
 

@@ -25,7 +25,7 @@ class DittoSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ditto(Objective):
-    names: ClassVar = {"ditto": "Learn from verbal feedback, and act without it afterwards."}
+    names: ClassVar = {"ditto": "Learn from verbal feedback to act without it."}
     settings: ClassVar = DittoSettings
     uses_feedback: ClassVar = True
     refines: ClassVar = True

@@ -27,7 +27,7 @@ class ErlSettings(AuxSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ERL(Objective):
-    names: ClassVar = {"erl": "Imitate refined rollouts that are better than their draft."}
+    names: ClassVar = {"erl": "Imitate refined rollouts that beat their draft."}
     settings: ClassVar = ErlSettings
     uses_feedback: ClassVar = True
     refines: ClassVar = True

@@ -102,8 +102,8 @@ def unweighted(config: DistillSettings) -> Lines | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SDPO(Objective):
     names: ClassVar = {
-        "sdpo-token": "Learn token by token from the same model prompted with feedback.",
-        "sdpo-logits": "Learn distributions from the same model prompted with feedback.",
+        "sdpo-token": "Self-distil with feedback, token by token.",
+        "sdpo-logits": "Self-distil with feedback, on whole distributions.",
         "sdpo-token+grpo": "Combine sdpo-token and grpo in one loss.",
         "sdpo-logits+grpo": "Combine sdpo-logits and grpo in one loss.",
     }

@@ -390,7 +390,7 @@ def test_float8_is_read_for_an_adapter_and_refused_for_full_training(folder: Pat
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "int8"])
 def test_nothing_is_multiplied_in_eight_bits(folder: Path, name: str) -> None:
-    with pytest.raises(ModelLoadError, match="not a number type"):
+    with pytest.raises(ModelLoadError, match="not a valid number format"):
         LocalModel.load(folder, device="cpu", dtype=name)
 
 

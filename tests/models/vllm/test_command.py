@@ -77,7 +77,7 @@ def test_without_adapters_nobody_may_load_any() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], VllmInstall, str]] = [
-    *(({"dtype": dtype}, ON_CPU, "support the number type(?s:.*)--dtype")
+    *(({"dtype": dtype}, ON_CPU, "support the number format(?s:.*)--dtype")
       for dtype in ("int4", "float64", "fp32", "")),
     ({"lora_rank": RANKS[-1] + 1}, ON_GPU, "rank 513"),
     *(({"args": {flag: ""}}, ON_CPU, "is not a vLLM flag") for flag in ("", "--", "a b", "x;y")),

@@ -438,5 +438,5 @@ def test_the_check_says_what_it_did_not_play(capsys: pytest.CaptureFixture[str])
     if not rows_only:
         pytest.skip("every built-in task can be played")
     assert cli.main(["tasks", "check", rows_only[0], "--data", "synth:4"]) == 0
-    assert "rows only; this version has no scorer" in capsys.readouterr().out
+    assert "rows only; this version cannot score" in capsys.readouterr().out
     assert check_task(task_of("tomi"), examples_of(task_of("tomi"))).rows_only is False
