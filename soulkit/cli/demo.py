@@ -89,7 +89,7 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
         means = (estimate_text(c["mean"], *c["ci"]) for c in cells)
         counts = (f"({c['n_scored']}/{c['n']})" for c in cells)
         rows.append(GridRow.of(task, *map(" ".join, zip(means, counts, strict=True))))
-    title = "two scripts, scored by rules"
+    title = "two scripted models, scored by rules"
     for part in grid_parts(Grid(title=title, head=("task", *names), rows=tuple(rows))):
         console().print(part)
     console().print(WHAT_IT_IS)

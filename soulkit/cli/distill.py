@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from soulkit.distill.report import Distillation
     from soulkit.distill.run import StagePlan
 
-HELP = """Distil several task experts into one model: sample, select, train and measure.
+HELP = """Distil several task experts into one model.
 
 The stages are sample, select, train and report; without STAGE, all of them run. Each stage resumes
 its earlier work.

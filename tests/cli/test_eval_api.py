@@ -367,7 +367,7 @@ def test_a_refused_setting_is_recorded_and_said(
     assert "tomi actor temperature (100 % of calls)" in (tmp_path / "page.html").read_text()
     capsys.readouterr()
     assert soul("show", out, "--worst", 1) == 0
-    assert "settings that the server refused: temperature" in capsys.readouterr().out
+    assert "settings that the server rejected: temperature" in capsys.readouterr().out
 
 
 def test_the_share_is_of_calls_and_survives_a_resume(tmp_path: Path) -> None:
