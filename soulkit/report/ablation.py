@@ -155,7 +155,7 @@ def _draft(line: StepLine) -> float | None:
 
 
 CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | None]]]]] = {
-    "reward/draft": ("Draft reward", "Mean reward without feedback, which training improves.",
+    "reward/draft": ("Draft reward", "Mean reward without feedback; training should raise it.",
                      _column(_draft)),
     "eval/dev": ("Dev score", "Greedy score on held-out rows.", _dev),
     "reward/refined": ("Refined reward", "Mean reward of rollouts with feedback.",
@@ -463,6 +463,7 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
         Grid(
             head=tuple(HEADS[i].strip() for i in shown),
             rows=tuple(GridRow.of(*(cells(row)[i] for i in shown)) for row in ablation.rows),
+            n_below=len(shown) - shown.index(HEADS.index("area")),
             notes=(*method_notes(ablation), *map(missing_text, ablation.missing)),
         )
     )

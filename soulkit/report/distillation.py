@@ -164,7 +164,9 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
 
     rows = [GridRow.of(*row_of(one)) for one in _results(result)]
     rows += [GridRow.of(*macro_row(result), level="suite")] if len(result.tasks) > 1 else []
-    grid = Grid(head=HEADS, rows=tuple(rows), notes=(*remarks_of(result), MEANING))
+    grid = Grid(
+        head=HEADS, rows=tuple(rows), n_below=len(HEADS) - 4, notes=(*remarks_of(result), MEANING)
+    )
     return [Text("\n".join(map(one_line, head_lines(result)))), *grid_parts(grid)]
 
 
