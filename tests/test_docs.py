@@ -53,8 +53,8 @@ READABLE = [
 
 
 def generator() -> ModuleType:
-    path = ROOT / "scripts" / "cli_docs.py"
-    spec = importlib.util.spec_from_file_location("cli_docs", path)
+    path = ROOT / "scripts" / "reference_docs.py"
+    spec = importlib.util.spec_from_file_location("reference_docs", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -70,23 +70,23 @@ def command_page() -> str:
 
 def test_the_command_page_is_fresh() -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    assert page == command_page(), "stale: run .venv/bin/python scripts/cli_docs.py"
+    assert page == command_page(), "stale: run .venv/bin/python scripts/reference_docs.py"
 
 
 def test_the_page_of_tasks_is_fresh() -> None:
     page = (REFERENCE / "tasks.md").read_text(encoding="utf-8")
-    assert page == generator().tasks_page(), "stale: run scripts/cli_docs.py"
+    assert page == generator().tasks_page(), "stale: run scripts/reference_docs.py"
 
 
 def test_the_settings_of_training_are_fresh() -> None:
     page = SETTINGS.read_text(encoding="utf-8")
-    assert page == generator().settings_page(), "stale: run scripts/cli_docs.py"
+    assert page == generator().settings_page(), "stale: run scripts/reference_docs.py"
     assert "| `lambda_fb` | `--lambda-fb` | 1.0 |" in page
 
 
 def test_the_tables_of_file_formats_are_fresh() -> None:
     page = (REFERENCE / "file-formats.md").read_text(encoding="utf-8")
-    assert page == generator().formats_page(), "stale: run scripts/cli_docs.py"
+    assert page == generator().formats_page(), "stale: run scripts/reference_docs.py"
     assert "| `reward` | number or null (required) |" in page
     assert "\n## soulkit/summary@1\n" in page
 

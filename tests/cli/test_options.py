@@ -458,8 +458,9 @@ def test_help_of_a_method_does_not_load_torch() -> None:
 ROOT = Path(__file__).parents[2]
 
 
-def cli_docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cli_docs", ROOT / "scripts" / "cli_docs.py")
+def reference_docs() -> ModuleType:
+    path = ROOT / "scripts" / "reference_docs.py"
+    spec = importlib.util.spec_from_file_location("reference_docs", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -467,7 +468,9 @@ def cli_docs() -> ModuleType:
 
 
 PRINTED_COMMANDS: dict[str, Any] = {
-    name: command for name, command in cli_docs().commands() if not hasattr(command, "commands")
+    name: command
+    for name, command in reference_docs().commands()
+    if not hasattr(command, "commands")
 }
 
 

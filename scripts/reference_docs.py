@@ -1,7 +1,7 @@
 """Write commands.md, settings.md, tasks.md and the tables of file-formats.md in docs/reference.
 
-    .venv/bin/python scripts/cli_docs.py            # write
-    .venv/bin/python scripts/cli_docs.py --check    # exit 1 when one is stale
+    .venv/bin/python scripts/reference_docs.py            # write
+    .venv/bin/python scripts/reference_docs.py --check    # exit 1 when one is stale
 
 The texts are taken from the commands themselves, not from rendered help, so the page is the same
 on every terminal and for every version of Typer.
@@ -46,7 +46,7 @@ from soulkit.train.objectives.base import built_in, method_class
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 HEAD = """# Commands
 
-Every command and option. This page is generated from the code by `scripts/cli_docs.py`; do not edit
+Every command and option. `scripts/reference_docs.py` generates this page from the code; do not edit
 it by hand.
 
 Every command accepts `-h` and `--help`. For `soul eval`, `train` and `distill`, `--help` lists the
@@ -65,7 +65,7 @@ common options and `--help-all` lists all of them. Options shared by several com
 """
 SETTINGS_HEAD = """# Training settings
 
-Every setting of `soul train`. This page is generated from the code by `scripts/cli_docs.py`; do not
+Every setting of `soul train`. `scripts/reference_docs.py` generates this page from the code; do not
 edit it by hand.
 
 Set a value in one of four ways. Flags take precedence over environment variables, and environment
@@ -85,7 +85,7 @@ underscores, and a repeatable option takes a list. Using both names of one setti
 
 TASKS_HEAD = """# Tasks and suites
 
-Every built-in task and suite. This page is generated from `tasks.yaml` by `scripts/cli_docs.py`; do
+Every built-in task and suite. `scripts/reference_docs.py` generates this page from `tasks.yaml`; do
 not edit it by hand.
 
 `soul tasks show TASK` prints the columns of a task, who sees them, its options and its sampling
@@ -275,7 +275,7 @@ FORMATS = {
     DISTILLATION_SCHEMA: Distillation,
     DOCTOR_SCHEMA: Checkup,
 }
-GENERATED = "<!-- Generated from here on by scripts/cli_docs.py; do not edit by hand. -->\n"
+GENERATED = "<!-- Generated from here on by scripts/reference_docs.py; do not edit by hand. -->\n"
 
 
 def formats_page() -> str:
@@ -433,7 +433,8 @@ def main(arguments: list[str]) -> int:
         if "--check" not in arguments:
             path.write_text(fresh, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != fresh:
-            print(f"{path} is stale: run {sys.executable} scripts/cli_docs.py", file=sys.stderr)
+            command = f"{sys.executable} scripts/reference_docs.py"
+            print(f"{path} is stale: run {command}", file=sys.stderr)
             stale = 1
     return stale
 
