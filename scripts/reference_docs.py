@@ -172,7 +172,12 @@ def section(name: str, command: Any, inner: list[str], shared: dict[Row, list[st
         parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *lines]))
     also = sum(row in shared for row in rows)
     if also:
-        parts.append(f"And {also} of the [shared options](#shared-options).")
+        flag = "--help-all" if any(p.name == HELP_ALL for p in command.params) else "--help"
+        plural = ("s", "them") if also > 1 else ("", "it")
+        parts.append(
+            f"It also takes {also} [shared option{plural[0]}](#shared-options); "
+            f"`{name} {flag}` lists {plural[1]}."
+        )
     return "\n\n".join(parts) + "\n"
 
 

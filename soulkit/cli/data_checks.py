@@ -120,6 +120,7 @@ def dedupe(
 
     if output is not None:
         _check_clean(path, output)
+    _say_left_out(path)
     report = find_duplicates(str(path), threshold)
     written = None
     if output is not None:
@@ -152,6 +153,7 @@ def report_leaks(
     from soulkit.data.corpora.duplicates import find_leaks
     from soulkit.data.corpora.file_rows import source_rows, write_clean
 
+    _say_left_out(train)
     report = find_leaks(source_rows(str(train)), evaluation, threshold)
     written = None
     if exclude is not None:
@@ -187,6 +189,13 @@ def _check_clean(path: Path, output: Path) -> None:
 
     check_target(output, (".jsonl",))
     refuse_same(path, output)
+
+
+def _say_left_out(path: Path) -> None:
+    from soulkit.data.corpora.settings import left_out_note
+
+    if note := left_out_note(str(path)):
+        err.print(safe(note), soft_wrap=True)
 
 
 def _say_more(count: int) -> None:

@@ -103,10 +103,15 @@ def _data(
     sources = {name: rows.get(name) or for_all or _at_hand(name, registry) for name in requested}
     lacking = [name for name in names if sources[name] is None]
     if lacking:
+        released = [name for name in lacking if registry.spec(name).files.eval]
+        why, way = "The task has no released files", "declare synth: FILE:FUNCTION in tasks.yaml"
+        if released:
+            why = "Its released files are not downloaded"
+            way = f"download them: soul data pull --task {released[0]}"
         raise ConfigError(
             f"There are no rows to check for {', '.join(lacking)}.",
-            "Its released files are not downloaded, and the task cannot generate rows.",
-            f"Add --data {lacking[0]}=FILE, or download them: soul data pull --task {lacking[0]}",
+            f"{why}, and the task cannot generate rows.",
+            f"Add --data {(released or lacking)[0]}=FILE, or {way}",
         )
     return sources
 

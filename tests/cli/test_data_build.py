@@ -365,6 +365,29 @@ def test_a_misuse_is_told_in_three_lines(
     assert len([line for line in shown.splitlines() if line.strip()]) >= 3
 
 
+@pytest.mark.parametrize(("turns", "needed"), [
+    ("first", "a first message by the person"),
+    ("second", "another message by the person"),
+    ("end", "a reply by the assistant as its last message"),
+])  # fmt: skip
+def test_a_choice_of_turns_that_no_chat_has_says_what_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], turns: str, needed: str
+) -> None:
+    talk = [{"role": "assistant", "content": "How can I help?"}, {"role": "user", "content": "Hm."}]
+    source = write_lines(tmp_path / "c.jsonl", [{"messages": talk}])
+    who = (
+        "--drafter",
+        "endpoint:d@http://127.0.0.1:9/v1",
+        "--filter",
+        "endpoint:d@http://127.0.0.1:9/v1",
+    )
+    command = ("data", "build", "userllm", source, "-o", tmp_path / "r.jsonl", *who)
+    assert soul(*command, "--turns", turns) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"gives a row for --turns {turns}" in shown and needed in shown
+    assert f"c.jsonl:1: the chat has no turn '{turns}'" in shown
+
+
 def test_tasks_without_drafts_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_conversations(tmp_path / "c.jsonl", 2)
     who = "endpoint:d@http://127.0.0.1:9/v1"

@@ -198,6 +198,29 @@ def test_contamination_of_a_folder_of_chats(soul, tmp_path: Path):
     assert soul(*command, "--exclude", "clean.parquet")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data", "show", "chats", "--side", "human"),
+        ("data", "dedupe", "chats"),
+        ("data", "contamination", "chats", "chats/eval.jsonl", "--task", "tomi", "--chats"),
+        ("plan", "train", "sft", "--model", "tiny", "--full", "--data", "chats", "--side", "human"),
+    ],
+)
+def test_files_that_a_folder_sets_aside_are_named(
+    soul, command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    row = {"story": STORY, "question": "Where is the pen?", "answer": "jar"}
+    jsonl(tmp_path / "chats" / "eval.jsonl", [row])
+    jsonl(tmp_path / "chats" / "dev team.jsonl", [chat(1)])
+    jsonl(tmp_path / "chats" / "ada.jsonl", [chat(n) for n in range(2, 6)])
+    assert cli.main(list(command)) == 0
+    said = " ".join("".join(capfd.readouterr()).split())
+    assert "only the training files of 'chats' are read, not dev team.jsonl, eval.jsonl;" in said
+    assert "give the pattern 'chats/*.jsonl'" in said
+    assert said.count("only the training files") == 1
+
+
 def test_the_chats_that_evaluation_rows_were_drafted_from_are_leaks(soul, tmp_path: Path):
     """The aim and the names of roles, which stand in no chat, do not hide what does."""
     turns = said_by("user: my radio from 1963 hums, what now?", "assistant: let it dry for a day")

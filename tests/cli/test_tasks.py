@@ -187,3 +187,4 @@ def test_mistakes_of_check_are_three_lines(soul, tmp_path: Path, arguments: tupl
     code, out, err = soul("check", *arguments, "--tasks", str(tmp_path / "mine.yaml"))
     assert (code, out) == (2, "")
     assert [line.split(":")[0] for line in err.splitlines()] == ["error", "why", "fix"]
+    assert "soul data pull" not in err

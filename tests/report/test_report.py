@@ -594,6 +594,7 @@ def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
     capfd.readouterr()
     assert soul("report", run) == 0
     words = f"the same verdict on all {n} episodes (j: "
+    assert "feedback and refined episode" not in page.read_text()  # an evaluation has none
     for shown in (page.read_text(), capfd.readouterr().out):
         assert (words in " ".join(shown.split())) == (not differs and n == 12)
 

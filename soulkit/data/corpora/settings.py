@@ -97,6 +97,9 @@ _HUB = re.compile(
 )
 
 
+_NAMED = 5
+
+
 def hub_address(path: str) -> re.Match[str] | None:
     """The parts of `owner/name[@revision][/configuration][:split]`; None for a local path.
 
@@ -139,11 +142,35 @@ def _is_rows(path: Path) -> bool:
     return path.suffix.lower() in ROW_SUFFIXES and path.is_file()
 
 
-def _shards(folder: Path, part: CorpusPart) -> list[Path]:
-    files = sorted(
+def left_out_note(path: str) -> str:
+    """The note on row files in the folder `path` that are not read as training files, or empty."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return ""
+    left_out = [file for file in _row_files(folder) if file not in set(_shards(folder, "train"))]
+    if not left_out:
+        return ""
+    names = [str(file.relative_to(folder)) for file in left_out[:_NAMED]]
+    more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+    flat = all(file.parent == folder for file in left_out)
+    suffixes = {file.suffix for file in _row_files(folder)}
+    ending = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
+    pattern = str(Path(glob.escape(path)) / ("" if flat else "**") / ending)
+    return (
+        f"only the training files of '{path}' are read, not {', '.join(names)}{more}; to read all "
+        f"files, give the pattern '{pattern}'"
+    )
+
+
+def _row_files(folder: Path) -> list[Path]:
+    return sorted(
         path for path in folder.rglob("*")
         if _is_rows(path) and not any(n.startswith(".") for n in path.relative_to(folder).parts)
     )  # fmt: skip
+
+
+def _shards(folder: Path, part: CorpusPart) -> list[Path]:
+    files = _row_files(folder)
     stems = _STEMS[part]
     rules: Sequence[Callable[[Path], bool]] = (
         lambda p: (

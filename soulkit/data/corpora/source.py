@@ -32,6 +32,7 @@ from soulkit.data.corpora.settings import (
     CorpusPart,
     SourceSettings,
     hub_address,
+    left_out_note,
     listed_rule,
     rule_for,
     source_files,
@@ -180,6 +181,8 @@ class LessonSource:
         else:
             files = source_files(settings.path, part)
             _announce(settings.path, files, reporter)
+            if part == "train" and (note := left_out_note(settings.path)):
+                reporter.note(note)
             store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
         return cls(settings, store, label, seed, window)
 

@@ -145,6 +145,14 @@ def from_prism(chat: Chat) -> bool:
     return is_prism(chat) and bool(chat.fields.get("conversation_type"))
 
 
+TURNS_NEED: dict[Turns, str] = {
+    "all": "a first message by the person, or a last message by the assistant",
+    "first": "a first message by the person",
+    "second": "a first message by the person, a reply and another message by the person",
+    "end": "a reply by the assistant as its last message",
+}
+
+
 def turn_names(chat: Chat, turns: Turns) -> list[str]:
     """The names of the rows that a chat gives."""
     messages = chat.messages
@@ -377,11 +385,11 @@ def intent_drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") ->
     chats, bad = read_chats(path)
     sketches = [_chat_sketch(chat, prompts, turns) for chat in chats if turn_names(chat, turns)]
     short = [chat for chat in chats if not turn_names(chat, turns)]
-    bad += [BadRow(chat.source, f"its chat has no '{turns}' turn") for chat in short]
+    bad += [BadRow(chat.source, f"the chat has no turn '{turns}'") for chat in short]
     if not sketches:
         raise DataError(
-            f"No chat in '{path}' has a '{turns}' turn.",
-            f"{bad[0].source}: {bad[0].why}.",
+            f"No chat in '{path}' gives a row for --turns {turns}.",
+            f"A chat needs {TURNS_NEED[turns]}. {bad[0].source}: {bad[0].why}.",
             "Use --turns all, or another file.",
         )
     return Drafts(sketches=tuple(sketches), bad=tuple(bad), prompts=_hashes(prompts))

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from soulkit.data.corpora.settings import SourceSettings, hub_address, source_files, source_settings
+from soulkit.data.corpora.settings import (
+    SourceSettings,
+    hub_address,
+    left_out_note,
+    source_files,
+    source_settings,
+)
 from soulkit.data.corpora.source import source_labels
 from soulkit.errors import DataError
 from tests.support.chats import chat, jsonl, parquet
@@ -109,6 +115,28 @@ def test_the_shards_of_a_folder(tmp_path: Path, layout: str):
     else:
         paths = source_files(str(tmp_path), "validation")
         assert [p.relative_to(tmp_path).as_posix() for p in paths] == validation
+
+
+@pytest.mark.parametrize("layout", FOLDERS)
+def test_the_note_on_files_left_out_gives_a_pattern_that_reads_them(tmp_path: Path, layout: str):
+    names, train, _ = FOLDERS[layout]
+    for name in names:
+        jsonl(tmp_path / name, [])
+    note = left_out_note(str(tmp_path))
+    pattern = note.split("'")[-2]
+    every_row = {n for n in names if not n.startswith(".") and not n.endswith(".txt")}
+    assert all(name in note for name in every_row - set(train))
+    assert {str(p.relative_to(tmp_path)) for p in source_files(pattern)} == every_row
+
+
+def test_there_is_no_note_if_all_files_are_read(tmp_path: Path):
+    jsonl(tmp_path / "a.jsonl", [])
+    jsonl(tmp_path / "latest.jsonl", [])
+    assert not left_out_note(str(tmp_path))
+    assert not left_out_note(str(tmp_path / "a.jsonl"))
+    for n in range(7):
+        jsonl(tmp_path / f"test {n}.jsonl", [])
+    assert "test 4.jsonl and 2 more;" in left_out_note(str(tmp_path))
 
 
 def test_a_pattern_finds_row_files_alone(tmp_path: Path):
