@@ -352,6 +352,6 @@ def test_what_becomes_of_leaks_is_asked_for_recorded_and_counted(
     received = [r.received for r in load_records(out / "episodes.jsonl") if r.kind == "draft"]
     assert {f.usable for f in received if f} == {refined > 0}
     assert {f.leak for f in received if f} == {"" if mode == "off" else "gold_text"}
-    said = {"drop": "leak check         compares words", "log": "counts leaks but keeps the feedback",
+    said = {"drop": "leak check         compares words", "log": "counts leaks but keeps the",
             "off": "off: feedback was not checked"}  # fmt: skip
     assert said[mode] in capfd.readouterr().out
