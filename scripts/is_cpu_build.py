@@ -1,4 +1,4 @@
-"""Exit 0 when the torch in a `pip install --dry-run --report FILE` is no CUDA build."""
+"""Exit 0 if the torch build in a `pip install --dry-run --report FILE` needs no CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def is_cpu_build(report: dict[str, object], system: str) -> bool:
-    """Whether installing `report` brings torch without CUDA libraries on `system`."""
+    """Whether the install plan `report` has a torch build without CUDA libraries for `system`."""
     chosen = report.get("install")
     if not isinstance(chosen, list):
         return False

@@ -1,10 +1,10 @@
-"""Write commands.md, settings.md, tasks.md and the tables of file-formats.md in docs/reference.
+"""Generate commands.md, settings.md, tasks.md and the tables of file-formats.md in docs/reference.
 
     .venv/bin/python scripts/reference_docs.py            # write
-    .venv/bin/python scripts/reference_docs.py --check    # exit 1 when one is stale
+    .venv/bin/python scripts/reference_docs.py --check    # exit 1 if a page is stale
 
-The texts are taken from the commands themselves, not from rendered help, so the page is the same
-on every terminal and for every version of Typer.
+The texts come from the command objects, not from rendered help, so the pages do not depend on the
+terminal or the version of Typer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ defaults. [Benchmarks as played](benchmarks-as-played.md) explains how each one 
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """(full name, command) of `soul`, its commands and their subcommands."""
+    """(full name, command) for `soul`, its commands and their subcommands."""
     yield "soul", typer.main.get_group(app)
     for name in COMMANDS:
         found = load(name)
@@ -104,7 +104,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def children(group: Any) -> dict[str, Any]:
-    """The subcommands, whole: some groups make them when they are called."""
+    """All subcommands of a group, including those that the group builds on demand."""
     if isinstance(group, GroupFromSettings):
         made = {name: group.build(name) for name in group.sentences()}
         return {**made, **group.commands}
@@ -115,7 +115,7 @@ Row = tuple[str, str]
 
 
 def rows_of(command: Any) -> list[Row]:
-    """Option and meaning, for every option of a command."""
+    """(option, meaning) for every option of a command."""
     options = [
         p for p in command.params if p.opts[0].startswith("-") and p.name not in ("help", HELP_ALL)
     ]
@@ -123,7 +123,7 @@ def rows_of(command: Any) -> list[Row]:
 
 
 def shared_rows(every: dict[str, Any]) -> dict[Row, list[str]]:
-    """Options that are the same in several commands → the commands."""
+    """Options that several commands share → names of those commands."""
     owners: dict[Row, list[str]] = {}
     for name, command in every.items():
         for row in rows_of(command):
@@ -138,7 +138,7 @@ def shared_section(every: dict[str, Any], shared: dict[Row, list[str]]) -> str:
 
 
 def _where(names: list[str], every: dict[str, Any]) -> str:
-    """Commands in short: a whole group by its name, and what is missing of it."""
+    """The commands in short form: `data`, `data but diff`, or `data diff, split`."""
     groups: dict[str, list[str]] = {}
     for name in names:
         _, group, *child = name.split(" ", 2)
@@ -157,7 +157,7 @@ def _part(group: str, inner: list[str], every: dict[str, Any]) -> str:
 
 
 def section(name: str, command: Any, inner: list[str], shared: dict[Row, list[str]]) -> str:
-    """One command: its text, how it is called, its own options, its subcommands."""
+    """The section of one command: its help, usage line, subcommands and own options."""
     arguments = [p for p in command.params if not p.opts[0].startswith("-")]
     rows = rows_of(command)
     words = [name, *(p.metavar or p.name.upper().rstrip("_") for p in arguments)]
@@ -199,12 +199,12 @@ def _meaning(parameter: Any) -> str:
 
 
 def _anchor(name: str, child: str) -> str:
-    """As pages are anchored where Markdown is shown: signs other than the hyphen are left out."""
+    """The anchor of a heading in Markdown viewers: without punctuation, except hyphens."""
     return re.sub(r"[^\w -]", "", f"{name} {child}").replace(" ", "-")
 
 
 def page() -> str:
-    """The whole page."""
+    """The page of commands."""
     every = dict(commands())
     shared = shared_rows(every)
     inner = {
@@ -219,7 +219,7 @@ def page() -> str:
 
 
 def settings_table() -> str:
-    """Every setting of training: option, default, meaning, methods."""
+    """A table of all training settings: name, option, default, meaning, methods."""
     lines = ["| name | option | default | meaning | methods |", "|---|---|---|---|---|"]
     order = sorted(_settings(TrainConfig), key=lambda one: _place(one[1]))
     for name, info in order:
@@ -232,7 +232,7 @@ def settings_table() -> str:
 
 
 def _defaults(name: str, info: Any) -> str:
-    """The default, and behind it those of methods that have another."""
+    """The default, followed by the defaults of methods that differ."""
     words = {method: method_class(method).default_words.get(name) for method in built_in()}
     others = [f"{method}: {text}" for method, text in words.items() if text]
     return "; ".join([default_text(info), *others])
@@ -251,7 +251,7 @@ def _place(info: Any) -> int:
 
 
 def _methods(name: str, info: Any) -> str:
-    """The methods that a setting matters to; empty for all."""
+    """The methods that use a setting; empty if all do."""
     only, owners = set(about(info)["only"]), TrainConfig.owners(name)
     mattering = []
     for method in built_in():
@@ -284,7 +284,7 @@ GENERATED = "<!-- Generated from here on by scripts/reference_docs.py; do not ed
 
 
 def formats_page() -> str:
-    """The page on file formats: its text as written, then a table for every schema and type."""
+    """The page on file formats: its handwritten text, then a table for every schema and type."""
     written = (REFERENCE / "file-formats.md").read_text(encoding="utf-8").partition(GENERATED)[0]
     meanings = {kind.__name__: _meanings(kind) for kind in _types(tuple(FORMATS.values()))}
     parts, shown = [], set()
@@ -313,7 +313,7 @@ def _cell(text: str) -> str:
 
 
 def _type_words(schema: Mapping[str, Any]) -> str:
-    """A JSON Schema in words; types of their own as links."""
+    """The type of a field in words; named types become links."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -330,7 +330,7 @@ def _type_words(schema: Mapping[str, Any]) -> str:
 
 
 def _types(kind: Any) -> set[type]:
-    """The dataclasses that a type is made of, itself included."""
+    """All dataclasses in a type, including the type itself."""
     if isinstance(kind, tuple):
         return set().union(*map(_types, kind))
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -339,7 +339,7 @@ def _types(kind: Any) -> set[type]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """Field → the docstring below it, in the class and those that it extends."""
+    """Field → the docstring below it, including inherited fields."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -354,7 +354,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def tasks_page() -> str:
-    """Every built-in task with its metric, players, files and licence, and every suite."""
+    """The page of tasks: metric, players, files and licence of each, then the suites."""
     registry = load_registry()
     tasks, suites = registry.specs.items(), registry.suites.items()
     parts: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
@@ -393,7 +393,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _originals(task: TaskSpec) -> str:
-    """The forms of the original files, and how their records become rows."""
+    """The commands that convert a task's original files, and the formats of those files."""
     ways = {"import": task.importer, "build": task.builder, "build --drafter": task.drafting}
     how = _code(command for command, function in ways.items() if function)
     forms = "; ".join(task.formats).replace("*", "\\*")
@@ -401,7 +401,7 @@ def _originals(task: TaskSpec) -> str:
 
 
 def _data_options(name: str, task: TaskSpec) -> list[str]:
-    """Options that the functions of a task add to commands of `soul data`."""
+    """The options that a task adds to commands of `soul data`."""
     hooks: dict[str, HookKey] = {
         "synth": "synth", "import": "importer", "build": "builder", "build --drafter": "drafting",
     }  # fmt: skip

@@ -1,10 +1,10 @@
-"""Write the JSON Schemas of what a run writes into soulkit/schemas/, from the types of its lines.
+"""Generate the JSON Schemas in soulkit/schemas/ from the types of the files that a run writes.
 
     .venv/bin/python scripts/schemas.py            # write
-    .venv/bin/python scripts/schemas.py --check    # exit 1 when one is stale
+    .venv/bin/python scripts/schemas.py --check    # exit 1 if a schema is stale
 
-A change that older versions of soulkit would read wrongly needs a new version of the schema's name
-(`soulkit/runs/jsonl.py`); a member that they may pass over does not.
+A change that older versions of soulkit would misread needs a new version in the schema's name
+(`soulkit/runs/jsonl.py`); a new field that they can ignore does not.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ TRAINING: dict[str, Schema] = {
     "best_valid": NUMBER, "best_checkpoint": {"type": "string"}, "validation": {"type": "object"},
     "lessons": {"type": "object"}, "unusable": {"type": "object"}, "written": {"type": "object"},
 }  # fmt: skip
-"""What the summary of a training has beside that of an evaluation."""
+"""Fields that only the summary of a training has."""
 
 
 def schemas() -> dict[str, Schema]:
-    """Name of a schema → the schema."""
+    """Name → schema, for every schema."""
     return {
         EPISODES_SCHEMA: _of_type(RecordLine, "A line of episodes.jsonl or dev.jsonl"),
         CONTROLS_SCHEMA: _of_type(ControlLine, "A line of controls.jsonl"),
@@ -64,7 +64,7 @@ def _of_type(kind: Any, title: str) -> Schema:
 
 
 def metrics_schema() -> Schema:
-    """Of a line of metrics.jsonl, whose names are fixed or begin with a fixed prefix."""
+    """The schema of a line of metrics.jsonl: its names are fixed or begin with a fixed prefix."""
     properties, patterns = _named(StepLine)
     return {
         "$schema": DIALECT, "title": "A line of metrics.jsonl", "type": "object",
@@ -74,7 +74,7 @@ def metrics_schema() -> Schema:
 
 
 def _named(kind: Any) -> tuple[dict[str, Schema], dict[str, Schema]]:
-    """(name → schema, pattern of names → schema) of what a section is written under."""
+    """(name → schema, name pattern → schema) of the fields of a metrics section."""
     properties: dict[str, Schema] = {}
     patterns: dict[str, Schema] = {}
     types = TypeAdapter(kind).json_schema()["properties"]
@@ -91,9 +91,9 @@ def _named(kind: Any) -> tuple[dict[str, Schema], dict[str, Schema]]:
 
 
 def summary_schema() -> Schema:
-    """Of summary.json, of an evaluation or a training."""
+    """The schema of summary.json, of an evaluation or a training."""
     schema = _of_type(Summary, "summary.json")
-    provenance = {"type": "object", "description": "With whom, on which rows, by which model."}
+    provenance = {"type": "object", "description": "Models, rows and settings of the run."}
     schema["properties"] = {
         SCHEMA: {"const": SUMMARY_SCHEMA}, **schema["properties"], **TRAINING,
         "distillation": {"type": "object", "description": "See distillation-1.json."},
@@ -103,18 +103,21 @@ def summary_schema() -> Schema:
 
 
 def distillation_schema() -> Schema:
-    """Of what a summary says of a distillation, and of distillation.json beside its page."""
+    """The schema of distillation.json and of `distillation` in a summary."""
     schema = _of_type(Distillation, "distillation.json")
     schema["properties"] = {SCHEMA: {"const": DISTILLATION_SCHEMA}, **schema["properties"]}
     return {**schema, "required": [SCHEMA, *schema.get("required", ())]}
 
 
 def doctor_schema() -> Schema:
-    """Of what `soul doctor --json` prints."""
+    """The schema of the output of `soul doctor --json`."""
     schema = _of_type(Checkup, "What soul doctor --json prints")
     schema["properties"] = {
         SCHEMA: {"const": DOCTOR_SCHEMA},
-        "problems": {"type": "integer", "description": "Lines and players that have one."},
+        "problems": {
+            "type": "integer",
+            "description": "Number of lines and players with a problem.",
+        },
         **schema["properties"],
     }
     return {**schema, "required": [SCHEMA, "problems", "lines", "players"]}

@@ -1,4 +1,4 @@
-"""List every text of the package that a person reads, with its place, for proofreading.
+"""List every text of the package that people read, with file and line, for proofreading.
 
     .venv/bin/python scripts/user_strings.py                     # place, kind, text: one per line
     .venv/bin/python scripts/user_strings.py --kind error soulkit/eval
@@ -7,7 +7,7 @@
 
 Kinds: `help` (settings, options, commands), `error` (what, why and fix), `docstring` (of modules
 and public names), `page` (templates), `yaml` (descriptions in YAML files), `text` (everything else
-of two words or more: progress, tables, notes). Prompts are left out: they are part of the tasks.
+of two words or more: progress, tables, notes). Prompts are not listed: they are part of the tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROSE = re.compile(r"[A-Za-z’']{2,}[,;:]? +[A-Za-z’'{(`]")
 
 
 class Text(NamedTuple):
-    """One text and where it stands: file:line."""
+    """One text and its place (file:line)."""
 
     place: str
     kind: str
@@ -36,7 +36,7 @@ class Text(NamedTuple):
 
 
 def texts_of(path: Path) -> Iterator[Text]:
-    """The texts of one file, in its order."""
+    """The texts of one file, in order."""
     name = str(path.relative_to(ROOT))
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
@@ -75,7 +75,7 @@ def _is_command(node: ast.AST) -> bool:
 
 
 def _literals(tree: ast.Module) -> Iterator[Found]:
-    """Texts outside docstrings, a whole f-string as one; `{}` stands for what it inserts."""
+    """Texts outside docstrings. An f-string is one text, with `{}` for each inserted value."""
 
     def walk(node: ast.AST, kind: str) -> Iterator[Found]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -106,7 +106,7 @@ def _literals(tree: ast.Module) -> Iterator[Found]:
 
 
 def all_texts(under: list[str]) -> list[Text]:
-    """The texts of the package and tasks.yaml, or of the named files and folders."""
+    """The texts of the given files and folders; default: the package and tasks.yaml."""
     files: list[Path] = []
     for place in under or ["soulkit", "tasks.yaml"]:
         path = (ROOT / place).resolve()
@@ -116,19 +116,19 @@ def all_texts(under: list[str]) -> list[Text]:
 
 
 def words_per_sentence(texts: list[Text]) -> float:
-    """The median over all sentences of two words or more."""
+    """Median words per sentence, over all sentences of two words or more."""
     sentences = [s for t in texts for s in re.split(r"(?<=[.!?;:])\s", t.text)]
     counts = [len(s.split()) for s in sentences if len(s.split()) > 1]
     return statistics.median(counts) if counts else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="List every text that a person reads.")
-    parser.add_argument("under", nargs="*", help="files and folders, default the whole package")
-    parser.add_argument("--kind", action="append", help="only this kind; repeatable")
-    parser.add_argument("--sample", type=int, help="this many, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--counts", action="store_true", help="numbers per kind instead of texts")
+    parser = argparse.ArgumentParser(description="List every text that people read.")
+    parser.add_argument("under", nargs="*", help="files and folders (default: the whole package)")
+    parser.add_argument("--kind", action="append", help="list only this kind; repeatable")
+    parser.add_argument("--sample", type=int, help="list this many random texts")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of --sample")
+    parser.add_argument("--counts", action="store_true", help="print counts per kind, not texts")
     given = parser.parse_args()
     texts = [t for t in all_texts(given.under) if not given.kind or t.kind in given.kind]
     if given.sample:
