@@ -100,7 +100,7 @@ class Chat:
 
 
 def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
-    """The chats of a file, and the records that hold none. DataError if no record is a chat."""
+    """The chats of a file, and the records without one. DataError if no record is a chat."""
     raw, bad = read_rows(path)
     names = frozenset(name for record in raw for name in record.fields)
     chats: list[Chat] = []

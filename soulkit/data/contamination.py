@@ -128,7 +128,7 @@ class PhraseCounts:
         np.add.at(self._counts, text & (_COUNTERS - 1), 1)
 
     def head(self, text: Phrases) -> Head:
-        """The head of a text that was added."""
+        """The head of an added text."""
         counts = self._counts[text & (_COUNTERS - 1)]
         ordered = text[np.argsort(counts, kind="stable")]
         alone = int((counts == 1).sum())
@@ -148,7 +148,7 @@ class PhraseIndex:
         self._phrases, self._owners = phrases[order], owners[order]
 
     def owners(self, phrases: Phrases) -> NDArray[np.intp]:
-        """Indices of the texts that contain some of `phrases`, once per phrase contained."""
+        """Indices of the texts that contain any of `phrases`; a text is repeated for each match."""
         first = np.searchsorted(self._phrases, phrases, "left")
         last = np.searchsorted(self._phrases, phrases, "right")
         spans = [self._owners[a:b] for a, b in zip(first, last, strict=True) if a < b]
@@ -261,7 +261,9 @@ def find_overlap(
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "It is the smallest share of word triples in a near-duplicate.")
+    check_threshold(
+        threshold, "It is the minimum share of word triples that near-duplicates have in common."
+    )
     matches = row_matches(train, evaluation, threshold)
     pairs = [match for of_row in matches.values() for _, match in of_row]
     shared = _shared_entities(train, evaluation)
@@ -421,9 +423,9 @@ def clean_rows(
     """The training rows without the kinds of overlap in `drop`; ConfigError for an unknown kind."""
     if not drop:
         raise ConfigError(
-            "--drop names no kind of overlap.",
-            "--drop selects the overlapping rows that --exclude removes.",
-            f"Set it to some of {', '.join(overlap.kinds)}, or omit --drop.",
+            "--drop needs at least one kind of overlap.",
+            "It selects the overlapping rows that --exclude removes.",
+            f"Choose from {', '.join(overlap.kinds)}, or omit --drop.",
         )
     for kind in drop:
         if kind not in overlap.kinds:

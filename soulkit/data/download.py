@@ -308,7 +308,7 @@ class Hub:
             )
         return _error(
             f"'{subject}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
-            f"The server reports: {_masked_line(str(error.server_message or 'nothing more'))}.",
+            f"The server reports: {_masked_line(str(error.server_message or 'no details'))}.",
             f"Wait a moment, then rerun: {self.command}",
         )
 

@@ -66,7 +66,7 @@ def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
         check_file(path)
         raise UnusableFile(
             f"'{path}' is not in a supported row format.",
-            f"The format follows from the suffix, and '{path.suffix}' is unknown.",
+            f"The suffix selects the format, and '{path.suffix}' is unknown.",
             f"Rename or convert the file to one of {', '.join(_READERS)}.",
         )
     good: list[RawRow] = []
@@ -393,7 +393,7 @@ def refuse_same(source: Path, target: Path) -> None:
 
 
 def check_target(path: Path, suffixes: Iterable[str] = (".jsonl", ".parquet")) -> None:
-    """DataError if `path` is a folder or has another suffix. Call it before the work starts."""
+    """DataError if `path` is a folder or has another suffix. Call it before any work starts."""
     if path.suffix.lower() not in suffixes or path.is_dir():
         endings = " or ".join(suffixes)
         raise DataError(

@@ -8,7 +8,7 @@
                "path": "hitom_val.parquet", "sha256": "3f2a…", "bytes": 51234}}}
 
 A dataset stays at the commit of its first pull until `--revision` names another one. Files that
-match the lock cost no request. Files from another source are never overwritten.
+match the lock need no request. Files from another source are never overwritten.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def pull_files(
     revision: str | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Pulled]:
-    """Put every file of `requests` into `folder`, as its dataset has it at one commit.
+    """Download the requested files into `folder`, all files of a dataset at the same commit.
 
     `revision` is a commit, branch or tag. Without it, the commit in the lock file is used, else the
     newest of the main branch. A second call resumes an interrupted one. DataError if a file is
@@ -338,7 +338,7 @@ def _missing_error(
     more = f" (and {len(lacking) - 1} more are missing)" if len(lacking) > 1 else ""
     short = {PurePosixPath(name).name: name for name in names}
     near = difflib.get_close_matches(lacking[0].path, short, n=3, cutoff=0.4)
-    nearest = ", ".join(f"'{short[name]}'" for name in near) or "none is similar"
+    nearest = ", ".join(f"'{short[name]}'" for name in near) or "none"
     return DataError(
         f"The dataset {repo} has no file '{lacking[0].path}'{more}.",
         f"At commit {commit[:12]} it has {len(names)} files. Similar names: {nearest}.",

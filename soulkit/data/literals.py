@@ -47,7 +47,7 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def structure(value: Any) -> Any:
-    """`value`, or the list or mapping if it is text that spells one."""
+    """`value`, parsed if it is text that spells a list or a mapping."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return read_literal(value)

@@ -168,9 +168,9 @@ def _missing_columns(
     guesses = {name: _alike(name, columns[name], row, spare) for name in missing}
     aliases = ", ".join(f"{n}: {{aliases: [{guess or PLACEHOLDER}]}}"
                         for n, guess in guesses.items())  # fmt: skip
-    columns_missing = "a required column" if len(missing) == 1 else "required columns"
+    subject = "the required column" if len(missing) == 1 else "required columns"
     return ColumnsError(
-        f"{source or 'row'}: {columns_missing} of task '{task}' missing: {', '.join(missing)}.",
+        f"{source or 'row'}: {subject} of the task '{task}' not found: {', '.join(missing)}.",
         f"Expected {', '.join(expected)}; found {one_line(', '.join(row)) or 'nothing'}.",
         "If the file has other names for them, add these to the task's entry in tasks.yaml: "
         f"columns: {{{aliases}}}",
@@ -279,13 +279,14 @@ _EXPECTED = {
 def groups_aside(keys: Iterable[str], share: float, salt: str) -> frozenset[str]:
     """About `share` of the groups, chosen by the hash of each key.
 
-    A group's side does not depend on the other groups. Only if one side would be empty is the
-    nearest group moved there (a single group is not moved). ConfigError unless 0 < share < 1.
+    A group's side does not depend on the other groups. If one side would be
+    empty, the nearest group is moved there (a single group is not moved). ConfigError unless
+    0 < share < 1.
     """
     if not 0 < share < 1:
         raise ConfigError(
             f"The share {share} is out of range.",
-            "The rows set aside must be some of the rows, not none or all of them.",
+            "Both parts must contain rows.",
             "Set a number between 0 and 1, such as 0.1.",
         )
     places = {key: share_of(salt, key) for key in keys}
@@ -318,9 +319,9 @@ def dev_split(
     if torn:
         first = next(e for e in dev if e.cluster in torn)
         raise ConfigError(
-            f"A dev split by {', '.join(by)} separates {len(torn)} stories, the first at "
+            f"A dev split by {', '.join(by)} divides {len(torn)} stories, the first at "
             f"{first.source or first.id}.",
-            f"Rows of '{first.task}' from one story would be in both training and dev rows.",
+            f"Rows of '{first.task}' from one story would be in both training and dev.",
             "Name columns that are equal for all rows of a story, or omit --dev-by.",
         )
     return train, dev

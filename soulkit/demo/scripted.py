@@ -200,7 +200,7 @@ def _ports(file: Path) -> dict[str, int]:
     raise ConfigError(
         f"'{file}' does not list the ports of the scripts.",
         "The demo resumes its runs at the same addresses.",
-        "Choose another folder with --out, or delete this one.",
+        "Choose another folder with --out, or delete this folder.",
     )
 
 

@@ -2,9 +2,10 @@
 
 A tiny model learns to read stories and to *use* feedback: fact questions are taught with and
 without feedback, belief questions only with it (teaching these without feedback too would train
-the model to ignore it). Then Ditto trains the model to do without feedback. It is evaluated before
-and after on held-out stories: new combinations of names, places and things in the same wording. A
-control run trains for as many steps with shuffled feedback. Each part is an ordinary run folder.
+the model to ignore it). Then Ditto trains the model to do without feedback. The model is
+evaluated before and after on held-out stories: new combinations of names, places and things in the
+same wording. A control run trains for as many steps with shuffled feedback. Each part is an
+ordinary run folder.
 """
 
 from __future__ import annotations

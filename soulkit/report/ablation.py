@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-ENDS = "The final judge score is the score by {} of each method's last episodes: the newest on " \
-    "held-out rows, else the drafts of the last steps."  # fmt: skip
+ENDS = "The final judge score is the score that {} gives each method's last episodes: the newest " \
+    "on held-out rows, else the drafts of the last steps."  # fmt: skip
 
 
 def judged_end(run: Path, end: str) -> float | None:
@@ -113,7 +113,7 @@ class MethodRow:
     """Score of the final replies by the common judge, if there is one."""
     judged_difference: OverSeeds | None = None
     mixed: tuple[str, ...] = ()
-    """Why no difference from the first method may be shown; empty if it may."""
+    """Reasons against showing a difference from the first method; empty if there are none."""
     remarks: tuple[str, ...] = ()
     """Differences that are part of the comparison, and conditions that were not recorded."""
 
@@ -441,7 +441,9 @@ def method_notes(ablation: Ablation) -> list[str]:
 
 def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     pair = f"{whole.first} vs {row.arm}"
-    outcome = "the difference mixes both" if whole.force_mixed else "so no difference is given"
+    outcome = (
+        "so the difference has several causes" if whole.force_mixed else "so no difference is given"
+    )
     return [
         *(f"{pair}, {NOT_ALIKE}, {outcome}: {line}." for line in row.mixed),
         *(f"{pair}: {line}." for line in row.remarks),

@@ -1,7 +1,7 @@
 """The page of a method comparison; figures are drawn as SVG for the page and as PNG for slides.
 
 More than four curves with intervals do not fit into one frame. Then each method has its own panel
-in the same scale: its curve with the interval, the first method dashed, all others grey in the
+on the same scale: its curve with the interval, the first method dashed, all others grey in the
 background. Results are points with intervals, one line per method. Curves that share a frame are
 labelled at their ends, have different dashes, and use the colours of Okabe and Ito.
 """
@@ -84,7 +84,7 @@ def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
 
 
 def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
-    """All figures that the runs allow, in reading order; PNG files go to `folder`.
+    """All figures for which the runs have data, in reading order; PNG files go to `folder`.
 
     MissingPackage without matplotlib.
     """
@@ -186,7 +186,7 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
-    """One panel per method, all in the same scale."""
+    """One panel per method, all on the same scale."""
     lines = math.ceil(len(curves) / COLUMNS)
     grid = canvas.subplots(lines, COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
     for place, (axes, (_, name, band)) in enumerate(zip(grid, curves, strict=False)):

@@ -30,7 +30,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     for task in result.tasks:
         name = task.task if alike else task_label(task.task, task.metric)
         name += f" ({', '.join(task.over)})" if task.over else ""
-        rows.append(_row(one_line(name), task.paired, number(task.p_holm, 4)))
+        rows.append(_row(one_line(name), task.paired, _p_text(task.p_holm)))
     rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
     table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4))
     gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
@@ -86,17 +86,23 @@ def _clusters(pair: PairedDifference) -> str:
 
 
 def _signs(mean: MeanDifference) -> str:
-    """`COG: 2 of 3 members better, 1 worse`, then missing members and the bounds without them."""
+    """`COG: 2 of 3 members better, 1 worse`, then missing members and the bounds of the mean."""
     counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
     if not mean.missing:
         return counted
-    bounds = "" if mean.worst is None else f", between {number(mean.worst)} and {number(mean.best)}"
-    return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
+    low, high = number(mean.worst), number(mean.best)
+    bounds = "" if mean.worst is None else f"; it would be between {low} and {high}"
+    return f"{counted}; no mean ({', '.join(mean.missing)} missing){bounds}"
 
 
 def _metrics(result: Comparison) -> list[str]:
     """The compared metrics, under the names that the tasks declare."""
     return list(dict.fromkeys(task.metric for task in result.tasks))
+
+
+def _p_text(p: float | None) -> str:
+    """A p-value with four digits; a smaller one is `<0.0001`, not zero."""
+    return "<0.0001" if p is not None and p < 0.0001 else number(p, 4)
 
 
 def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") -> GridRow:
@@ -105,7 +111,7 @@ def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") ->
         number(pair.mean_a),
         number(pair.mean_b),
         estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
-        number(pair.p, 4),
+        _p_text(pair.p),
         p_holm,
         str(pair.n_shared),
         _clusters(pair),

@@ -39,8 +39,8 @@ HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "vs expert", "ret
          "rows", "acceptance")  # fmt: skip
 MEANING = (
     "Retention is the generalist's gain over the base divided by the expert's gain, on rows that "
-    "all three models scored, with Fieller's 95% interval over clusters. Without an expert's gain "
-    "significantly above zero there is no retention."
+    "all three models scored, with Fieller's 95% interval over clusters. It is given only if the "
+    "expert's gain is significantly above zero."
 )
 WIDTH = 9.0
 """Figure width in inches; the page scales it."""
@@ -171,7 +171,7 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
 
 
 def head_lines(result: Distillation) -> list[str]:
-    """The base, how it learned, and from whom."""
+    """The base model, the training method and the experts."""
     return [f"{label}: {text}" for label, text in facts_of(result)]
 
 
@@ -226,8 +226,8 @@ def read_for_report(folder: Path) -> Distillation | None:
         raise RunError(
             f"The distillation in '{folder}' has no report yet.",
             "The generalist has not been compared with the base and the experts.",
-            "Run the same soul distill command again, or show a folder in samples or measured "
-            "with soul report.",
+            "Run the same soul distill command again, or give soul report a folder inside samples "
+            "or measured.",
         )
     return result
 

@@ -58,7 +58,7 @@ class EpisodePlace:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All words by which `--status` finds it."""
+        """The values of `--status` that select it."""
         return tuple(filter(None, (self.status, self.reason, *self.marks)))
 
 

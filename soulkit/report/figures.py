@@ -156,7 +156,7 @@ class Curve:
 
 
 def learning_curves(run: RunData) -> list[Figure]:
-    """The figures that a training run allows, in reading order; none without step lines.
+    """The figures for which a training run has data, in reading order; none without step lines.
 
     MissingPackage if there is something to draw and matplotlib is not installed.
     """

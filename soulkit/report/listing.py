@@ -114,8 +114,7 @@ def list_runs(folder: Path) -> list[ListedFolder]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders in and below `folder`. Folders below a run that records something are part of
-    it."""
+    """Run folders in and below `folder`. Subfolders of a run with records are not listed."""
     if is_run(folder) or any((folder / name).is_file() for name in _RECORDS):
         yield folder
         return

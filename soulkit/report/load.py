@@ -249,7 +249,7 @@ def load_runs(
 def find_runs(path: Path) -> list[Path]:
     """`path` itself if it is a run, else the runs directly inside it; RunError if there are none.
 
-    A folder that has only a summary, such as the demo's, stands for the runs inside it.
+    A folder that has only a summary, such as the demo's, is read as the runs inside it.
     """
     inside = [p for p in path.iterdir() if p.is_dir() and _is_run(p)] if path.is_dir() else []
     if _is_check(path):

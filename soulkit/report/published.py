@@ -78,7 +78,7 @@ class Publication:
         return row[self.models.index(model)] if row and model in self.models else None
 
     def mean(self, members: Sequence[str], model: str, axis: str = "") -> float | None:
-        """The mean over `members`: the printed one for them or their `axis`, else of printed rows.
+        """The mean over `members`: as printed for them or their `axis`, else from the rows.
 
         None if a row is missing.
         """

@@ -296,7 +296,7 @@ def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]
                   for line in lines if line.cell.missing]  # fmt: skip
         if whole is not None and whole.lacks:
             notes.append(
-                f"{run.name} is a partial suite: {whole.coverage} members have a mean. Means "
+                f"{run.name} covers part of the suite: {whole.coverage} members have a mean. Means "
                 "with a missing member are shown as bounds only."
             )
     return notes
@@ -407,7 +407,7 @@ def _beside(cell: Cell) -> str:
 
 
 def _mean(cell: Cell) -> str:
-    """The mean as elsewhere; a dash for a task that was not run or that no row counts for."""
+    """The mean as elsewhere; a dash for a task that was not run or applies to no row."""
     return mean_text(cell) if cell.n or cell.missing else DASH
 
 

@@ -212,4 +212,4 @@ def test_tasks_name_their_files() -> None:
 def test_the_error_is_three_sentences_of_the_house(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
         pull_files(client(server), want("nothing_like_it"), tmp_path)
-    assert "none is similar" in lines(error)
+    assert "Similar names: none." in lines(error)

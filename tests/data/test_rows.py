@@ -548,7 +548,7 @@ def test_a_dev_split_by_columns_holds_whole_combinations_out(tmp_path: Path) -> 
 
 def test_a_dev_split_tears_no_story_and_knows_its_columns(tmp_path: Path) -> None:
     everything = examples(tmp_path)
-    with pytest.raises(ConfigError, match="separates 5 stories"):
+    with pytest.raises(ConfigError, match="divides 5 stories"):
         dev_split(everything, 0.4, ("question_type",))
     with pytest.raises(ConfigError, match="no field 'storey'") as refusal:
         dev_split(everything, 0.4, ("storey",))

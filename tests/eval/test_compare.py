@@ -192,6 +192,15 @@ def test_p_is_of_the_interval_and_holms_stands_apart(tmp_path: Path) -> None:
     assert (tomi["n_clusters"], tomi["method"], tomi["df"]) == (4, "cr2-t", pytest.approx(3))
 
 
+def test_a_tiny_p_value_is_not_printed_as_zero(tmp_path: Path) -> None:
+    rows = {f"tomi{i}": 0.0 for i in range(16)}
+    a, b = run(tmp_path / "a", rows), run(tmp_path / "b", dict.fromkeys(rows, 0.5))
+    comparison = compare_runs(a, b)
+    assert comparison.as_dict()["tasks"][0]["p"] == 2 / 2**16
+    shown = parts_text(comparison_parts(comparison))
+    assert shown.count("<0.0001") == 2 and "0.0000" not in shown
+
+
 def named(path: Path, gains: float) -> Path:
     """Episodes of two tasks; ToMi calls its mean score accuracy, Sotopia mean_score."""
     for example in "1234":
@@ -442,7 +451,9 @@ def test_a_suite_without_a_member_has_no_mean_but_bounds(tmp_path: Path, capfd: 
     assert whole.worst == pytest.approx((total - 1) / 3)
     assert whole.best == pytest.approx((total + 1) / 3)
     assert soul("compare", a, b, "--suite", "mine", "--tasks", file) == 0
-    assert "no mean without hitom, between" in " ".join(capfd.readouterr().out.split())
+    assert "no mean (hitom missing); it would be between" in " ".join(
+        capfd.readouterr().out.split()
+    )
 
 
 # -- gates -----------------------------------------------------------------------------------------

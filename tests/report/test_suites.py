@@ -118,7 +118,7 @@ def test_a_missing_member_is_named_and_nothing_is_averaged(registry: Registry) -
     assert grid.head[4] == "worst to best" and rows["duo mean (2 of 3)"][3] == "0.400\u20130.733"
     assert rows["X mean (2 of 2)"][0].startswith("0.600 [") and rows["X mean (2 of 2)"][3] == ""
     assert "not played: paratomi" in grid.notes
-    assert any("one is a partial suite: 2 of 3 members" in note for note in grid.notes)
+    assert any("one covers part of the suite: 2 of 3 members" in note for note in grid.notes)
     assert "paratomi" not in texts(suite_grid(table, playable=True))
 
 
@@ -144,7 +144,9 @@ def test_a_headline_that_applies_to_no_row_makes_no_suite_partial(registry: Regi
     assert rows["duo mean (2 of 3)"][3] == "0.400\u20130.733"
     assert "paratomi (joint)" in texts(suite_grid(table, playable=True))
     lacking = duo(registry, unasked(run("one", tomi=0.5), "paratomi"))
-    assert lacking.partial and any("one is a partial suite" in n for n in suite_grid(lacking).notes)
+    assert lacking.partial and any(
+        "one covers part of the suite" in n for n in suite_grid(lacking).notes
+    )
     both = suite_grid(duo(registry, run("a", **WHOLE), unasked(run("b", **WHOLE), "paratomi")))
     assert texts(both)["paratomi (value, joint)"][1] == "\u2013"
     assert "partial" not in both.title
@@ -431,7 +433,7 @@ def test_one_line_a_task_axes_bounds_and_nothing_averaged_away(
         mean, _, _, bounds = means[name]
         assert mean == "--" and re.fullmatch(r"\d\.\d{3}--\d\.\d{3}", bounds), name
     assert re.fullmatch(r"\d\.\d{3}", means["COG mean (4 of 4)"][0])
-    assert "is a partial suite: 11 of 23 members" in text and "not played:" in text
+    assert "covers part of the suite: 11 of 23 members" in text and "not played:" in text
 
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json", "html"])

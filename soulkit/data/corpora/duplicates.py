@@ -73,7 +73,9 @@ def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicat
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "It is the smallest share of word triples in a near-duplicate.")
+    check_threshold(
+        threshold, "It is the minimum share of word triples that near-duplicates have in common."
+    )
     report, counts = Duplicates(), PhraseCounts(threshold)
     numbers: dict[str, int] = {}
     distinct: dict[bytes, str] = {}
@@ -123,7 +125,7 @@ def _phrases_of_rows(source: AnySource, keys: Collection[str]) -> Iterator[tuple
 def _near(
     source: AnySource, keys: Sequence[str], counts: PhraseCounts, threshold: float
 ) -> Iterator[Duplicate]:
-    """Those of `keys` that are near an earlier row that is kept, in file order."""
+    """The rows in `keys` that are near an earlier kept row, in file order."""
     heads = [counts.head(phrases) for _, phrases in _phrases_of_rows(source, set(keys))]
     index = NearIndex(heads)
     concerned = {
@@ -166,7 +168,9 @@ def find_leaks(
 
     ConfigError unless 0 < threshold <= 1.
     """
-    check_threshold(threshold, "It is the smallest share of a row's word triples in a leak.")
+    check_threshold(
+        threshold, "It is the minimum share of a row's word triples that counts as a leak."
+    )
     report = ChatLeaks(evaluation_rows=len(evaluation))
     texts = _EvaluationTexts(evaluation)
     report.short = len(evaluation) - len(set(texts.sources))

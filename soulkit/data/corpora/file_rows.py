@@ -38,7 +38,7 @@ WHOLE_FILE_LIMIT = 64 << 20
 
 
 def is_scattered(columns: Collection[str]) -> bool:
-    """Whether these columns belong to records that form a conversation only together."""
+    """Whether a conversation spans several records with these columns."""
     names = frozenset(columns)
     return names >= REPLIES or names >= TREE
 
@@ -296,7 +296,7 @@ def _parquet_marks(file: Any) -> frozenset[str]:
 
 
 def sampled_checksum(path: Path) -> str:
-    """The checksum of a file: of all its bytes up to 64 MiB, else of its size and 64 samples.
+    """The checksum of a file: of all bytes up to 64 MiB, of the size and 64 samples above that.
 
     The samples of 64 KiB are evenly spaced from the start to the end of the file.
     """
@@ -504,7 +504,7 @@ class FileStore:
         changes = [
             *(f"'{name}' has changed" for name in now if before.get(name, now[name]) != now[name]),
             *(f"'{name}' is new" for name in now.keys() - before.keys()),
-            *(f"'{name}' is gone" for name in before.keys() - now.keys()),
+            *(f"'{name}' is missing" for name in before.keys() - now.keys()),
         ]
         if changes:
             more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""

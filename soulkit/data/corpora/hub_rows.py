@@ -78,7 +78,7 @@ class HubStore:
         return int(split.num_examples or 0) if split is not None else 0
 
     def count(self) -> int:
-        """The rows of one pass; without metadata, all rows are read once to count them."""
+        """The number of rows; without metadata, all rows are read once to count them."""
         if not self._rows:
             self._reporter.note(
                 f"counting the rows of {self.repo}: the dataset does not state their number"

@@ -128,7 +128,7 @@ def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
     if not _is_rows(place):
         raise DataError(
             f"'{place}' is not in a supported row format.",
-            f"The format follows from the suffix, and '{place.suffix}' is unknown.",
+            f"The suffix selects the format, and '{place.suffix}' is unknown.",
             f"Rename or convert the file to one of {', '.join(ROW_SUFFIXES)}.",
         )
     return [place]

@@ -169,7 +169,7 @@ class LessonSource:
             raise ConfigError(
                 f"A window of {window} rows is too small.",
                 "The rows of a window are read and shuffled together.",
-                "Set it to at least 1; 1 keeps the order of the files.",
+                "Set the window to at least 1; 1 keeps the order of the files.",
             )
         size = window if window > 1 else 1024
         address = hub_address(settings.path)

@@ -109,7 +109,7 @@ class LessonStream:
 
     @property
     def passes(self) -> dict[str, float]:
-        """Source → number of passes over its rows (of a ratio below 1, over the selected part)."""
+        """Source → number of passes over its rows; with a ratio below 1, over the selected part."""
         return {
             s.label: taken / max(s.rows_of_a_pass, 1)
             for s, taken in zip(self._sources, self._turns.taken, strict=True)
@@ -130,7 +130,7 @@ class LessonStream:
     def resume(self, position: Mapping[str, Any]) -> None:
         """Continue from the position of a stream over the same sources.
 
-        DataError if a file has changed (with its name), or if sources or settings differ.
+        DataError if sources or settings differ, or if a file has changed; the error names the file.
         """
         try:
             self._check(position)
