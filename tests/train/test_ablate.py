@@ -278,7 +278,7 @@ def test_a_mixture_is_told_as_one(
     assert cold.remarks == ("tomi: temperature 1.0 vs 0.5",)
     assert fewer.final_difference is not None and cold.final_difference is not None
     page = (out / "report" / "index.html").read_text()
-    assert "grpo vs grpo:limit=12, not measured the same way, the difference mixes" in page
+    assert "grpo vs grpo:limit=12, not measured the same way, so the difference has" in page
 
     state = json.loads((out / "ablation.json").read_text())
     (out / "ablation.json").write_text(json.dumps({**state, "force_mixed": False}))
