@@ -168,9 +168,8 @@ def _missing_columns(
     guesses = {name: _alike(name, columns[name], row, spare) for name in missing}
     aliases = ", ".join(f"{n}: {{aliases: [{guess or PLACEHOLDER}]}}"
                         for n, guess in guesses.items())  # fmt: skip
-    subject = "the required column" if len(missing) == 1 else "required columns"
     return ColumnsError(
-        f"{source or 'row'}: {subject} of the task '{task}' not found: {', '.join(missing)}.",
+        f"{source or 'row'}: required columns of task '{task}' are missing: {', '.join(missing)}.",
         f"Expected {', '.join(expected)}; found {one_line(', '.join(row)) or 'nothing'}.",
         "If the file has other names for them, add these to the task's entry in tasks.yaml: "
         f"columns: {{{aliases}}}",
