@@ -1,6 +1,6 @@
 """The batches of the training benchmark: token ids and rewards, drawn from fixed seeds.
 
-A case is one or more named sets of sequences, written as JSON so that a Python without soulkit can
+A case is one or more named sets of sequences, stored as JSON so that a Python without soulkit can
 read them. A sequence is a dict: `ids`, `trained` ([start, end) pairs), `part`, `example`,
 `rollout`, `reward` and `advantage`.
 """
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 VOCABULARY = 4200
-"""With it the 256-wide model of six layers has 5.8 million parameters."""
-_FIRST = 700  # ids below are markers, bytes and single characters
+"""Vocabulary size; a model of width 256 with six layers then has 5.8 million parameters."""
+_FIRST = 700  # lower ids are markers, bytes and single characters
 
 Row = dict[str, Any]
 Sets = dict[str, list[Row]]
@@ -35,9 +35,9 @@ def single_turn(seed: int, prompt: int, group: int, new: int, prompts: int = 1) 
 def dialogues(
     seed: int, group: int, shared: int, turns: int, heard_length: int, spoken_tokens: int
 ) -> Sets:
-    """Dialogues that share their first `shared` tokens, then `turns` times heard and said.
+    """Dialogues with a common prefix of `shared` tokens and `turns` turns of partner and actor.
 
-    `turns`: the same training signal with every turn in a row of its own, after its history.
+    The set `turns` holds the same training signal with one row per turn, each after its history.
     """
     rng = random.Random(seed)
     head, whole = _ids(rng, shared), []
@@ -57,9 +57,9 @@ def dialogues(
 
 
 def ditto(seed: int, group: int, prompt: int, slot: int, feedback: int, new: int) -> Sets:
-    """Drafts, copies and refined replies; feedback stands at token `slot` of the prompt.
+    """Drafts, copies and refined replies; the feedback is at token `slot` of the prompt.
 
-    `drafts`: the drafts alone, as GRPO trains them.
+    The set `drafts` holds only the drafts, which GRPO trains on.
     """
     rng = random.Random(seed)
     bare, rows = _ids(rng, prompt), []
@@ -77,7 +77,7 @@ def ditto(seed: int, group: int, prompt: int, slot: int, feedback: int, new: int
 
 
 def with_advantages(rows: Sequence[Row]) -> list[Row]:
-    """Rewards normalised within their group: drafts and copies of a prompt, or its refined."""
+    """Add advantages: rewards normalised per group (drafts and copies of a prompt, or refined)."""
     groups: dict[Any, list[float]] = {}
     for row in rows:
         groups.setdefault(_group(row), []).append(row["reward"])

@@ -1,8 +1,8 @@
-"""The same optimizer update through TRL's trainer, on a model that is already there.
+"""The same optimizer update through TRL's trainer, on a model that is already loaded.
 
-The trainer is the real one; only the batch that it would make by sampling is given to it, in
-micro-batches of padded rows. No reference model (`beta` 0), token mean (`dapo`), the same clip
-range; like soulkit's step of one update, it takes the current log-probs for the old ones.
+The trainer is TRL's own; it receives a ready batch, in micro-batches of padded rows, instead of
+sampling one. No reference model (`beta` 0), token mean (`dapo`), the same clip range. Like a
+soulkit step with one update, it uses the current log-probs as the old ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from soulkit.train.objectives.sequences import TrainSequence
 def trl_update(
     model: Any, tokenizer: Any, sequences: Sequence[TrainSequence], micro: int, checkpointing: bool
 ) -> Callable[[], float]:
-    """What takes one update on `sequences`, all with prompts and replies of one length."""
+    """A function that makes one update on `sequences` with prompts and replies of equal length."""
     batch = _batch(sequences, next(model.parameters()).device)
     trainer = _trainer(model, tokenizer, batch, micro, checkpointing)
     trainer.create_optimizer()
     if checkpointing:
-        # The trainer's own loop, which is not run here, would do this.
+        # TRL does this in its training loop, which does not run here.
         again = {"use_reentrant": False}
         model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
     starts = range(0, len(sequences), micro)
@@ -49,7 +49,7 @@ def _trainer(
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused-ignore]
 
     class Given(GRPOTrainer):
-        """Trains on the batch it is given instead of sampling one."""
+        """Trains on a given batch instead of sampling one."""
 
         def _prepare_inputs(self, generation_batch: Any) -> Any:
             return generation_batch

@@ -1,12 +1,12 @@
-"""Contenders of a benchmark, each in a process of its own, with its time and its memory.
+"""Runs each contender of a benchmark in its own process and measures its time and memory.
 
-Importing torch and transformers takes seconds, so one server per Python imports them once and
-forks: every contender starts from the same loaded libraries and shares nothing that it writes.
-The two Pythons need not have the same packages; this file uses the standard library alone until a
-contender runs. Requests and replies are lines of JSON over a local socket.
+Importing torch and transformers takes seconds. So one server per Python imports them once and forks
+a process per contender; contenders share no writable memory. The two Pythons may have different
+packages: this file uses only the standard library until a contender runs. Requests and replies are
+lines of JSON over a local socket.
 
-Memory is the resident set as Linux counts it: `rss` once the contender is built, before its first
-step, and `peak`, the highest since. Whatever an allocator keeps back counts as used.
+Memory is the resident set that Linux reports: `rss` after the contender is built and before its
+first step, `peak` the maximum since then. Memory that an allocator caches counts as used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any, Protocol, TextIO
 Json = dict[str, Any]
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""`cpu` adds up the threads of the process."""
+"""`cpu` is the total over all threads of the process."""
 
 
 class Contender(Protocol):
-    """What is measured: `run` does it once and returns what it wants to say beside its time."""
+    """The measured work: `run` does it once and returns extra fields for the reply."""
 
     def run(self, request: Json) -> Json: ...
 
@@ -40,14 +40,14 @@ Builder = Callable[[Json], Contender]
 
 
 class Failed(RuntimeError):
-    """A contender or its server did not do what it was asked; holds its traceback."""
+    """A contender or its server failed; the message is its traceback."""
 
 
 class Server:
-    """A Python that has loaded its libraries and forks contenders."""
+    """A Python process that has imported its libraries and forks contenders."""
 
     def __init__(self, command: Sequence[str], folder: Path, threads: int) -> None:
-        """Starts `command`, whose program calls `serve`. What it prints goes to `folder`."""
+        """Start `command`, whose program calls `serve`, with its output in a log in `folder`."""
         self._folder, self._count = folder, 0
         self._log = folder / f"{Path(command[-1]).stem}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -57,7 +57,7 @@ class Server:
             )
 
     def start(self, kind: str, **spec: Any) -> Client:
-        """A new process with a contender built from `spec`. Failed when it cannot be built."""
+        """A new process with a contender built from `spec`; Failed if it cannot be built."""
         self._count += 1
         path = self._folder / f"{self._log.stem}-{self._count}.sock"
         with socket.socket(socket.AF_UNIX) as listener:
@@ -92,7 +92,7 @@ class Client:
     """The parent's side of one contender."""
 
     built: Json
-    """Its first reply: `rss`, the bytes that were resident before its first run."""
+    """The first reply: `rss`, the resident bytes before the first run."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -100,7 +100,7 @@ class Client:
         self._connection = connection
 
     def run(self, **request: Any) -> Json:
-        """Run once: what the contender says, `seconds`, and `peak` bytes since it was built."""
+        """Run once; returns the contender's fields, `seconds`, and `peak` bytes since building."""
         return self.ask({"run": request})
 
     def ask(self, message: Json) -> Json:
@@ -113,15 +113,15 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """The process sees the end of its input and leaves."""
+        """Close the connection; the process then exits."""
         self._file.close()
         self._connection.close()
 
 
 def serve(builders: Mapping[str, Builder]) -> None:
     """Read socket paths from stdin and fork a process for each, until stdin ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    # The buffer of `sys.stdin` would be inherited half read.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap children automatically
+    # Not `sys.stdin`: children would inherit its partly read buffer.
     requests = os.fdopen(os.dup(0), "r", buffering=1)
     while line := requests.readline():
         if os.fork() == 0:
@@ -144,7 +144,7 @@ def _live(path: str, builders: Mapping[str, Builder]) -> None:
                     reply: Json = {"rss": forget_peak()}
                 else:
                     reply = _run(contender, message["run"])
-            except Exception:  # noqa: BLE001 - whatever it is, the parent prints it
+            except Exception:  # noqa: BLE001 - the parent prints every error
                 reply = {"error": traceback.format_exc()}
             _answer(file, reply)
 
@@ -162,7 +162,7 @@ def _answer(file: TextIO, reply: Json) -> None:
 
 
 class Versions:
-    """What a side of soulkit and transformers is made of."""
+    """The versions of soulkit, torch, transformers and peft."""
 
     def __init__(self, spec: Json) -> None:
         self.spec = spec
@@ -181,21 +181,21 @@ class Versions:
 
 
 def memory(name: str) -> int:
-    """Bytes that Linux reports of this process: VmRSS (resident now) or VmHWM (at most)."""
+    """Memory of this process in bytes: VmRSS (resident now) or VmHWM (peak)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise Failed(f"/proc/self/status has no {name}: memory is measured on Linux only.")
+    raise Failed(f"/proc/self/status has no {name}: memory can only be measured on Linux.")
 
 
 def forget_peak() -> int:
-    """Start a new peak at what is resident now, which is returned in bytes."""
+    """Reset the peak to the memory that is resident now; returns it in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 
 
 def machine() -> str:
-    """Processor, cores and load of this machine in one line."""
+    """Processor, number of cores and load of this machine in one line."""
     import platform
 
     cpu = Path("/proc/cpuinfo").read_text()

@@ -1,4 +1,4 @@
-"""What every engine is asked in the benchmark of sampling, and how its answers are timed."""
+"""The prompts of the sampling benchmark and the timing of replies, the same for every engine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from soulkit.models.base import ChatModel
 from soulkit.types import Call, Sampling, Segment
 
 WORDS = ["".join(letters) for letters in itertools.product("abcdefghijklmnop", repeat=3)][:3500]
-"""Each is one token of the model that is made."""
+"""Each word is one token of the benchmark's model."""
 DRAFTS = 8
-"""Replies to one prompt, where prompts are shared."""
+"""Replies per prompt if prompts are shared."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`replies` of `new` tokens each to prompts of `length` tokens; `at_once` of them at a time.
+    """`replies` replies of `new` tokens to prompts of `length` tokens, `at_once` at a time.
 
-    `shared`: eight replies to each prompt, as eight drafts of one question; else one.
+    `shared`: eight replies per prompt, like eight drafts of one question; otherwise one.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Case:
     shared: bool = False
 
     def texts(self, number: int, words: int) -> list[str]:
-        """One text of `words` words a reply. No other round has any of them: what an engine keeps
-        of earlier prompts must not help it."""
+        """One text of `words` words per reply. Every round has new texts, so that an engine's cache
+        of earlier prompts does not help it."""
         rng = random.Random(f"{self.name}/{number}")
         drafts = DRAFTS if self.shared else 1
         made: list[str] = []
@@ -46,13 +46,13 @@ class Case:
         return made[: self.replies]
 
     def waves(self, texts: Sequence[str]) -> Iterator[list[str]]:
-        """What is asked at once, in turn."""
+        """The texts in batches that are sent at once."""
         for start in range(0, len(texts), self.at_once):
             yield list(texts[start : start + self.at_once])
 
 
 def cases(short: int, long: int, many: int, alone: int, new: int) -> list[Case]:
-    """Short and long prompts, one and `many` at once, with and without shared prompts."""
+    """Short and long prompts, one or `many` at once, with and without shared prompts."""
     made = []
     for length in (short, long):
         made += [
@@ -65,12 +65,12 @@ def cases(short: int, long: int, many: int, alone: int, new: int) -> list[Case]:
 
 
 Sample = Callable[[Case, list[str]], list[list[int]]]
-"""The ids of the replies to texts that are asked at once."""
+"""Samples replies to texts that are sent at once; returns their ids."""
 
 
 def timed(case: Case, number: int, overhead: int, sample: Sample, group: int | None = None) -> Json:
-    """One round: seconds by both clocks and all ids. `overhead` are a prompt's tokens that are no
-    words; `group` is a process group whose processor time counts as well."""
+    """One round: seconds by both clocks, and all ids. `overhead`: tokens in a prompt that are not
+    words; the processor time of the process group `group` counts as well."""
     texts = case.texts(number, case.length - overhead)
     start = {name: clock() for name, clock in CLOCKS.items()}
     start["cpu"] += group_seconds(group)
@@ -79,12 +79,14 @@ def timed(case: Case, number: int, overhead: int, sample: Sample, group: int | N
     spent["cpu"] += group_seconds(group)
     wrong = {len(reply) for reply in ids} - {case.new}
     if wrong or len(ids) != case.replies:
-        raise ValueError(f"{len(ids)} replies, some with {wrong} tokens: the work is not equal")
+        raise ValueError(
+            f"{len(ids)} replies, some with {wrong} tokens: engines must do equal work"
+        )
     return {"wall": spent["wall"], "cpu": spent["cpu"], "ids": ids}
 
 
 async def replies(model: ChatModel, case: Case, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of greedy replies, asked for at once and as an episode asks."""
+    """The ids of greedy replies, requested at once in the way that an episode does."""
     sampling = Sampling(max_tokens=case.new, temperature=0.0)
     calls = [Call(role="actor", example_id="x", rollout=number) for number in range(len(texts))]
     waits = [
@@ -102,31 +104,31 @@ def as_json(case: Case) -> Json:
 
 
 def processes(group: int | None) -> list[Path]:
-    """The folders in /proc of the living processes of a group; none for None."""
+    """The /proc folders of the running processes of a group; empty for None."""
     if group is None:
         return []
     return [p for p in Path("/proc").iterdir() if p.name.isdigit() and _fields(p)[2:3] == [group]]
 
 
 def group_seconds(group: int | None) -> float:
-    """Processor time of a group, its children that have ended included."""
+    """Processor time of a group, including finished children."""
     ticks = sum(sum(_fields(p)[11:15]) for p in processes(group))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def group_peak(group: int | None) -> int:
-    """Bytes: the sum of each process's highest resident set, so shared pages count in each."""
+    """Sum of the peak resident sets of all processes in bytes; shared pages count several times."""
     return sum(_status(p, "VmHWM") for p in processes(group))
 
 
 def forget_group_peak(group: int | None) -> None:
-    """Start new peaks at what is resident now."""
+    """Reset the peaks to the memory that is resident now."""
     for process in processes(group):
         (process / "clear_refs").write_text("5")
 
 
 def _fields(process: Path) -> list[int]:
-    """/proc/PID/stat from the state on, which becomes 0; empty for a process that has gone."""
+    """/proc/PID/stat from the state on (replaced by 0); empty if the process has ended."""
     try:
         text = (process / "stat").read_text()
     except OSError:

@@ -1,8 +1,8 @@
-"""The engines that sample in a process of their own, with the model they all share.
+"""The engines that sample in their own process, and the model that all engines share.
 
 `soulkit` is LocalModel; `generate` is transformers' own loop on left-padded rows; `continuous` is
-its `generate_batch`. All of them start from texts and end with texts; nobody but soulkit keeps the
-log-probs of what it drew.
+its `generate_batch`. All of them take texts and return texts; only soulkit keeps the log-probs of
+sampled tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import tiny_tokenizer
 
 HEAD = 32
-"""Width of an attention head of the model that is made."""
+"""Width of an attention head of the benchmark's model."""
 NEVER = 50.0
-"""How far below all others the logit of the token stands that would end a turn."""
+"""The end-of-turn token gets a logit this far below all others."""
 PAGE = 64
-"""Tokens of a page of `generate_batch`: pages of 256, its default, are mostly empty here."""
+"""Tokens per page of `generate_batch`; its default pages of 256 would be mostly empty here."""
 PREFILL, PROMPTS = 1024, 2048
-"""Prompt tokens of one pass of `generate_batch`, and of all replies that it works on at once: on a
-CPU each row reads the keys of all others and hides them afterwards."""
+"""Limits of `generate_batch`: prompt tokens per pass, and over all replies in progress. On a CPU,
+each row reads the keys of all others and masks them afterwards."""
 
 
 class Make:
-    """Writes `model` and `adapter` to a folder; the model never ends a turn."""
+    """Saves `model` and `adapter` to a folder; the model never ends a turn."""
 
     def __init__(self, spec: Json) -> None:
         self.spec, self.folder = spec, Path(spec["folder"])
@@ -65,9 +65,11 @@ class Make:
 
 @torch.no_grad()
 def _endless(model: Any, ends: set[int]) -> None:
-    """Let the first number of every hidden state be that of its token's embedding, which is one
-    where the token does not end a turn: those that do get a logit far below the others by it. So
-    all engines do equal work, whatever each would call an end."""
+    """Make end-of-turn tokens impossible, so that all engines write equally many tokens.
+
+    The first component of every hidden state is fixed to that of its token's embedding, which is 1.
+    That of an end token's embedding is negative, which gives end tokens a very low logit.
+    """
     embeddings = model.get_input_embeddings().weight
     embeddings[:, 0] = 1.0
     for token in ends:
@@ -79,7 +81,7 @@ def _endless(model: Any, ends: set[int]) -> None:
 
 @torch.no_grad()
 def _adapter(model: Any, folder: Path, rank: int) -> int:
-    """Saves one with random weights on all linear layers; its number of parameters."""
+    """Save an adapter with random weights on all linear layers; return its parameter count."""
     from peft import LoraConfig, get_peft_model
 
     linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -92,7 +94,7 @@ def _adapter(model: Any, folder: Path, rank: int) -> int:
         if "lora_" not in name:
             continue
         count += weight.numel()
-        if "lora_B" in name:  # zeros, as it is made: an adapter that does nothing
+        if "lora_B" in name:  # initially zero, so the adapter would have no effect
             weight.normal_(0.0, 0.02, generator=random)
             if "o_proj" in name or "down_proj" in name:
                 weight[0] = 0.0  # see `_endless`
@@ -101,7 +103,7 @@ def _adapter(model: Any, folder: Path, rank: int) -> int:
 
 
 class Ours:
-    """soulkit's decode loop, asked as an episode asks it."""
+    """soulkit's decode loop, called in the way that an episode does."""
 
     def __init__(self, spec: Json) -> None:
         torch.set_num_threads(spec["threads"])
@@ -120,7 +122,7 @@ class Ours:
 
 
 class _Transformers:
-    """What both engines of transformers share: the model as soulkit loads it, and its tokenizer."""
+    """Base of both engines of transformers: the model as soulkit loads it, and its tokenizer."""
 
     def __init__(self, spec: Json) -> None:
         torch.set_num_threads(spec["threads"])
@@ -130,7 +132,7 @@ class _Transformers:
         adapter = _adapter_of(spec)
         adapted = base if adapter is None else load_adapter(base, adapter)
         adapted.to(place).eval()
-        self.model = base  # an adapter sits in its layers
+        self.model = base  # its layers contain the adapter
         self.overhead = spec["overhead"]
 
     def run(self, request: Json) -> Json:
@@ -144,7 +146,7 @@ class _Transformers:
         )
         wrong = {len(prompt) for prompt in prompts} - {case.length}
         if wrong:
-            raise ValueError(f"prompts of {wrong} tokens in place of {case.length}")
+            raise ValueError(f"prompts have {wrong} tokens instead of {case.length}")
         ids = self.replies(case, prompts)
         self.tokenizer.batch_decode(ids)
         return ids
@@ -154,7 +156,7 @@ class _Transformers:
 
 
 class Generate(_Transformers):
-    """`model.generate`: the rows of a batch side by side, padded on the left."""
+    """`model.generate` on a batch of left-padded rows."""
 
     @torch.inference_mode()
     def replies(self, case: Case, prompts: list[list[int]]) -> list[list[int]]:
@@ -173,11 +175,11 @@ class Generate(_Transformers):
 
 
 class Continuous(_Transformers):
-    """`model.generate_batch`, with pages and limits that suit a small machine, set up once a case:
-    by itself it starts and ends a thread with each call, which takes half a second."""
+    """`model.generate_batch` with pages and limits for a small machine, set up once per case. By
+    default it starts and ends a thread in each call, which takes half a second."""
 
     case: Case | None = None
-    """The one that it is set up for."""
+    """The case that it is set up for."""
 
     def replies(self, case: Case, prompts: list[list[int]]) -> list[list[int]]:
         from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -195,7 +197,7 @@ class Continuous(_Transformers):
 
     def _sizes(self, case: Case) -> Json:
         if self.model.device.type != "cpu":
-            return {}  # it sizes everything by the memory of the GPU, better than by hand
+            return {}  # on a GPU, its own choice by available memory is better
         pages = -(-(case.length + case.new) // PAGE)
         at_once = max(1, min(case.at_once, PROMPTS // case.length))
         return {"page_size": PAGE, "num_blocks": (at_once + 2) * pages,
@@ -207,7 +209,7 @@ def _adapter_of(spec: Json) -> Path | None:
 
 
 if __name__ == "__main__":
-    import peft  # noqa: F401 - loaded once, before anything is forked
+    import peft  # noqa: F401 - import once, before forking
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
     serve({"make": Make, "soulkit": Ours, "generate": Generate, "continuous": Continuous,

@@ -1,7 +1,7 @@
-"""The vLLM engine: a server as soulkit starts one, asked by ids as an episode asks it.
+"""The vLLM engine: a server started by soulkit and called with token ids, as in an episode.
 
-This process needs no torch; what samples is the server's process group, whose processor time and
-memory count together with this one's.
+This process does not need torch. The server's process group does the sampling; its processor time
+and memory count together with those of this process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from soulkit.models.vllm.server import VllmServer
 
 
 class Served:
-    """A server, started here; it ends with this process."""
+    """A server that this process starts; it ends with this process."""
 
     def __init__(self, spec: Json) -> None:
         folder = Path(spec["folder"])
@@ -75,7 +75,7 @@ class Served:
 
 
 class Versions:
-    """Of vLLM, as its Python has it."""
+    """The version of vLLM in its Python."""
 
     def __init__(self, spec: Json) -> None:
         self.python = spec["python"]
@@ -88,6 +88,6 @@ class Versions:
 
 
 if __name__ == "__main__":
-    import transformers  # noqa: F401 - loaded once, before anything is forked
+    import transformers  # noqa: F401 - import once, before forking
 
     serve({"vllm": Served, "versions": Versions})

@@ -1,4 +1,4 @@
-"""soulkit's supervised contenders: the model they all share, one optimizer step, a corpus read."""
+"""soulkit's supervised contenders: the shared model, one optimizer step, reading a corpus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPE: Json = {
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }  # fmt: skip
-"""Qwen3-shaped; with the vocabulary 21 million parameters, 12 of them in the head."""
+"""Qwen3-shaped: 21 million parameters with the vocabulary, 12 million of them in the head."""
 
 
 def words() -> list[str]:
@@ -42,7 +42,7 @@ def words() -> list[str]:
 
 
 class Make:
-    """Writes `model`, `adapter` and the conversations' `rows` to a folder."""
+    """Saves `model`, `adapter` and the `rows` of conversations to a folder."""
 
     def __init__(self, spec: Json) -> None:
         self.spec, self.folder = spec, Path(spec["folder"])
@@ -60,7 +60,7 @@ class Make:
         policy = load_policy(_config({}, base, None), base)
         random_ = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for _, parameter in policy.trained:  # an adapter of zeros has gradients of zeros
+            for _, parameter in policy.trained:  # an adapter of zeros would have zero gradients
                 parameter.add_(torch.randn(parameter.shape, generator=random_) * 0.02)
         policy.save(self.folder / "adapter")
         rows, seconds = self._encoded(policy)
@@ -75,7 +75,7 @@ class Make:
     def _encoded(self, policy: Policy) -> tuple[list[Json], float]:
         lessons = conversations(self.spec["sequences"], self.spec["scale"])
         encoder = LessonEncoder(policy.renderer, policy.encode_reply)
-        for lesson in lessons:  # the first of its shape is compared turn by turn
+        for lesson in lessons:  # the first lesson of each shape is compared turn by turn
             encoder(lesson)
         start = time.process_time()
         spans = [span for lesson in lessons for span in encoder(lesson)]
@@ -84,7 +84,7 @@ class Make:
 
 
 def conversations(count: int, scale: float) -> list[Lesson]:
-    """Of 50 to 1,500 tokens, evenly over the logarithm; the person's turns are learned."""
+    """Conversations of 50 to 1,500 tokens, log-uniform; the person's turns are trained."""
     rng, vocabulary = random.Random(0), words()
     lessons = []
     for number in range(count):
@@ -130,7 +130,7 @@ def _policy(spec: Json) -> tuple[Policy, TrainConfig]:
 
 
 class SupervisedStep:
-    """One optimizer update on the sequences of a file, as a run takes it."""
+    """One optimizer update on the sequences of a file, as in a run."""
 
     def __init__(self, spec: Json) -> None:
         self.clock = spec["clock"]
@@ -153,7 +153,7 @@ class SupervisedStep:
 
 
 class OneByOne:
-    """The yardstick: transformers' own forward pass, a sequence at a time, and no packing code."""
+    """The baseline: transformers' own forward pass, one sequence at a time, without packing."""
 
     def __init__(self, spec: Json) -> None:
         self.policy, _ = _policy({**spec, "settings": {"packing": "off", "fused": "off"}})
@@ -182,7 +182,7 @@ def _spans(spec: Json) -> list[Span]:
 
 
 class Read:
-    """A corpus, read through the stream of a run; `position` goes on from there."""
+    """Reads a corpus through the stream of a run, from `position` on."""
 
     def __init__(self, spec: Json) -> None:
         self.sources = spec["sources"]
@@ -211,7 +211,7 @@ class Read:
 
 
 if __name__ == "__main__":
-    import peft  # noqa: F401 - loaded once, before anything is forked
+    import peft  # noqa: F401 - import once, before forking
     import pyarrow.parquet  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 

@@ -1,12 +1,12 @@
-"""TRL's supervised contenders, run by the Python that has TRL (which need not have soulkit).
+"""TRL's supervised contenders, run by a Python that has TRL (soulkit is not needed there).
 
-The trainer is the real one; it is given token ids and labels, lays them out with its own collator
-and packing, and computes its own loss (with the entropy and accuracy that it always logs). Gradient
-checkpointing is off and numbers are float32, which is its fastest here and soulkit's format.
+The trainer is TRL's own. It receives token ids and labels, uses its own collator and packing, and
+computes its own loss (with the entropy and accuracy that it always logs). Gradient checkpointing is
+off and the dtype is float32, which is its fastest setting here and the dtype of soulkit.
 
-Layouts: `padded` (rows of like length together, which is kinder than its own random order), `bfd`
-(best-fit packing, its default: boundaries are known by positions alone) and `wrapped` (one stream
-of tokens cut into blocks, which mixes conversations on purpose).
+Layouts: `padded` (rows of similar length together, which is faster than TRL's random order), `bfd`
+(best-fit packing, TRL's default; only positions mark the boundaries) and `wrapped` (one stream of
+tokens cut into blocks, which mixes conversations by design).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _labels(row: Json) -> list[int]:
 
 
 def _batches(rows: list[Json], tokens: int, packed: bool) -> Any:
-    """A packed row alone; padded rows of like length, as many as the tokens allow."""
+    """Batches of one packed row, or of as many similarly long padded rows as the tokens allow."""
     batch: list[Json] = []
     for row in rows:
         if batch and (packed or (len(batch) + 1) * len(row["input_ids"]) > tokens):
@@ -116,7 +116,7 @@ def _tokenizer(spec: Json) -> Any:
 
 
 if __name__ == "__main__":
-    import datasets  # noqa: F401 - loaded once, before anything is forked
+    import datasets  # noqa: F401 - import once, before forking
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     import trl.trainer.sft_trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""soulkit's contenders: the model they all share, one optimizer step, sampling."""
+"""soulkit's contenders: the shared model, one optimizer step, sampling."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.types import Call, Sampling, Segment
 
 WIDE_OPEN = 1e9
-"""A gradient norm that is never reached: gradients are compared unclipped."""
+"""A gradient norm that is never reached, so that gradients are compared unclipped."""
 
 
 class Make:
-    """Writes `model` and `adapter` to a folder. The adapter is not zero, so every gradient is."""
+    """Saves `model` and `adapter` to a folder; the adapter is not zero, so all gradients exist."""
 
     def __init__(self, spec: Json) -> None:
         self.folder = Path(spec["folder"])
@@ -73,7 +73,7 @@ def _policy(spec: Json) -> tuple[Policy, TrainConfig]:
 
 
 class Step:
-    """Old log-probs, then one optimizer update, on the sequences of a file."""
+    """Old log-probs and one optimizer update on the sequences of a file."""
 
     def __init__(self, spec: Json) -> None:
         self.clock = spec["clock"]
@@ -99,7 +99,7 @@ class Step:
 
 
 def save_gradients(gradients: dict[str, torch.Tensor], path: str) -> None:
-    """Under names that do not depend on what the adapter is called."""
+    """Save gradients under names that do not depend on the adapter's name."""
     plain = {n.replace(".policy.", "."): g.contiguous() for n, g in gradients.items()}
     save_file(plain, path)
 
@@ -118,7 +118,7 @@ def _sequence(row: Row) -> TrainSequence:
 
 
 class Compare:
-    """How far two files of gradients are apart: of all tensors as one vector, and the worst."""
+    """The difference of two gradient files: of all tensors as one vector, and of the worst one."""
 
     def __init__(self, spec: Json) -> None:
         self.wanted = spec["wanted"]
@@ -170,7 +170,7 @@ class Sample:
 
 
 if __name__ == "__main__":
-    import peft  # noqa: F401 - loaded once, before anything is forked
+    import peft  # noqa: F401 - import once, before forking
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
     serve({"make": Make, "step": Step, "sample": Sample, "compare": Compare, "versions": Versions})

@@ -1,10 +1,10 @@
-"""TRL's contenders, run by the Python that has TRL (which need not have soulkit).
+"""TRL's contenders, run by a Python that has TRL (soulkit is not needed there).
 
-The trainer is the real one; only what it would sample and score is given to it: the batch it
-builds after generation (`prompt_ids`, `completion_ids`, their masks, `advantages`,
-`num_items_in_batch`) is made by hand from the same ids and advantages. Gradient checkpointing is
-off and numbers are float32, which is its fastest and soulkit's format; the reference model is off
-(`beta` 0) and the loss is the token mean (`dapo`), with the same clip range.
+The trainer is TRL's own. It does not sample or score: it receives the batch that it would build
+after generation (`prompt_ids`, `completion_ids`, their masks, `advantages`, `num_items_in_batch`),
+made from the same ids and advantages. Gradient checkpointing is off and the dtype is float32, which
+is its fastest setting and the dtype of soulkit. The reference model is off (`beta` 0), the loss is
+the token mean (`dapo`), and the clip range is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _trainer(spec: Json, micro: int, accumulate: int, new: int) -> Any:
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused-ignore]
 
     class Given(GRPOTrainer):
-        """Trains on the batch it is given instead of sampling one."""
+        """Trains on a given batch instead of sampling one."""
 
         def _prepare_inputs(self, generation_batch: Any) -> Any:
             return generation_batch
@@ -56,7 +56,7 @@ def _trainer(spec: Json, micro: int, accumulate: int, new: int) -> Any:
 
 
 class Step:
-    """Old log-probs, then one optimizer update in micro-batches of `micro` rows."""
+    """Old log-probs and one optimizer update in micro-batches of `micro` rows."""
 
     def __init__(self, spec: Json) -> None:
         rows = json.loads(Path(spec["rows"]).read_text())
@@ -105,7 +105,7 @@ class Step:
 
 
 def _batch(rows: list[Json], pad: int) -> dict[str, torch.Tensor]:
-    """Prompts padded on the left, completions on the right, as TRL lays them out."""
+    """TRL's layout: prompts padded on the left, completions on the right."""
     cuts = [row["trained"][0][0] for row in rows]
     left = max(cuts)
     right = max(len(row["ids"]) - cut for row, cut in zip(rows, cuts, strict=True))
@@ -133,7 +133,7 @@ class Sample:
         self.trainer = _trainer(spec, self.samples, 1, spec["new"])
 
     def run(self, request: Json) -> Json:
-        # The trainer's way of preparing inputs is that of its base class here: see Given.
+        # `Given` overrides how the trainer prepares inputs; use the base class's method here.
         torch.manual_seed(request["round"])
         clock = CLOCKS[self.clock]
         start = clock()
@@ -143,7 +143,7 @@ class Sample:
 
 
 class Versions:
-    """What this side is made of."""
+    """The versions of the packages on this side."""
 
     def __init__(self, spec: Json) -> None:
         self.spec = spec
@@ -160,7 +160,7 @@ class Versions:
 
 
 if __name__ == "__main__":
-    import datasets  # noqa: F401 - loaded once, before anything is forked
+    import datasets  # noqa: F401 - import once, before forking
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     import trl.trainer.grpo_trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
 

@@ -1,18 +1,17 @@
-"""Does it matter what feedback says? Ditto against its shuffled control and against scalars.
+"""Does the content of feedback matter? Ditto against shuffled feedback, GRPO and SFT.
 
-The task is `examples/cast_of_people`: job, town and pet of a person fix the three words they say,
-by a rule that no prompt holds; feedback describes the behaviour in other words. Every seed draws a
-rule and rows, warms up a tiny model that can follow such advice and knows nothing of the rule, and
-trains it in six arms from the same weights. All arms of reinforcement sample 1,024 replies a step.
-Measured greedily: people whose *combination* of cues training never showed (the rule), and people
-of other names with combinations that it did show (memory). Beside it a harder size, where rewards
-are dense.
+The task is `examples/cast_of_people`: a person's job, town and pet determine the three words they
+say, by a rule that is in no prompt; feedback describes the behaviour in other words. Every seed
+draws a rule and rows, warms up a tiny model that can follow such advice but does not know the rule,
+and trains it in six arms from the same weights. The RL arms sample 1,024 replies per step. The
+measurement is greedy, on unseen *combinations* of cues (the rule) and on seen combinations with
+other names (memory). A harder size with dense rewards is also run.
 
     .venv/bin/python benchmarks/cast_of_people.py --out runs/cast_of_people
     .venv/bin/python benchmarks/cast_of_people.py --report runs/cast_of_people --figure FILE.svg
 
-Every arm is an ordinary run folder: the first command takes up what was stopped, and the second
-reports whatever is finished. `--only` and `--seeds` choose arms and seeds.
+Every arm is an ordinary run folder: the first command resumes unfinished runs, the second reports
+the finished ones. `--only` and `--seeds` choose arms and seeds.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ TASK = "cast_of_people"
 TASKS_FILE = Path(__file__).parents[1] / "examples" / TASK / "tasks.yaml"
 CUES = ("job", "town", "pet")
 SHARE = 0.125
-"""Of the combinations of cues, held out from training."""
+"""Share of the combinations of cues that training never sees."""
 LESSONS, PEOPLE, MEASURED = 12_000, 4096, 256
 EASY, HARD = 8, 24
-"""Values of a cue."""
+"""Number of values per cue."""
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
@@ -84,7 +83,7 @@ SCALE = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class World:
-    """One seed at one size: its rows, its warmed-up model and its arms, in a folder."""
+    """One seed at one size: a folder with its rows, warmed-up model and arms."""
 
     out: Path
     values: int
@@ -107,15 +106,15 @@ class World:
         })  # fmt: skip
 
     def prepare(self) -> None:
-        """Rows, and the model that follows advice; what is there stays."""
+        """Write the rows and warm up the model, unless they exist."""
         self.write_rows()
         warmup = {**WARMUP, "steps": self.warmup}
         train(self.config(warmup, "lessons"), self.folder / "warmup")
         self.measure("before", None)
 
     def write_rows(self) -> None:
-        """Lessons; people to train on; and to measure: combinations held out, and known ones under
-        other names."""
+        """Write lessons, training people, and the people to measure: unseen combinations, and seen
+        combinations with other names."""
         if self.rows("measured").exists():
             return
         lessons = self._make(LESSONS, 2 * self.seed, kind="lessons")
@@ -125,7 +124,7 @@ class World:
         unseen = [row for row, key in zip(people, keys, strict=True) if key in aside]
         training = [row for row, key in zip(people, keys, strict=True) if key not in aside]
         seen = [row for row in others if group_key(row, CUES) not in aside]
-        # The tag tells the two kinds apart in one evaluation.
+        # The tag separates the two kinds in one evaluation.
         measured = [{**row, "kind": kind} for kind, rows in (("unseen", unseen), ("seen", seen))
                     for row in rows[:MEASURED]]  # fmt: skip
         self.rows("lessons").parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ class World:
         return make_rows(task, count, seed, own)
 
     def train_arm(self, name: str) -> None:
-        """One arm, from the warmed-up weights, and its measurement; finished ones stay."""
+        """Train one arm from the warmed-up weights and measure it; finished arms are skipped."""
         warm = {"model": str(self.folder / "warmup" / "model")}
         if ARMS[name]["method"] == "sft":
             updates = self.steps * REINFORCED["prompts_per_step"] // IMITATED["sft_batch"]
@@ -159,23 +158,23 @@ class World:
         run_eval(config, self.folder / "measured" / name)
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Result:
-    """One arm of one world, read from its folders."""
+    """The result of one arm of one world, read from its folders."""
 
     unseen: float
     seen: float
     words: float
-    """Share of the words that are right, of both kinds of people."""
+    """Share of right words over both kinds of people."""
     curve: tuple[tuple[int, float], ...]
-    """(steps, exact on unseen combinations), the point before training first; empty for SFT."""
+    """(steps, exact on unseen combinations), starting before training; empty for SFT."""
     samples: int
     seconds: float
     refined: float | None
-    """Reward of replies with feedback in the first step."""
+    """Reward of refined replies in the first step."""
 
     @property
     def area(self) -> float | None:
@@ -183,7 +182,7 @@ class Result:
 
 
 def read_result(world: World, name: str) -> Result | None:
-    """None where the arm is not finished."""
+    """The result of an arm; None if it is not finished."""
     summary = world.folder / "measured" / name / "summary.json"
     before = world.folder / "measured" / "before" / "summary.json"
     if not summary.exists() or not before.exists():
@@ -211,7 +210,7 @@ def _means(summary: Path) -> dict[str, float]:
 
 
 Results = dict[str, dict[int, Result]]
-"""Arm → seed → what came of it."""
+"""Arm → seed → result."""
 
 
 def read_results(out: Path, values: int) -> Results:
@@ -227,7 +226,7 @@ def read_results(out: Path, values: int) -> Results:
 
 
 def over_seeds(values: Sequence[float]) -> list[float | None]:
-    """Mean over seeds with the ends of its 95 % interval."""
+    """Mean over seeds and the bounds of its 95 % interval."""
     mean = estimate(values, range(len(values)), scale=SCALE)
     return [mean.mean, mean.ci_low, mean.ci_high]
 
@@ -242,7 +241,7 @@ def cell(mean: float | None, low: float | None, high: float | None, sign: str = 
 
 
 def difference(results: Results, a: str, b: str) -> str:
-    """Arm a minus arm b on unseen combinations, paired by seed; empty without shared seeds."""
+    """Arm a minus arm b on unseen combinations, paired by seed; empty if they share no seed."""
     in_a, in_b = ({s: run.unseen for s, run in results.get(name, {}).items()} for name in (a, b))
     if not in_a.keys() & in_b.keys():
         return ""
@@ -251,10 +250,10 @@ def difference(results: Results, a: str, b: str) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Markdown: one line an arm, means over its seeds with 95 % intervals."""
+    """Markdown table with one row per arm: means over seeds with 95 % intervals."""
     lines = [
         "| arm | seeds | unseen combinations | seen combinations, other names "
-        "| words right, both | area under the curve | samples a run | s a run |",
+        "| words right, both | area under the curve | samples per run | s per run |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name in ("before", *ARMS):
@@ -287,7 +286,7 @@ def differences(results: Results) -> list[str]:
 
 
 def report(out: Path, figure: Path | None) -> str:
-    """Markdown of everything that is finished in `out`; draws the figure where one is wanted."""
+    """Markdown report of all finished arms in `out`; draws the figure if a file is given."""
     by_size = {values: read_results(out, values) for values in (EASY, HARD)}
     lines = []
     for values, results in by_size.items():
@@ -303,7 +302,7 @@ def report(out: Path, figure: Path | None) -> str:
 
 
 def draw(by_size: Mapping[int, Results], path: Path) -> None:
-    """Mean on unseen combinations against samples with a 95 % band, one panel a size."""
+    """Draw accuracy on unseen combinations over samples with a 95 % band, one panel per size."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -348,7 +347,7 @@ def _draw_arm(ax: Any, name: str, runs: Sequence[Result], color: str) -> None:
 
 
 def worlds(seeds: int, hard_seeds: int) -> Iterator[tuple[int, int, Sequence[str]]]:
-    """(values, seed, arms): a table of few seeds exists early, the harder size in the middle."""
+    """(values, seed, arms) in running order: a table with few seeds is available early."""
     first = min(seeds, 2)
     yield from ((EASY, seed, tuple(ARMS)) for seed in range(first))
     yield from ((HARD, seed, HARD_ARMS) for seed in range(hard_seeds))
@@ -358,22 +357,28 @@ def worlds(seeds: int, hard_seeds: int) -> Iterator[tuple[int, int, Sequence[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--hard-seeds", type=int, default=2, help="seeds of the harder size")
-    parser.add_argument("--steps", type=int, default=48, help="half as many again when harder")
-    parser.add_argument("--warmup", type=int, default=240, help="steps; twice at the harder size")
+    parser.add_argument(
+        "--hard-seeds", type=int, default=2, help="number of seeds of the harder size"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=48, help="training steps; 1.5 times as many at the harder size"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=240, help="warm-up steps; twice as many at the harder size"
+    )
     parser.add_argument("--every", type=int, default=4, help="steps between measurements")
-    parser.add_argument("--only", default="", help="arms: NAME,NAME")
+    parser.add_argument("--only", default="", help="run only these arms: NAME,NAME")
     parser.add_argument("--out", type=Path, default=Path("runs/cast_of_people"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--report", type=Path, metavar="OUT", help="only print what is finished")
-    parser.add_argument("--figure", type=Path, help="with --report: draw the curves there")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="only report finished runs")
+    parser.add_argument("--figure", type=Path, help="with --report: draw the curves to this file")
     chosen = parser.parse_args()
     if chosen.report is not None:
         print(report(chosen.report, chosen.figure))
         return
     only = [name for name in chosen.only.split(",") if name] or list(ARMS)
     if strays := set(only) - set(ARMS):
-        parser.error(f"no arm is called {', '.join(strays)}; there are {', '.join(ARMS)}")
+        parser.error(f"unknown arm: {', '.join(strays)}; choose from {', '.join(ARMS)}")
     import torch
 
     torch.set_num_threads(chosen.threads)

@@ -1,13 +1,13 @@
-"""Do the intervals hold what they promise? Simulated coverage of every kind, beside other tools.
+"""How often do the 95 % intervals contain the truth? Simulated coverage, compared with other tools.
 
     .venv/bin/python benchmarks/coverage.py --out coverage.json      # some minutes
     .venv/bin/python benchmarks/coverage.py --quick                  # seconds; rough
 
 Scores with a known truth are drawn 4,000 times for 2 to 100 clusters: means, differences of two
-runs, leave-one-out gaps, means of suites and of parts, metrics over a whole batch, and what a
-generalist keeps of an expert's gain. Of each the table shows how often the 95 % interval holds the
-truth; scipy, inspect_ai and lm-eval see the same draws.
-Exit code 1 when a bound is broken (`bounds_of` below says which).
+runs, leave-one-out gaps, means of suites and of parts, metrics over a whole batch, and the share of
+an expert's gain that a generalist retains. The table shows how often each 95 % interval contains
+the truth; scipy, inspect_ai and lm-eval get the same draws.
+Exit code 1 if a bound is broken; `broken_bounds` lists the bounds.
 """
 
 from __future__ import annotations
@@ -55,36 +55,36 @@ MOST, WIDTH, EXCLUSION = 0.995, 1.15, 0.07
 SOULKIT = "soulkit"
 BLOCK = 200
 UNHELD = ("five texts about equally often",)
-"""A diversity near its maximum hardly changes when one text goes: the jackknife is too careful."""
+"""Diversity near its maximum: removing one text hardly changes it, so the jackknife is too wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One tool on one kind of data with so many clusters."""
+    """The result of one tool on one kind of data with `clusters` clusters."""
 
     part: str
     kind: str
     tool: str
     clusters: int
     coverage: float
-    """Share of the intervals that hold the truth."""
+    """Share of the intervals that contain the truth."""
     without: float
-    """Share of the simulations that have no interval."""
+    """Share of the simulations without an interval."""
     width: float
     """Median width."""
     exclusion: float | None = None
-    """Where the truth is zero: share of the intervals that leave it out."""
+    """If the truth is zero: share of the intervals that exclude zero."""
     events: float | None = None
-    """Failures or successes expected on the scale, whichever are fewer."""
+    """Expected number of failures or successes, whichever is smaller."""
     against: float | None = None
-    """Of scores on a scale that are not yes or no: width as a multiple of CR2-t's."""
+    """Width as a multiple of CR2-t's, for scores on a scale other than yes or no."""
     unheld: bool = False
-    """Shown, and not held to the bounds: the docs say why."""
+    """Exempt from the bounds; the docs say why."""
     warned: bool = False
-    """Most intervals say "few" because few clusters hold the failures or successes."""
+    """Most intervals are marked "few", because few clusters have failures or successes."""
     rare: bool = False
-    """Fewer than thirty answers are expected to change between two runs, or to be wrong in parts:
-    no upper bound of coverage."""
+    """Fewer than thirty answers are expected to change between two runs or to be wrong in parts, so
+    coverage has no upper bound."""
 
 
 Ends = Iterable[tuple[float | None, float | None]]
@@ -94,7 +94,7 @@ def line_of(
     part: str, kind: str, tool: str, clusters: int, truth: float, ends: Ends,
     *, events: float | None = None, against: float | None = None,
 ) -> Line:  # fmt: skip
-    """Count how often the truth lies within (specks of rounding allowed)."""
+    """Count how often the interval contains the truth, with a tolerance for rounding."""
     pairs = [(math.nan if low is None else low, math.nan if high is None else high)
              for low, high in ends]  # fmt: skip
     low, high = np.array(pairs, dtype=np.float64).T
@@ -109,7 +109,7 @@ def line_of(
     )  # fmt: skip
 
 
-# --- what is drawn and measured -------------------------------------------------------------------
+# --- simulations ----------------------------------------------------------------------------------
 
 
 def means(simulations: int, clusters: int, resamples: int) -> list[Line]:
@@ -197,7 +197,7 @@ def gaps(simulations: int, clusters: int, resamples: int) -> list[Line]:
 
 
 def _gap(drafts: made.Floats, refined: made.Floats) -> tuple[float | None, float | None]:
-    """Of rows × drafts in each cluster; NaN: not refined."""
+    """The gap over rows × drafts in each cluster; NaN marks drafts without a refined reply."""
     groups = [
         RewardGroup(row.tolist(), [None if math.isnan(r) else r for r in twins.tolist()], cluster)
         for cluster, (rows, others) in enumerate(zip(drafts, refined, strict=True))
@@ -207,8 +207,8 @@ def _gap(drafts: made.Floats, refined: made.Floats) -> tuple[float | None, float
 
 
 def retentions(simulations: int, clusters: int, resamples: int) -> list[Line]:
-    """What a generalist keeps of an expert's gain. Where that cannot be told from zero there is no
-    ratio; below ten clusters, and where the interval is too careful, it is shown and not held."""
+    """The share of an expert's gain that a generalist retains; no ratio if the gain may be zero.
+    Below ten clusters, or if the interval is too wide, the line is exempt from the bounds."""
     lines = []
     for number, (kind, (base, expert, generalist)) in enumerate(made.TRIPLES.items()):
         drawn = made.triple(_stream(7, number, clusters), simulations, clusters, kind)
@@ -231,7 +231,7 @@ def _retention(
 
 
 def suites(simulations: int, clusters: int, resamples: int) -> list[Line]:
-    """Every member has so many clusters (the second suite: once, twice, four times as many)."""
+    """Suites whose members have equally many clusters (second suite: 1, 2 and 4 times as many)."""
     lines = []
     members = {"five tasks": (0, 1, 2, 5, 6), "three tasks, one from −5 to 10": (1, 4, 7)}
     for number, (name, places) in enumerate(members.items()):
@@ -249,7 +249,7 @@ def suites(simulations: int, clusters: int, resamples: int) -> list[Line]:
 
 
 def _suite_differences(simulations: int, clusters: int) -> list[Line]:
-    """Of five tasks with so many rows each, one row a cluster."""
+    """Differences over five tasks, with one row per cluster."""
     lines = []
     kinds = {
         "difference of five tasks, B repairs 3%, breaks none": made.repairs(0.03),
@@ -269,8 +269,8 @@ def _suite_differences(simulations: int, clusters: int) -> list[Line]:
 
 
 def parts(simulations: int, clusters: int, resamples: int) -> list[Line]:
-    """A headline over parts: of other rows (the last part has so many, the two others twice as
-    many), and of the same rows, whose parts go together."""
+    """A headline over parts: of different rows (twice as many in the first two as in the last), and
+    correlated parts of the same rows."""
     lines = []
     for number, share in enumerate((0.99, 0.98, 0.5)):
         rng = _stream(9, number, clusters)
@@ -297,15 +297,15 @@ def parts(simulations: int, clusters: int, resamples: int) -> list[Line]:
 def _together(
     rng: np.random.Generator, simulations: int, rows: int, shares: Sequence[float]
 ) -> made.Floats:
-    """Simulation × row × part: right where a draw of the row, half of the time the row's own draw
-    for all parts, lies below the part's share."""
+    """Simulation × row × part: right if a random number is below the part's share. Half of the time
+    all parts of a row use the same number."""
     of_row, alone = rng.random((simulations, rows, 1)), rng.random((simulations, rows, len(shares)))
     draws = np.where(rng.random((simulations, rows, 1)) < 0.5, of_row, alone)
     return (draws < np.array(shares)).astype(float)
 
 
 def _of_rows(values: made.Floats) -> Estimate:
-    """The mean of a part, as a number over the batch has it: one row a cluster."""
+    """The mean of a part, computed as a batch metric with one row per cluster."""
     total, n = float(values.sum()), len(values)
 
     def statistic(chosen: Sequence[int]) -> float:
@@ -318,7 +318,7 @@ def _of_rows(values: made.Floats) -> Estimate:
 
 
 def _of_same_rows(table: made.Floats) -> Estimate:
-    """The mean of parts (columns) over the same rows."""
+    """The mean over parts (columns) of the same rows."""
     columns = [table[:, k] for k in range(table.shape[1])]
     of_parts = [_of_rows(column) for column in columns]
     constant = [part for part, c in zip(of_parts, columns, strict=True) if np.ptp(c) == 0]
@@ -343,7 +343,7 @@ def batches(simulations: int, clusters: int, resamples: int) -> list[Line]:
 
 
 def _diversities(simulations: int, clusters: int) -> list[Line]:
-    """Mean distance of pairs of texts: shares of equal ones, and 1 − Jaccard of their words."""
+    """Mean distance of pairs of texts: by equality, and by 1 − Jaccard of their words."""
     drawn = {
         name: (1 - float((shares**2).sum()), partial(made.labels, shares=shares))
         for name, shares in made.LABELS.items()
@@ -373,13 +373,13 @@ def _f1(table: made.Floats) -> Callable[[Sequence[int]], float | None]:
 
 
 def _blocks(simulations: int) -> Iterator[int]:
-    """Sizes of the parts in which square tables are drawn, so that they need no gigabytes."""
+    """Block sizes for drawing square tables, to limit memory."""
     for start in range(0, simulations, BLOCK):
         yield min(BLOCK, simulations - start)
 
 
 def _diversity(distances: made.Floats) -> Callable[[Sequence[int]], float | None]:
-    """Mean distance of the pairs of chosen clusters."""
+    """Mean distance over pairs of the chosen clusters."""
 
     def statistic(chosen: Sequence[int]) -> float | None:
         n, times = len(chosen), np.bincount(chosen, minlength=len(distances))
@@ -398,18 +398,17 @@ PARTS: dict[str, Callable[[int, int, int], list[Line]]] = {
 }  # fmt: skip
 
 
-# --- what is asked of it --------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 def broken_bounds(line: Line) -> list[str]:
-    """The bounds that a line of soulkit's breaks.
+    """The bounds that a line of soulkit breaks.
 
-    From five clusters on coverage is at least 0.93, or 0.91 where fewer than thirty failures or
-    successes are expected ("few events"), or 0.85 where most intervals say that few clusters hold
-    them. From ten on it is at most 0.995, unless fewer than thirty answers are expected to change
-    between two runs, or to be wrong in parts. Equal models differ in at most 7 % of the
-    comparisons. Intervals of scores that are not yes or no are at the median at most 1.15 times as
-    wide as CR2-t's.
+    From five clusters on, coverage is at least 0.93; 0.91 with fewer than thirty expected failures
+    or successes ("few events"); 0.85 if most intervals are marked because few clusters have any.
+    From ten on it is at most 0.995, unless fewer than thirty answers are expected to change between
+    two runs or to be wrong in parts. Equal models differ in at most 7 % of the comparisons. The
+    median width for scores other than yes or no is at most 1.15 times that of CR2-t.
     """
     few = line.events is not None and line.events < FEW_EVENTS
     least = LEAST_FEW_CLUSTERS if line.warned else LEAST_FEW_EVENTS if few else LEAST
@@ -421,18 +420,18 @@ def broken_bounds(line: Line) -> list[str]:
     if line.clusters >= 10 and line.coverage > MOST and not line.rare:
         broken.append(f"covers {line.coverage:.4f}, more than {MOST}")
     if line.clusters >= 5 and line.exclusion is not None and line.exclusion > EXCLUSION:
-        broken.append(f"leaves zero out in {line.exclusion:.3f}, more than {EXCLUSION}")
+        broken.append(f"excludes zero in {line.exclusion:.3f}, more than {EXCLUSION}")
     if line.against is not None and line.against > WIDTH:
         broken.append(f"{line.against:.2f} times as wide as CR2-t, more than {WIDTH}")
     where = f"{line.part}, {line.kind}, {line.clusters} clusters"
     return [] if line.unheld else [f"{where}: {words}" for words in broken]
 
 
-# --- showing --------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """Markdown: coverage by kind and clusters; then the lowest of each tool over all kinds."""
+    """Markdown: coverage by kind and number of clusters, and the lowest of each tool."""
     parts = []
     for part in dict.fromkeys(line.part for line in lines):
         own = [line for line in lines if line.part == part and line.tool == SOULKIT]
@@ -474,10 +473,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--simulations", type=int, default=SIMULATIONS)
     parser.add_argument(
-        "--part", choices=list(PARTS), action="append", help="only this; repeatable"
+        "--part", choices=list(PARTS), action="append", help="run only this part; repeatable"
     )
-    parser.add_argument("--out", type=Path, help="all lines as JSON")
-    parser.add_argument("--quick", action="store_true", help="few and rough; bounds not held to")
+    parser.add_argument("--out", type=Path, help="write all lines to this file as JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="few simulations, without checking bounds"
+    )
     chosen = parser.parse_args()
     simulations = 60 if chosen.quick else chosen.simulations
     counts = (2, 5, 20) if chosen.quick else CLUSTERS
@@ -487,8 +488,8 @@ def main() -> int:
             lines += PARTS[part](simulations, clusters, 99 if chosen.quick else peers.RESAMPLES)
         print(f"{part}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     print(tables(lines))
-    print("* fewer than thirty failures or successes expected; § few clusters hold them; ‡ fewer "
-          "than thirty changed answers expected; † not held to the bounds\n")  # fmt: skip
+    print("* fewer than thirty failures or successes expected; § few clusters have any; ‡ fewer "
+          "than thirty changed answers expected; † exempt from the bounds\n")  # fmt: skip
     print(f"{simulations:,} simulations; soulkit {__version__}, scipy {scipy.__version__}, "
           f"numpy {np.__version__}, Python {platform.python_version()}")  # fmt: skip
     if chosen.out:

@@ -1,20 +1,19 @@
-"""Three experts, one generalist: what rejection sampling keeps of them, and on-policy teachers.
+"""How much of three experts does one generalist retain? Rejection sampling and on-policy teachers.
 
-One tiny model with one vocabulary is warmed up by lessons on three tasks: plain stories of `tomi`,
-`secret_keeper` in a plain world (a dialogue with a scripted visitor, over HTTP on this machine) and
-`examples/cast_of_people`. It is far from good, and follows feedback on two of them (in the dialogue
-it hardly does). Ditto makes an expert of it for each task, and `soul distill` one generalist of the
-experts by two roads with equally many samples: rejection sampling with SFT, and on-policy
-distillation with every expert as the teacher of its task. Everything is measured greedily on
-held-out rows. Of people, the combinations of cues are new. Stories have the wording of training
-stories, with other names, places and things; conversations are about facts and secrets that
+One tiny model is warmed up with lessons on three tasks: plain stories of `tomi`, `secret_keeper`
+with a single value per topic (a dialogue with a scripted visitor over local HTTP) and
+`examples/cast_of_people`. It is far from good and follows feedback on two of them (hardly in the
+dialogue). Ditto trains an expert for each task. `soul distill` then makes a generalist in two ways
+with equally many samples: rejection sampling with SFT, and on-policy distillation with each expert
+as the teacher of its task. All measurements are greedy on held-out rows: new combinations of cues;
+stories in the wording of training with other names, places and things; facts and secrets that
 training showed under other names.
 
     .venv/bin/python benchmarks/distill.py --out runs/distill_benchmark
     .venv/bin/python benchmarks/distill.py --report runs/distill_benchmark
 
-Every stage is an ordinary run folder: the first command takes up what was stopped, and the second
-prints whatever is finished. `--quick` takes two tasks in the small sizes of the test.
+Every stage is an ordinary run folder: the first command resumes unfinished stages, the second
+reports the finished ones. `--quick` runs two tasks in the small sizes of the test.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ EXPERT: dict[str, Any] = {
     "keep_last": 1, "coach": "terse",
 }  # fmt: skip
 LONGEST = 12
-"""Tokens of a reply at most, on any of the tasks."""
+"""Maximum tokens of a reply on any task."""
 OPTION = {"option": {"max_turns": "5"}}
-"""The visitor leaves after five turns."""
+"""The visitor leaves after this many turns."""
 BY_TASK: dict[str, dict[str, Any]] = {
     STORIES: {"prompts_per_step": 64, "mini_batch_prompts": 16},
     KEEPER: {"prompts_per_step": 16, "mini_batch_prompts": 4, "lr": 2e-3, **OPTION},
@@ -75,15 +74,15 @@ DISTILLED: dict[str, Any] = {
     **OPTION, "exclude_overlap": True,
 }  # fmt: skip
 BY_ROAD: dict[str, dict[str, Any]] = {"sft": {}, "opd": {"lr": 4e-4}}
-"""At the other's rate teachers of whole distributions leave drafts unsteady, and those of sampled
-tokens alone take the base apart."""
+"""Lower than for rejection sampling: at that rate, teachers of whole distributions make drafts
+unstable, and teachers of sampled tokens destroy the base model."""
 ROADS = ("sft", "opd")
 LABELS = {"sft": "rejection sampling", "opd": "on-policy teachers"}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Numbers of steps, rows and samples."""
 
     warmup: int = 400
     batch: int = 48
@@ -92,21 +91,21 @@ class Size:
     )  # fmt: skip
     """Task → steps of Ditto."""
     values: int = 6
-    """Of a cue in the cast of people."""
+    """Values per cue in the cast of people."""
     unseen: float = 0.125
     """Share of the combinations of cues that are held out from training."""
     made: int = 2500
-    """Rows of each task for the warm-up, and to train experts on."""
+    """Rows per task for the warm-up and for training experts."""
     stories: tuple[int, int] = (9000, 2100)
-    """Made to choose balanced ones from: to learn from, and to measure."""
+    """Rows generated per split (training, evaluation), from which a balanced set is chosen."""
     prompts: int = 384
-    """Training rows of each task that experts are sampled on, or read."""
+    """Training rows per task for sampling experts, or for on-policy distillation."""
     measured: int = 540
     samples: int = 4
-    """Of each of these rows."""
+    """Number of samples per row."""
     epochs: float = 5.0
     few: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → what its expert's training has less of."""
+    """Task → settings in which the training of its expert is smaller."""
 
 
 QUICK = Size(
@@ -118,13 +117,13 @@ QUICK = Size(
 
 @dataclass(frozen=True)
 class World:
-    """One seed: its rows, its warmed-up base, its experts and what is made of them."""
+    """One seed: its rows, warmed-up base, experts and generalists."""
 
     out: Path
     seed: int
     size: Size
     partner: str
-    """The visitor's address as a player."""
+    """The visitor's address as a player of `soul`."""
 
     @property
     def tasks_file(self) -> Path:
@@ -134,12 +133,12 @@ class World:
         return self.out / "rows" / split / f"{task}.jsonl"
 
     def run(self, reporter: Reporter, roads: Sequence[str] = ROADS) -> None:
-        """All stages; each is skipped or resumed where its run folder says so."""
+        """Run all stages; finished stages are skipped and unfinished ones resumed."""
         self.write_rows()
         reporter.note("warming up the base")
         self.warm_up()
         for task in self.size.experts:
-            reporter.note(f"making the expert of {task}")
+            reporter.note(f"training the expert for {task}")
             self.make_expert(task)
         for road in roads:
             reporter.note(f"distilling by {LABELS[road]}")
@@ -148,7 +147,7 @@ class World:
     # -- rows --------------------------------------------------------------------------------------
 
     def write_rows(self) -> None:
-        """Tasks and rows of all splits, unless they are there."""
+        """Write the task file and the rows of all splits, unless they exist."""
         if self.tasks_file.exists():
             return
         aside = self.out / "tasks.new"
@@ -173,7 +172,7 @@ class World:
         return 3 * self.seed + part
 
     def _write_people(self, tasks_file: Path) -> None:
-        """Lessons, people to learn from, and people of all names with other combinations."""
+        """Write lessons, training people, and test people with other combinations of cues."""
         task = load_registry(tasks_file).task(CAST)
         world = {"values": str(self.size.values), "world": str(self.seed)}
 
@@ -196,7 +195,7 @@ class World:
     # -- stages ------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """All of the vocabulary, and how to follow feedback on each of the tasks."""
+        """Teach the base the whole vocabulary and how to follow feedback on each task."""
         files = {LESSONS: self.rows(LESSONS, "lessons"), CAST: self.rows(CAST, "lessons")}
         if STORIES in self.size.experts:
             files[STORIES] = self.rows(STORIES, "train")
@@ -223,7 +222,7 @@ class World:
         return {"max_tokens": LONGEST, "partner": self.partner}
 
     def distill(self, road: str, reporter: Reporter) -> None:
-        """One road, whole: base and experts are measured for each."""
+        """Distil with one method; this also measures the base and the experts."""
         config = DistillConfig.model_validate({
             **DISTILLED, **BY_ROAD[road], **self._played(), "by": road,
             "experts": str(self.out / "experts"),
@@ -238,7 +237,7 @@ class World:
 
 
 class Printer(Reporter):
-    """Prints the remarks, and no steps."""
+    """Prints notes but no progress steps."""
 
     def note(self, line: str) -> None:
         print(line, flush=True)
@@ -246,8 +245,8 @@ class Printer(Reporter):
 
 @contextmanager
 def visitor(out: Path) -> Iterator[str]:
-    """The scripted visitor behind HTTP, at the address of an earlier start: it is in the runs'
-    settings."""
+    """The scripted visitor behind HTTP. A restart reuses its address, because the settings of the
+    runs contain it."""
     file = out / "port.json"
     port = json.loads(file.read_text(encoding="utf-8"))["port"] if file.exists() else 0
     server = make_server(visitor_line, "visitor", port=port)
@@ -260,11 +259,11 @@ def visitor(out: Path) -> Iterator[str]:
         server.server_close()
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def report(out: Path) -> str:
-    """Markdown of the roads that are finished in `out`."""
+    """Markdown report of the finished distillations in `out`."""
     lines: list[str] = []
     for road in ROADS:
         if not (out / road / "summary.json").exists():
@@ -281,7 +280,7 @@ def report(out: Path) -> str:
 
 
 def table(result: Distillation) -> list[str]:
-    """A line a task and one for their mean, as `soul distill` prints them."""
+    """A row per task and one for the mean, as `soul distill` prints them."""
     rows = [row_of(one) for one in result.tasks]
     rows += [macro_row(result)] if len(rows) > 1 else []
     head = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
@@ -289,7 +288,7 @@ def table(result: Distillation) -> list[str]:
 
 
 def costs(folder: Path, road: str) -> tuple[int, float]:
-    """Samples of the experts (or of the student), and seconds of sampling and training."""
+    """Number of samples from the experts (or the student), and seconds of sampling and training."""
     seconds = _seconds(folder / "generalist")
     if road == "opd":
         lines = read_jsonl(folder / "generalist" / "metrics.jsonl")
@@ -308,9 +307,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/distill_benchmark"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="the sizes of the test")
-    parser.add_argument("--experts-only", action="store_true", help="stop before distilling")
-    parser.add_argument("--report", type=Path, metavar="OUT", help="only print what is finished")
+    parser.add_argument("--quick", action="store_true", help="use the small sizes of the test")
+    parser.add_argument("--experts-only", action="store_true", help="stop before the distillation")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="only report finished runs")
     chosen = parser.parse_args()
     if chosen.report is not None:
         print(report(chosen.report))

@@ -1,11 +1,11 @@
 """Does verbal feedback teach faster than a scalar? Ditto against GRPO on held-out stories.
 
-Every seed warms up a tiny model of its own (as `soul demo` does) and trains it in four arms: Ditto
+Every seed warms up its own tiny model (as `soul demo` does) and trains it in four arms: Ditto
 (G = 8: 8 drafts and up to 8 refined), GRPO with as many drafts (G = 8), GRPO with as many samples
-(G = 16), and Ditto with shuffled feedback. Greedy accuracy on dev rows, two questions of belief to
-one of fact, is measured every few steps, against steps, sampled tokens and seconds; the point
-before training is of the held-out rows, which hold the same mixture. Differences to Ditto are
-paired by seed.
+(G = 16), and Ditto with shuffled feedback. Greedy accuracy on dev rows (two belief questions per
+fact question) is measured every few steps, over steps, sampled tokens and seconds; the point before
+training is measured on held-out rows with the same mixture. Differences to Ditto are paired by
+seed.
 
     .venv/bin/python benchmarks/ditto_vs_grpo.py --seeds 5 --out runs/ditto_vs_grpo
 """
@@ -51,7 +51,7 @@ class Point:
 
 
 def curve(run: Path) -> list[Point]:
-    """Accuracy against the costs up to it, from the run's metrics."""
+    """Accuracy and cumulative costs at every measurement, from the run's metrics."""
     points, tokens, seconds = [], 0, 0.0
     for line in read_jsonl(run / "metrics.jsonl"):
         if "eval/tomi" in line:
@@ -63,7 +63,7 @@ def curve(run: Path) -> list[Point]:
 
 
 def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Point]]:
-    """Warm up once, then train every arm from the same weights; finished runs are not repeated."""
+    """Warm up once, then train every arm from the same weights; finished runs are skipped."""
     demo = Demo(out / f"seed{seed}", seed, steps)
     demo.write_rows()
     train(demo.config(WARMUP), demo.out / "warmup")
@@ -82,14 +82,14 @@ def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Poi
 
 
 def area(points: Sequence[Point], axis: str) -> float:
-    """Mean height of the accuracy curve over the axis."""
+    """Mean of the accuracy curve over an axis (area divided by its length)."""
     value = auc([getattr(p, axis) for p in points], [p.accuracy for p in points])
     assert value is not None
     return value
 
 
 def over_seeds(values: Sequence[float], scale: Interval | None = None) -> list[float | None]:
-    """Mean over seeds with the ends of its 95 % interval."""
+    """Mean over seeds and the bounds of its 95 % interval."""
     mean = estimate(values, range(len(values)), scale=scale)
     return [mean.mean, mean.ci_low, mean.ci_high]
 
@@ -104,7 +104,7 @@ def score(points: Sequence[Point]) -> dict[str, float]:
 
 
 def table(results: Sequence[Mapping[str, Sequence[Point]]]) -> Table:
-    """Final accuracy and area per arm, with paired differences to the first arm."""
+    """Final accuracy and area of each arm, with paired differences to the first arm."""
     first = next(iter(ARMS))
     shown = Table(title=f"{len(results)} seeds, mean [95 % CI]; differences: {first} minus arm")
     for heading in ("arm", "final", "difference", "area (steps)", "difference", "tokens", "s"):
@@ -128,7 +128,7 @@ def _with_ci(*ends: float | None, sign: bool = False) -> str:
 
 
 def figure(results: Sequence[Mapping[str, Sequence[Point]]], path: Path) -> None:
-    """Mean accuracy with a 95 % band over seeds, against each axis."""
+    """Draw mean accuracy with a 95 % band over seeds, one panel per axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -169,8 +169,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     if chosen.seeds < 2:
-        parser.error("an interval over seeds needs at least two of them")
-    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # every run reads it when it starts
+        parser.error("use at least two seeds: an interval over seeds needs two")
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # every run reads it at its start
     seeds = itertools.islice(itertools.count(chosen.first_seed), chosen.seeds)
     results = [run_seed(seed, chosen.out, chosen.steps, chosen.every) for seed in seeds]
     Console(width=160).print(table(results))

@@ -1,36 +1,34 @@
-"""How long does an evaluation take besides the model? soulkit beside inspect_ai and lm-eval.
+"""How much time does an evaluation add to the model's? soulkit, inspect_ai and lm-eval compared.
 
     .venv/bin/python benchmarks/eval_overhead.py --json overhead.json \
         --inspect-python X/bin/python --lm-eval-python Y/bin/python
 
-makes X and Y, Pythons with the two harnesses, first (without them only soulkit is measured):
+First create X and Y, Pythons with the two harnesses (without them only soulkit is measured):
 
     python -m venv X && X/bin/pip install inspect_ai==0.3.285 openai==3.52.0
     python -m venv Y && Y/bin/pip install "lm_eval[api]==0.4.13"
 
-A server on this machine's loopback, a process of its own, answers every chat request after 50 ms,
-however many there are at once. Each contender asks it the same 2,000 made ToMi questions, 64 at a
-time, greedy, and scores the answers:
+A local server in its own process answers every chat request after 50 ms, however many arrive at
+once. Each contender sends it the same 2,000 generated ToMi questions, 64 at a time, greedy, and
+scores the answers:
 
-* the bare openai SDK: pooled connections, 64 workers, nothing parsed, scored or kept;
-* soulkit: `soul eval api` as it comes, with its ledger and a record on disk for each episode;
-* inspect_ai and lm-evaluation-harness: their command lines with a task file of a few lines, their
-  samples logged.
+* the bare openai SDK: pooled connections, 64 workers, no parsing, scoring or recording;
+* soulkit: `soul eval api` with default settings (a ledger, and a record on disk per episode);
+* inspect_ai and lm-evaluation-harness: their command lines with a short task file, samples logged.
 
-Every run is a fresh process, and contenders take turns. A time is the median wall clock from the
-start of the process to its end, so it holds the start-up; the server's log splits it into before
-the first request, asking, and after the last reply. "Own" time per episode is what a run takes
-longer than the bare SDK, divided by the episodes: both wait for the model equally, and the SDK's
-own start and work cancel out. Memory grown is the highest resident set from the 200th reply on,
-less that at the 200th. Accuracies must agree, or the contenders did not do the same.
+Every run is a new process, and contenders take turns. The time is the median wall-clock time from
+start to end of the process, including start-up; the server's log splits it into before the first
+request, asking, and after the last reply. "Own" time per episode is the difference to the bare SDK,
+divided by the episodes: both wait equally long for the model. Memory growth is the peak resident
+set after the 200th reply minus that at the 200th. Accuracies must agree; otherwise the contenders
+did different work.
 
-All but the bare SDK also write to the disk, which others may keep busy: what it takes to keep one
-more record there, before and after, is printed as well.
+All contenders except the bare SDK write to the disk, which other programs may keep busy, so the
+script also prints the time to write one record, before and after. The last line loads 100,000 rows
+from a file and renders their prompts, including the start of the interpreter.
 
-The last line reads 100,000 rows of a file and renders their prompts, interpreter included.
-
-Numbers mean something on a machine that does nothing else: client and server need a core each.
-`--episodes 200 --rows 1000 --repeats 1` shortens everything, to try the script.
+Run it on an idle machine; client and server need a core each. For a quick trial:
+`--episodes 200 --rows 1000 --repeats 1`.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ HEADINGS = ("", "runs", "whole s", "least – most", "start s", "asking s", "end
 
 
 def contenders(chosen: argparse.Namespace, files: Path, url: str) -> list[Contender]:
-    """The bare SDK first: the others are compared to it."""
+    """All contenders; the bare SDK comes first because the others are compared with it."""
     lanes = [bare(files, url, chosen.concurrency), soulkit(files, url, chosen.concurrency)]
     if chosen.inspect_python:
         lanes.append(inspect_ai(chosen.inspect_python, files, url, chosen.concurrency))
@@ -81,7 +79,7 @@ def contenders(chosen: argparse.Namespace, files: Path, url: str) -> list[Conten
 def take_turns(
     lanes: Sequence[Contender], chosen: argparse.Namespace, folder: Path, seen: Seen
 ) -> dict[str, list[Sample]]:
-    """Everybody once, then everybody again: a neighbour's burst does not hit one of them alone."""
+    """Run all contenders in turn, several times, so that other load does not hit only one."""
     samples: dict[str, list[Sample]] = {lane.name: [] for lane in lanes}
     for turn in range(chosen.repeats):
         for number, lane in enumerate(lanes):
@@ -92,7 +90,7 @@ def take_turns(
 
 
 def line(name: str, samples: Sequence[Sample], bare_s: float, episodes: int) -> Json:
-    """The medians of a contender; memory is the most of any run."""
+    """The medians of a contender; memory is the maximum over its runs."""
     parts = ("seconds", "before", "asking", "after", "cpu")
     times = {part: statistics.median(getattr(s, part) for s in samples) for part in parts}
     seconds, scores = sorted(s.seconds for s in samples), {s.accuracy for s in samples}
@@ -109,7 +107,7 @@ def line(name: str, samples: Sequence[Sample], bare_s: float, episodes: int) -> 
 
 
 def loading(context: Any, path: Path, rows: int) -> Json:
-    """Seconds of a process that reads the rows and renders their prompts."""
+    """Seconds of a process that loads the rows and renders their prompts."""
     count, start = context.Value("q", 0), time.monotonic()
     process = context.Process(target=load_many, args=(str(path), count))
     process.start()
@@ -121,7 +119,7 @@ def loading(context: Any, path: Path, rows: int) -> Json:
 
 
 def judge(lines: Sequence[Json], loaded: Json) -> None:
-    """Notes beside the measurements which aims they meet."""
+    """Add to each measurement which aims it meets."""
     ours = lines[1]
     ours["verdicts"] = [
         _verdict("whole", ours["seconds"], 6.0, "s"),
@@ -184,14 +182,22 @@ def _cells(row: Json) -> Iterator[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--inspect-python", help="a Python with inspect_ai; without it, not run")
-    parser.add_argument("--lm-eval-python", help="a Python with lm_eval; without it, not run")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument(
+        "--inspect-python", help="a Python with inspect_ai; without it inspect_ai is skipped"
+    )
+    parser.add_argument(
+        "--lm-eval-python", help="a Python with lm_eval; without it lm_eval is skipped"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--latency", type=float, default=0.05, help="seconds before each reply")
-    parser.add_argument("--rows", type=int, default=100_000, help="rows to load and render")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of every contender")
+    parser.add_argument(
+        "--latency", type=float, default=0.05, help="delay of each reply in seconds"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="number of rows to load and render"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs per contender")
     return parser.parse_args()
 
 
@@ -206,7 +212,7 @@ def versions(chosen: argparse.Namespace) -> Json:
 
 
 def measured(chosen: argparse.Namespace, folder: Path) -> Json:
-    """Everything, as `--json` writes it."""
+    """All results, in the form that `--json` writes."""
     context = multiprocessing.get_context("spawn")
     report: Json = {"machine": machine(), "versions": versions(chosen), "settings": {
         "episodes": chosen.episodes, "concurrency": chosen.concurrency,
@@ -215,7 +221,7 @@ def measured(chosen: argparse.Namespace, folder: Path) -> Json:
     making.start()
     making.join()
     if making.exitcode:
-        raise SystemExit("the rows could not be made")
+        raise SystemExit("the rows could not be generated")
     report["sync_ms"] = [sync_ms(folder)]
     seen = Seen(context)
     server, url = started(context, chosen.latency, seen)
@@ -236,12 +242,12 @@ def main() -> int:
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(report, indent=1))
     before, after = report["sync_ms"]
-    disk = f"a record is on the disk after {before:.2f} ms, {after:.2f} ms at the end"
+    disk = f"writing a record to the disk takes {before:.2f} ms, {after:.2f} ms at the end"
     console.print(f"{report['machine']}; {disk}", highlight=False)
     console.print(", ".join(f"{k} {v}" for k, v in report["versions"].items()), highlight=False)
     for option, name in (("inspect_python", "inspect_ai"), ("lm_eval_python", "lm_eval")):
         if getattr(chosen, option) is None:
-            console.print(f"{name}: not run (name its Python with --{option.replace('_', '-')})")
+            console.print(f"{name}: skipped (pass its Python with --{option.replace('_', '-')})")
     console.print(table(report))
     rows = [*report["contenders"], report["loading"]]
     return int(not all(verdict["passed"] for row in rows for verdict in row["verdicts"]))

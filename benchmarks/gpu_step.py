@@ -1,22 +1,22 @@
 """One training step of an 8B model on one GPU: seconds, utilisation, memory.
 
-The model has the shape of Qwen3-8B and random bfloat16 weights made on the GPU (no file), with a
-LoRA adapter (r = 32, α = 64, all linear layers). A step is GRPO on one prompt of 8,192 tokens with
-16 responses of 256: 12,288 different tokens, 135,168 as padded rows. It goes through
+The model has the shape of Qwen3-8B and random bfloat16 weights created on the GPU, with a LoRA
+adapter (r = 32, α = 64, all linear layers). A step is GRPO on one prompt of 8,192 tokens with 16
+responses of 256: 12,288 unique tokens, 135,168 as padded rows. It runs
 `soulkit.train.model.update`: packing, forward, loss, backward, clipping and AdamW are all timed.
 
-Utilisation is FLOPs over seconds over the measured rate of a bfloat16 matrix product (8192³).
-*Model* FLOPs are what the step cannot do without: 2 per weight and token forward, 2 for the
-gradient of the input (not below the first adapter), 6 per weight of an adapter, the head at the
-parents of trained tokens alone, and attention over exactly the pairs that see each other (4 per
-pair and channel forward, 8 backward). *Hardware* FLOPs add what is computed twice: layers under
-activation checkpointing, the head's chunks, and the scores in the backward pass of attention.
+Utilisation is FLOPs / seconds / the measured rate of a bfloat16 matrix product (8192³). *Model*
+FLOPs are the minimum that the step needs: 2 per weight and token forward, 2 for the gradient of the
+input (not below the first adapter), 6 per adapter weight, the head only where the next token is
+trained, and attention over exactly the visible pairs (4 per pair and channel forward, 8 backward).
+*Hardware* FLOPs also count recomputation: layers under activation checkpointing, the chunks of the
+head, and attention scores in the backward pass.
 
     python -m benchmarks.gpu_step --json out.json         # the table, about five minutes
     python -m benchmarks.gpu_step --only fused,compiled --profile
     python -m benchmarks.gpu_step --small                 # a tiny model on a CPU
 
-Where TRL can be imported its trainer takes the same update.
+If TRL is installed, its trainer runs the same update.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MODULES, COMPILE = fused_parts("modules"), fused_parts("compile")
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: the shapes of a model and of a step."""
+    """The shapes of the model and of the step."""
 
     model: dict[str, int]
     prompt: int
@@ -64,7 +64,7 @@ class Case:
     device: str
     dtype: str
     matrix: int
-    """Side of the matrices whose product gives the rate."""
+    """Side of the square matrices whose product measures the rate."""
 
 
 LARGE = Case(
@@ -87,17 +87,17 @@ SMALL = Case(
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to take the same step."""
+    """One way to compute the same step."""
 
     name: str
     fused: tuple[FusedPart, ...] = ()
     checkpointing: bool = False
     rows: int | None = None
-    """Sequences of a micro-batch of padded rows; None: packed."""
+    """Sequences per micro-batch of padded rows; None: packed."""
     flex_mode: str | None = None
     """torch.compile's mode for the attention kernel."""
     trl: bool = False
-    """The update is TRL's, in micro-batches of `rows`."""
+    """Use TRL's update, in micro-batches of `rows`."""
 
 
 VARIANTS = (
@@ -114,10 +114,10 @@ VARIANTS = (
     Variant("rows1+plain+checkpointing", (), checkpointing=True, rows=1),
     Variant("fused+autotune", MODULES, flex_mode="max-autotune-no-cudagraphs"),
 )
-"""Those that answer most come first: time may run out."""
+"""The most informative variants come first, because time may run out."""
 
 ENOUGH = 12.0
-"""Seconds after which a slow step is not timed again."""
+"""A step that takes more seconds is timed only once."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +130,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Measured:
-    """One line of the table; `seconds` are the median of the timed steps."""
+    """One row of the table; `seconds` is the median of the timed steps."""
 
     name: str
     seconds: float
     spread: float
     """Slowest minus fastest timed step, in seconds."""
     planning: float
-    """Seconds of the step in which packs are made, on the CPU."""
+    """Seconds of the step that the CPU spends on packing."""
     first: float
-    """Seconds of the first step, compilation included."""
+    """Seconds of the first step, including compilation."""
     passes: int
     computed: int
-    """Tokens that the model computed, padding included."""
+    """Tokens that the model processed, including padding."""
     unique: int
     mfu: float
     hfu: float
@@ -165,7 +165,7 @@ def build_policy(case: Case, variant: Variant) -> tuple[Policy, dict[str, int]]:
         packing="auto" if variant.rows is None else "off",
         attention="flex" if case.device == "cuda" else "sdpa",
         activation_checkpointing=variant.checkpointing and not variant.trl,
-        fused="off",  # below, to count the modules
+        fused="off",  # counted below
     )
     return policy, fuse(policy.decoder, variant.fused)
 
@@ -204,7 +204,7 @@ def with_adapter(model: Any, r: int) -> Any:
 
 
 def group_of(case: Case) -> list[TrainSequence]:
-    """The responses to one prompt, with random rewards."""
+    """The sequences of all responses to one prompt, with random rewards."""
     rng = random.Random(0)
     words = case.model["vocab_size"]
     prompt = [rng.randrange(words) for _ in range(case.prompt)]
@@ -221,7 +221,7 @@ def group_of(case: Case) -> list[TrainSequence]:
 
 
 class Step:
-    """The same update again and again, from sequences to moved weights."""
+    """One update, from sequences to new weights; call it repeatedly."""
 
     def __init__(self, case: Case, variant: Variant) -> None:
         self.policy, self.fused = build_policy(case, variant)
@@ -260,7 +260,7 @@ class Step:
 
 
 def work_of(step: Step, variant: Variant) -> Work:
-    """FLOPs of one step, by the definition at the top."""
+    """FLOPs of one step, as defined in the module docstring."""
     total = [work_of_pack(step.policy, pack, variant.checkpointing) for pack in step.packs()]
     return Work(sum(w.model for w in total), sum(w.hardware for w in total))
 
@@ -277,12 +277,12 @@ def work_of_pack(policy: Policy, pack: Pack, checkpointing: bool) -> Work:
     backward = 2 * tokens * above + 2 * lora - 2 * tokens * low + 2 * attention
     model = forward + backward + 2 * head
     again = forward if checkpointing else 0
-    # Chunks of the head are computed again too, and flash attention its scores, in every case.
+    # The chunks of the head and the scores of flash attention are always recomputed.
     return Work(model, model + again + head + attention / 2)
 
 
 def tokens_and_pairs(pack: Pack) -> tuple[int, int]:
-    """Positions that hold a token, and (query, key) pairs that see each other without a window."""
+    """Number of positions with a token, and of visible (query, key) pairs without a window."""
     if pack.trie is not None:
         return len(pack.trie), int((pack.trie.depth + 1).sum())
     lengths = [len(span.ids) for span in pack.rows]
@@ -290,8 +290,8 @@ def tokens_and_pairs(pack: Pack) -> tuple[int, int]:
 
 
 def sizes(policy: Policy) -> tuple[int, int, int, int]:
-    """Weights of the layers' matrices; those whose input needs a gradient; of the adapter; and of
-    its A factors whose input needs none."""
+    """Numbers of weights: in the layers' matrices, in those whose input needs a gradient, in the
+    adapter, and in the A factors whose input needs no gradient."""
     weights = above = adapter = low = 0
     first = policy.decoder.layers[0].self_attn
     lowest = {id(p) for m in (first.q_proj, first.k_proj, first.v_proj) for p in m.parameters()}
@@ -310,7 +310,7 @@ def sizes(policy: Policy) -> tuple[int, int, int, int]:
 
 
 def matrix_rate(case: Case, repeats: int = 20) -> float:
-    """FLOPs per second of a product of two random square matrices; median."""
+    """Median FLOPs per second of a product of two random square matrices."""
     shape = (case.matrix, case.matrix)
     a, b = (torch.randn(shape, device=case.device, dtype=getattr(torch, case.dtype)) for _ in "ab")
     for _ in range(5):
@@ -320,7 +320,7 @@ def matrix_rate(case: Case, repeats: int = 20) -> float:
 
 
 def timed(call: Callable[[], Any], device: str) -> float:
-    """Seconds until the device has finished."""
+    """Seconds of `work`, including the time until the device has finished."""
     wait(device)
     start = time.perf_counter()
     call()
@@ -334,7 +334,7 @@ def wait(device: str) -> None:
 
 
 def measure(case: Case, variant: Variant, rate: float, repeats: int, profile: bool) -> Measured:
-    """OutOfMemoryError where the variant does not fit."""
+    """Measure one variant; OutOfMemoryError if it does not fit."""
     with flex_compiled_as(variant.flex_mode):
         step = Step(case, variant)
         if case.device == "cuda":
@@ -358,7 +358,7 @@ def measure(case: Case, variant: Variant, rate: float, repeats: int, profile: bo
 
 @contextmanager
 def flex_compiled_as(mode: str | None) -> Iterator[None]:
-    """Within it FlexAttention is compiled anew in torch.compile's `mode`."""
+    """Context in which FlexAttention is recompiled with torch.compile's `mode`."""
     from torch.nn.attention.flex_attention import flex_attention
 
     from soulkit.train.model import attention
@@ -377,7 +377,7 @@ def flex_compiled_as(mode: str | None) -> Iterator[None]:
 
 
 def print_profile(step: Step, device: str) -> None:
-    """The operations that take most of one step."""
+    """Print the operations that take most of the time of a step."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -402,14 +402,14 @@ def chosen(only: str | None, case: Case) -> list[Variant]:
     by_name = {variant.name: variant for variant in VARIANTS}
     unknown = [name for name in only.split(",") if name not in by_name]
     if unknown:
-        raise SystemExit(f"No variant {', '.join(unknown)}; there are: {', '.join(by_name)}.")
+        raise SystemExit(f"unknown variant: {', '.join(unknown)}; choose from {', '.join(by_name)}")
     return [by_name[name] for name in only.split(",")]
 
 
 def run_all(
     case: Case, variants: Sequence[Variant], rate: float, arguments: argparse.Namespace
 ) -> tuple[list[Measured], dict[str, str]]:
-    """What was measured, and why the others were not; stops beginning new ones after the limit."""
+    """The measured variants and why others failed; starts no variant after the time limit."""
     started = time.monotonic()
     measurements: list[Measured] = []
     without: dict[str, str] = {}
@@ -447,12 +447,14 @@ def table_of(measurements: Sequence[Measured], without: dict[str, str], rate: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--only", help="variants, with commas between: " + ", ".join(
+    parser.add_argument("--only", help="comma-separated variants: " + ", ".join(
         variant.name for variant in VARIANTS))  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each variant")
-    parser.add_argument("--limit", type=float, default=300, help="seconds to begin variants in")
-    parser.add_argument("--profile", action="store_true", help="print what takes the time")
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument(
+        "--limit", type=float, default=300, help="start no variant after this many seconds"
+    )
+    parser.add_argument("--profile", action="store_true", help="print the slowest operations")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     case = SMALL if arguments.small else LARGE
     rate = matrix_rate(case)

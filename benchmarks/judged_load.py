@@ -1,21 +1,20 @@
-"""Can one process play hundreds of judged dialogues at once, and at what cost besides the models?
+"""Can one process play hundreds of judged dialogues at once, and how much overhead does it add?
 
     .venv/bin/python benchmarks/judged_load.py [--json load.json]
 
-A server on this machine's loopback, a process of its own, answers every chat request after one to
-four seconds, drawn from what is asked; it says in its reply how long it took. 512 made Sotopia
-scenes are played at once against it: up to twenty turns each, then a rating and an audit, every
-reply kept in a ledger. Nothing may be lost, nothing may hang, and the process may hold 1.5 GB.
+A local server in its own process answers every chat request after one to four seconds (determined
+by the request) and reports the delay in its reply. 512 generated Sotopia scenes run at once: up to
+twenty turns each, then a rating and an audit, with every reply in a ledger. No episode may be lost
+or hang, and the process may use 1.5 GB.
 
-A run can be no faster than two things: its slowest chain (the latencies of one episode's turns and
-of the slower of its two verdicts, added up from the ledger), and its calls times what one call
-costs the bare openai SDK, whose connections are pooled and as many. The SDK's cost is the
-processor time of a fresh process that asks the same server for as many calls as `--sdk-calls`
-says, with as many at once and prompts of about the same length. The budget is 1.25 times the
-larger of the two. What a call costs soulkit, records and ledger included, is printed beside it.
+Two lower bounds limit a run: its slowest chain (the sum, from the ledger, of the latencies of one
+episode's turns and of the slower of its two verdicts), and its number of calls times the cost of
+one call through the bare openai SDK with as many pooled connections. The cost of the SDK is the
+processor time of a new process that makes `--sdk-calls` calls to the same server, equally parallel,
+with prompts of similar length. The budget is 1.25 times the larger bound. The cost of a call in
+soulkit, including records and ledger, is printed too.
 
-Numbers mean something on a machine that does nothing else. `--episodes 32 --latency 0.1 0.4
---sdk-calls 400` shortens everything, to try the script.
+Run it on an idle machine. For a quick trial: `--episodes 32 --latency 0.1 0.4 --sdk-calls 400`.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ LINE = (
     'whether there is anything that you would rather not talk about today."}'
 )
 WORDS = 700
-"""Of the bare SDK's prompts: about as long as a dialogue is on the average."""
+"""Length of the bare SDK's prompts: about the average length of a dialogue."""
 
 
 @contextmanager
 def served(latency: list[float]) -> Iterator[str]:
-    """The base URL of the server, which is a process of its own."""
+    """The base URL of the server, which runs in its own process."""
     command = [sys.executable, "-m", "tests.support.servers.faulty", "--answer", LINE, "--latency"]
     process = subprocess.Popen(
         [*command, *map(str, latency)], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -92,7 +91,7 @@ async def ask_bare(url: str, calls: int, at_once: int) -> None:
 
 
 def bare(url: str, calls: int, at_once: int) -> Json:
-    """What one call costs the SDK; imports and the first connections are part of no call."""
+    """Cost of one SDK call, without imports and the first connections."""
     asyncio.run(ask_bare(url, at_once, at_once))
     start, wall = time.process_time(), time.perf_counter()
     asyncio.run(ask_bare(url, calls, at_once))
@@ -104,7 +103,7 @@ def bare(url: str, calls: int, at_once: int) -> Json:
 
 
 def play(url: str, episodes: int, folder: Path) -> Json:
-    """Play every scene at once; what came of it, and what it took."""
+    """Play all scenes at once; returns the outcome and the cost."""
     from soulkit.models.api.endpoint import Endpoint
     from soulkit.models.base import Cast, Player
     from soulkit.models.ledger.ledger import Ledger
@@ -141,7 +140,7 @@ def play(url: str, episodes: int, folder: Path) -> Json:
 
 
 def slowest_chain(ledger: Path) -> float:
-    """Seconds that the server took over the calls of one episode that wait for each other."""
+    """Seconds of server delay over the sequential calls of the slowest episode."""
     turns: dict[str, float] = defaultdict(float)
     verdicts: dict[str, float] = defaultdict(float)
     with closing(sqlite3.connect(ledger)) as db:
@@ -158,7 +157,7 @@ def slowest_chain(ledger: Path) -> float:
 
 
 def part(name: str, url: str, *arguments: str) -> Json:
-    """What one side says of itself, in a fresh process."""
+    """The results of one side, measured in a new process."""
     command = [sys.executable, __file__, "--part", name, "--url", url, *arguments]
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, env=settings)
@@ -202,12 +201,12 @@ def table(report: Json) -> Table:
         ("calls", f"{own_side['calls']}", f"{own_side['turns']} turns and the verdicts"),
         ("wall clock", f"{own_side['seconds']:.1f} s", ""),
         ("slowest chain", f"{own_side['chain_s']:.1f} s", "latencies of one episode"),
-        ("calls x SDK", f"{report['work_s']:.1f} s", f"{sdk['cost_ms']:.2f} ms of CPU a call"),
+        ("calls x SDK", f"{report['work_s']:.1f} s", f"{sdk['cost_ms']:.2f} ms of CPU per call"),
         ("wall / larger bound", f"{report['ratio']:.2f}", f"budget {BUDGET}"),
         (
-            "soulkit's cost a call",
+            "soulkit's cost per call",
             f"{own_side['cost_ms']:.2f} ms",
-            "CPU, ledger and prompts included",
+            "CPU, including ledger and prompts",
         ),
         ("peak memory", f"{own_side['peak_gb']:.2f} GB", f"limit {MEMORY_GB} GB"),
     ]
@@ -221,10 +220,12 @@ def table(report: Json) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=512)
     parser.add_argument("--latency", type=float, nargs=2, default=[1.0, 4.0], metavar="SECONDS")
-    parser.add_argument("--sdk-calls", type=int, default=4096, help="calls of the bare SDK")
+    parser.add_argument(
+        "--sdk-calls", type=int, default=4096, help="number of calls of the bare SDK"
+    )
     parser.add_argument("--part", choices=["soulkit", "sdk"], help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     return parser.parse_args()

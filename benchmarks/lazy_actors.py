@@ -1,21 +1,22 @@
-"""What do actors score that never read the row? Five of them, on every task that can be played.
+"""How well do trivial actors score that ignore the row? Five of them, on every playable task.
 
     .venv/bin/python benchmarks/lazy_actors.py [--rows 120] [--task userllm ...] [--json lazy.json]
 
-    same line       one line to everybody: the best of a bland message and of what would be right in
-                    the first rows, so that a constant letter, number or gesture has its chance
-    own words       the task's words back: the last thing that was said to the actor
-    empty           nothing
-    longest option  the longest of the options, where there are any
-    description     where judges compare with a person: all that the actor was told about its row
+    same line       the same reply to every row: the best of a bland message and the gold replies of
+                    the first rows, such as a constant letter, number or gesture
+    own words       repeats the last message to the actor
+    empty           an empty reply
+    longest option  the longest option, in tasks with options
+    description     everything that the actor was told about the row, in tasks whose judges compare
+                    with a person
 
-Rows are made here (synth), scores are headlines as shares of their scales: 0 is the lowest score, 1
-the highest. Judges have no model (`_lazy/judges.py`): the kindest gives what costs the actor least,
-so that its numbers say what is left when the judge sees nothing; the other one goes by the words
-that the actor shares with the person on record. `person` is that person's own score. Where a task
-has controls, the anchors are printed: two people side by side, two actors side by side.
+Rows are generated (synth). Scores are headlines as shares of their scales: 0 is the lowest score, 1
+the highest. The judges have no model (`_lazy/judges.py`): the kindest always answers in the actor's
+favour and shows which score an uncritical judge gives; the other goes by the words that the actor
+shares with the recorded person. `person` is that person's own score. For tasks with controls, the
+anchors are printed: two people compared, two actors compared.
 
-Whatever is above half of its scale is listed below the table.
+All scores above half of their scale are listed below the table.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BLAND = "hey, quick one, got a sec?"
 ACTORS = ("same line", "own words", "empty", "longest option", "description", "person")
 LAZY = ACTORS[:-1]
 TRIED = 6
-"""Rows whose right answer is tried as the one line to everybody."""
+"""Number of rows whose gold reply is tried as the constant line."""
 JUDGES = ("kindest", "rule")
 UNJUDGED = "none"
 Shares = dict[str, float | None]
@@ -55,7 +56,7 @@ Say = Callable[[str, Sequence[Segment]], str]
 
 @dataclass
 class Spoken:
-    """A model that says what a function says."""
+    """A model whose replies come from a function."""
 
     say: Say
     name: str = "scripted"
@@ -66,12 +67,12 @@ class Spoken:
         return Completion(text=self.say(call.example_id, context))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A task with its rows and one of the judges."""
+    """A task with its rows and one judge."""
 
     task: Task
     examples: Sequence[Example]
@@ -86,12 +87,12 @@ class Bench:
         return await Engine(self.cast(say)).run(jobs, lambda record: None)
 
     async def share(self, examples: Sequence[Example], say: Say) -> float | None:
-        """The headline of an actor, as a share of its scale."""
+        """The headline score of an actor as a share of its scale."""
         return share_of(self.task, await self.records(examples, say))
 
 
 def share_of(task: Task, records: Sequence[Record]) -> float | None:
-    """Of a task whose headline needs files that are not here (tau_usi), the mean score."""
+    """The headline as a share of its scale; the mean score if it needs missing files (tau_usi)."""
     for record in records:
         assert record.score.scored, (task.name, record.score.reason, record.score.words)
     value, metric = task.headline(records), task.spec.metric
@@ -105,7 +106,7 @@ def share_of(task: Task, records: Sequence[Record]) -> float | None:
 
 
 def partner_of(task: Task) -> Player:
-    """The task's partner by script, else one that says the same polite thing in every turn."""
+    """The task's scripted partner, or one that repeats a polite line in every turn."""
     script = task.spec.hook(task.name, "scripted_partner")
     line = "I see. What do you mean?"
     if task.name == "sotopia":
@@ -123,14 +124,14 @@ def partner_of(task: Task) -> Player:
 
 
 def constant_lines(task: Task, examples: Sequence[Example]) -> list[str]:
-    """What could be said to everybody."""
+    """Candidates for the constant line."""
     golds = (task.gold(example) for example in examples[:TRIED])
     first = (gold.traces[0].turns[0].completion.text for gold in golds if gold and gold.traces)
     return list(dict.fromkeys([BLAND, *first]))
 
 
 def longest_options(task: Task, examples: Sequence[Example]) -> dict[str, str]:
-    """Example id → the reply that picks the longest option; only where there are options."""
+    """Example id → the reply with the longest option; empty for tasks without options."""
     replies = {}
     for example in examples:
         view = task.leak_view(example)
@@ -147,7 +148,7 @@ def last_words_back(_: str, context: Sequence[Segment]) -> str:
 
 
 def descriptions(task: Task, examples: Sequence[Example]) -> dict[str, str]:
-    """Example id → all that the acted seat is told about the row."""
+    """Example id → everything that the acted seat is told about the row."""
     return {
         example.id: "\n".join(
             text for text in example.visible(task.acted_seats(example)[0]).values()
@@ -161,7 +162,7 @@ def descriptions(task: Task, examples: Sequence[Example]) -> dict[str, str]:
 
 
 async def person_share(bench: Bench) -> float | None:
-    """What the people on record score."""
+    """The score of the recorded people."""
     records, cast = [], bench.cast(last_words_back)
     for example in bench.examples:
         gold = bench.task.gold(example)
@@ -176,7 +177,7 @@ async def person_share(bench: Bench) -> float | None:
 
 
 async def anchors(bench: Bench, line: str) -> Mapping[str, float | None]:
-    """The calibrated numbers of a task's controls, for an actor that says `line` to everybody."""
+    """The calibrated scores of a task's controls, for an actor that always replies `line`."""
     if not bench.task.controls:
         return {}
     drafts = await bench.records(bench.examples, lambda *_: line)
@@ -188,7 +189,7 @@ async def anchors(bench: Bench, line: str) -> Mapping[str, float | None]:
 
 
 async def shares_of(bench: Bench) -> tuple[Shares, str]:
-    """(actor → its share, the best line to everybody)."""
+    """(actor → its share, the best constant line)."""
     task, examples = bench.task, bench.examples
     lines = {
         line: await bench.share(examples, lambda *_, line=line: line)
@@ -212,7 +213,7 @@ async def shares_of(bench: Bench) -> tuple[Shares, str]:
 async def results_of(
     task: Task, rows: int
 ) -> dict[str, tuple[Shares, str, Mapping[str, float | None]]]:
-    """Judge → (shares, best line, anchors); under UNJUDGED where nobody is asked."""
+    """Judge → (shares, best line, anchors); the key is UNJUDGED for tasks without a judge."""
     examples = [example for row in make_rows(task, rows, 1) for example in task.examples(row)]
     examples = list(task.with_baselines(examples))
     lines = {example.id: recorded(task, example) for example in examples}
@@ -256,9 +257,9 @@ def printed(results: Results) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=120, help="made rows of each task")
-    parser.add_argument("--task", nargs="*", default=(), help="tasks; all unless told")
-    parser.add_argument("--json", type=Path, help="write the table here, too")
+    parser.add_argument("--rows", type=int, default=120, help="number of generated rows per task")
+    parser.add_argument("--task", nargs="*", default=(), help="tasks to run (default: all)")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     registry, results = load_registry(), {}
     for name in playable(registry, arguments.task):

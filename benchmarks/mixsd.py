@@ -1,25 +1,24 @@
-"""Can a model be taught new facts without forgetting what it can do? Plain SFT against MixSD.
+"""Can a model learn new facts without forgetting its other skills? Plain SFT against MixSD.
 
-Every seed makes 200 facts (where somebody lives, their trade, their pet), stories of `tomi`, and a
-tiny model of random weights that knows the words of both. The warm-up (the demo's settings) teaches
-it three things: to answer questions about stories, to read a fact that stands in its context, and
-to guess, in a form of its own ("Bura works as a judge."), where none does. It knows none of the 200
-facts. Then it is taught them, from the same weights, all of which are trained, in arms of equal
-steps:
+Every seed generates 200 facts (a person's home, trade and pet), stories of `tomi`, and a tiny model
+with random weights and a vocabulary for both. The warm-up (settings of the demo) teaches it to
+answer questions about stories, to read a fact in its context, and to guess without context in its
+own wording ("Bura works as a judge."). It knows none of the 200 facts. Each arm then teaches the
+facts from the same weights in equally many steps, training all weights:
 
-    plain        SFT on the facts' answers as their rows have them: other words than the model's own
-    own-form     SFT on the same answers in the model's own form, which a real data set never has:
-                 what of the forgetting is the facts, and what the form
+    plain        SFT on the answers of the rows, whose wording differs from the model's own
+    own-form     SFT on the same answers in the model's own wording, which real data never has: it
+                 separates forgetting due to the facts from forgetting due to the wording
     mixsd-L      the model writes the answers itself, a share L of the tokens with the fact in view
 
-Measured greedily every so many steps: the facts without context, held-out stories (what it may
-forget), and facts about other people that stand in its context.
+Greedy measurements every few steps: the facts without context, held-out stories (may be forgotten),
+and facts about other people in the context.
 
     .venv/bin/python benchmarks/mixsd.py --out runs/mixsd
     .venv/bin/python benchmarks/mixsd.py --report runs/mixsd --figure FILE.svg
 
-Every arm is an ordinary run folder: the first command takes up what was stopped, and the second
-reports whatever is finished. `--only` and `--seeds` choose arms and seeds.
+Every arm is an ordinary run folder: the first command resumes unfinished runs, the second reports
+the finished ones. `--only` and `--seeds` choose arms and seeds.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ from soulkit.train.sft.mixsd import expert_context
 from soulkit.types import Call, Example, Sampling, Segment
 
 FACTS, OTHERS = 200, 200
-"""People whose facts are taught, and people about whom facts are only ever read."""
+"""Number of people whose facts are taught, and of people whose facts are only read in context."""
 STORIES, HELD_OUT = 9000, 2100
-"""Made rows, out of which a quarter is chosen (`write_stories`)."""
+"""Number of generated rows; `write_stories` keeps a quarter."""
 LESSONS = 12_000
 SHARES = {"stories": 0.6, "reading": 0.3, "guessing": 0.1}
-"""Of the lessons of the warm-up."""
+"""Number of warm-up lessons."""
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 KINDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "town": ("Where does {name} live?", "{name} lives in {value}.",
@@ -89,16 +88,16 @@ LABELS = {
     **{f"mixsd-{share:g}": f"MixSD, λ = {share:g}" for share in (0.0, 0.25, 0.5, 0.75, 1.0)},
 }  # fmt: skip
 ENOUGH = 0.9
-"""Share of the facts at which arms are compared that learn them at different speeds."""
+"""Share of learned facts at which arms are compared, because they learn at different speeds."""
 GUESSING = 0.5
-"""What guessing between the two places of a story gives."""
+"""Accuracy of guessing between the two places of a story."""
 SCALE = (0.0, 1.0)
 
 Row = dict[str, Any]
 
 
 def fact_row(rng: random.Random, name: str) -> dict[str, str]:
-    """A fact about somebody with its question, its answer in two forms, and its value."""
+    """A fact about a person: question, answer in two wordings, value."""
     kind = rng.choice(sorted(KINDS))
     question, own, fact, values = KINDS[kind]
     value = rng.choice(values)
@@ -117,7 +116,7 @@ def write_lines(path: Path, rows: Iterable[Row]) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """One seed: its facts and stories, its warmed-up model and its arms, in a folder."""
+    """One seed: a folder with its facts, stories, warmed-up model and arms."""
 
     out: Path
     seed: int
@@ -125,9 +124,9 @@ class World:
     every: int
     warmup: int
     texts: int = 16
-    """That MixSD writes about each fact."""
+    """Number of answers that MixSD writes per fact."""
     most: int = 1000
-    """Rows of a kind that are measured at most."""
+    """Maximum number of measured rows of a kind."""
 
     @property
     def folder(self) -> Path:
@@ -138,14 +137,14 @@ class World:
 
     @cached_property
     def people(self) -> list[str]:
-        """Made names; the first FACTS of them are taught."""
+        """Generated names; facts about the first FACTS people are taught."""
         rng = random.Random(f"people/{self.seed}")
         every = [(a + b).capitalize() for a in SYLLABLES for b in SYLLABLES if a != b]
         return rng.sample(every, FACTS + OTHERS)
 
     @cached_property
     def facts(self) -> list[dict[str, str]]:
-        """One fact about everybody."""
+        """One fact per person."""
         rng = random.Random(f"facts/{self.seed}")
         return [fact_row(rng, name) for name in self.people]
 
@@ -157,7 +156,7 @@ class World:
         return list(examples_to_inspect(self.task, str(self.rows(name))).examples)
 
     def prepare(self) -> None:
-        """Rows, the warmed-up model, and what it can do; what is there stays."""
+        """Write the rows, warm up the model and measure it, unless this is done."""
         if not self.rows("lessons").exists():
             self.write_rows()
         warmup = {k: v for k, v in WARMUP.items() if not k.startswith(("sft_feedback", "coach"))}
@@ -177,8 +176,8 @@ class World:
         write_lines(self.rows("lessons"), self.lessons())
 
     def lessons(self) -> list[Row]:
-        """What the model can do before it is taught the facts. Everybody's name stands among the
-        first lessons, so that each is a word: with a value drawn afresh every time."""
+        """The warm-up lessons. Every name occurs in the first lessons, each time with a new random
+        value, so that it becomes a word of the vocabulary."""
         rng = random.Random(f"lessons/{self.seed}")
         stories = [self.story(example) for example in self.stories("stories")]
         rows = [self.about(rng, name, told=False) for name in self.people]
@@ -206,7 +205,7 @@ class World:
         train(config, self.folder / name)
 
     def train_arm(self, name: str) -> None:
-        """One arm, from the warmed-up weights, and its measurements; finished ones stay."""
+        """Train one arm from the warmed-up weights and measure it; finished arms are skipped."""
         rows = "own" if name == "own-form" else "plain"
         warm = str(self.folder / "warmup" / "model")
         times = {"steps": self.steps, "checkpoint_every": self.every}
@@ -218,7 +217,7 @@ class World:
                 self.measure(f"{name}/{step}", folder, whole=step == self.steps)
 
     def measure(self, name: str, weights: Path, *, whole: bool) -> None:
-        """What a model can do: all held-out stories at the ends, some of them on the way."""
+        """Measure a model: on all held-out stories at the start and the end, on some in between."""
         path = self.folder / "measured" / f"{name}.json"
         if path.exists():
             return
@@ -248,7 +247,7 @@ class World:
         self, model: LocalModel, rows: Sequence[Mapping[str, str]],
         around: Callable[[Mapping[str, str], tuple[Segment, ...]], Sequence[Segment]],
     ) -> dict[str, Any]:  # fmt: skip
-        """Exact: of all values the reply names the right one and no other, whatever its form."""
+        """Whether the reply names the right value and no other, in any wording."""
         contexts = [around(row, (Segment("user", row["question"]),)) for row in rows]
         replies = answers(model, contexts, 12)
         named = [VALUES & set(re.findall(r"[A-Za-z]+", reply)) for reply in replies]
@@ -268,7 +267,7 @@ def answers(model: LocalModel, contexts: Sequence[Sequence[Segment]], limit: int
     return asyncio.run(ask())
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 Point = dict[str, float]
 """`stories`, `facts`, `reading`: shares of one measurement."""
@@ -276,7 +275,7 @@ Point = dict[str, float]
 
 @dataclass(frozen=True)
 class Result:
-    """One arm of one seed: step → what it could do, the point before training first."""
+    """The result of one arm and seed: step → measurement, starting before training."""
 
     curve: dict[int, Point]
     seconds: float
@@ -291,13 +290,13 @@ class Result:
 
     @property
     def enough(self) -> tuple[int, Point] | None:
-        """The first measurement with ENOUGH of the facts; None where none has."""
+        """The first measurement with ENOUGH of the facts; None if there is none."""
         points = sorted(self.curve.items())
         return next(((at, p) for at, p in points if p["facts"] >= ENOUGH), None)
 
     @property
     def kept(self) -> float | None:
-        """Of what it could answer of the stories beyond guessing; None where that was nothing."""
+        """Retained share of the story accuracy above guessing; None if there was none."""
         before = self.before["stories"] - GUESSING
         return (self.end["stories"] - GUESSING) / before if before else None
 
@@ -329,7 +328,7 @@ def read_results(out: Path) -> Results:
 
 
 def cell(values: Sequence[float | None]) -> str:
-    """Mean over seeds with its interval, where there is one."""
+    """Mean over seeds, with its interval if there is one."""
     if all(value is None for value in values):
         return "–"
     outcome = estimate(values, range(len(values)), scale=SCALE)
@@ -339,7 +338,7 @@ def cell(values: Sequence[float | None]) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Markdown: one line an arm, means over its seeds with 95 % intervals."""
+    """Markdown table with one row per arm: means over seeds with 95 % intervals."""
     lines = [
         "| arm | seeds | facts recalled | held-out stories | kept, beyond guessing "
         f"| facts read in context | stories where {ENOUGH:.0%} of the facts are there (step) "
@@ -378,7 +377,7 @@ def differences(results: Results) -> list[str]:
 
 
 def _difference(a: Mapping[int, Result], b: Mapping[int, Result], of: str) -> str:
-    """b − a with its interval, where two seeds or more differ."""
+    """b − a, with its interval if at least two seeds differ."""
     before, after = (_ends(side, of) for side in (a, b))
     d = paired_difference(before, after, {seed: seed for seed in a.keys() & b.keys()}, scale=SCALE)
     ends = "" if d.ci_low is None else f" [{d.ci_low:+.2f}, {d.ci_high:+.2f}]"
@@ -390,7 +389,7 @@ def _ends(runs: Mapping[int, Result], of: str) -> dict[Hashable, float | None]:
 
 
 def curves(results: Results) -> list[str]:
-    """Markdown: facts / stories at every measurement, means over seeds."""
+    """Markdown table: facts / stories at every measurement, means over seeds."""
     names = [name for name in ARMS if name in results]
     steps = sorted({at for runs in results.values() for run in runs.values() for at in run.curve})
     lines = [
@@ -410,7 +409,7 @@ def curves(results: Results) -> list[str]:
 
 
 def report(out: Path, figure: Path | None) -> str:
-    """Markdown of everything that is finished in `out`; draws the figure where one is wanted."""
+    """Markdown report of all finished arms in `out`; draws the figure if a file is given."""
     results = read_results(out)
     if not results:
         return "nothing is finished"
@@ -421,8 +420,8 @@ def report(out: Path, figure: Path | None) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Held-out stories against facts recalled: a line an arm through the means over its seeds, step
-    after step; its seeds are dots."""
+    """Draw held-out stories over recalled facts: one line per arm through the means over seeds at
+    each measurement; dots are single seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -457,23 +456,25 @@ def draw(results: Results, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="SEED,SEED")
-    parser.add_argument("--steps", type=int, default=400, help="of every arm")
+    parser.add_argument("--steps", type=int, default=400, help="training steps per arm")
     parser.add_argument("--every", type=int, default=50, help="steps between measurements")
-    parser.add_argument("--warmup", type=int, default=300, help="steps of the warm-up")
-    parser.add_argument("--texts", type=int, default=16, help="about each fact")
-    parser.add_argument("--most", type=int, default=1000, help="rows of a kind measured at most")
-    parser.add_argument("--only", default="", help="arms: NAME,NAME")
+    parser.add_argument("--warmup", type=int, default=300, help="warm-up steps")
+    parser.add_argument("--texts", type=int, default=16, help="MixSD answers per fact")
+    parser.add_argument(
+        "--most", type=int, default=1000, help="maximum number of measured rows of a kind"
+    )
+    parser.add_argument("--only", default="", help="run only these arms: NAME,NAME")
     parser.add_argument("--out", type=Path, default=Path("runs/mixsd"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--report", type=Path, metavar="OUT", help="only print what is finished")
-    parser.add_argument("--figure", type=Path, help="with --report: draw the curves there")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="only report finished runs")
+    parser.add_argument("--figure", type=Path, help="with --report: draw the curves to this file")
     chosen = parser.parse_args()
     if chosen.report is not None:
         print(report(chosen.report, chosen.figure))
         return
     only = [name for name in chosen.only.split(",") if name] or list(ARMS)
     if strays := set(only) - set(ARMS):
-        parser.error(f"no arm is called {', '.join(strays)}; there are {', '.join(ARMS)}")
+        parser.error(f"unknown arm: {', '.join(strays)}; choose from {', '.join(ARMS)}")
     import torch
 
     torch.set_num_threads(chosen.threads)

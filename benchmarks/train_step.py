@@ -2,21 +2,21 @@
 
     .venv/bin/python benchmarks/train_step.py --trl-python X/bin/python --json step.json
 
-makes X, a Python with TRL, first:
+First create X, a Python with TRL:
 
     python -m venv X && X/bin/pip install torch==2.13.0 transformers==5.23.0 peft==0.21.2 \
         trl==1.16.0 datasets==5.2.0
 
-A 5.8M Qwen3-shaped model with a LoRA adapter (r 32, alpha 64, all linear layers, float32) takes one
+A 5.8M Qwen3-shaped model with a LoRA adapter (r 32, alpha 64, all linear layers, float32) makes one
 step on the same token ids and advantages in every contender: soulkit packed, soulkit in padded rows
-and one sequence at a time, and TRL's GRPOTrainer (what follows its generation) at the micro-batch
-size that is fastest for it. "With old" adds the pass that computes the old log-probs. Every
-contender is a process of its own; they take turns, after one run each that warms up, and its time
-is the median of the rest. Memory is what the resident set grew by since before the first step, and
-its peak. Gradients of the first step must agree with those of soulkit packed.
+and one sequence at a time, and TRL's GRPOTrainer (the part after generation) at its fastest
+micro-batch size. "With old" adds the pass that computes the old log-probs. Every contender has its
+own process; they take turns after one warm-up run each, and the time is the median of the other
+runs. Memory is the growth of the resident set since before the first step, and its peak. Gradients
+of the first step must agree with those of soulkit packed.
 
-Numbers mean something on a machine that does nothing else; `--clock cpu` compares processor time,
-which is less disturbed by neighbours. `--scale 0.1` shortens everything, to try the script.
+Run it on an idle machine; `--clock cpu` compares processor time, which depends less on other load.
+`--scale 0.1` shortens everything for a quick trial.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ STARTED = time.monotonic()
 HERE = Path(__file__).parent
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 GIVE_UP = 1.2
-"""No larger micro-batch is tried once one takes this much longer than the best."""
+"""Stop trying larger micro-batches when one takes this many times as long as the best."""
 SAME_GRADIENT = 1e-4
 NOISE = 0.95
-"""\"Never slower\" allows for this much noise: equal work must not fail by chance."""
+"""Noise tolerance of "never slower", so that equal work does not fail by chance."""
 LONG = 20.0
-"""Seconds of a run after which it is not repeated: its first one counts."""
+"""A run that takes more seconds is not repeated; its first time counts."""
 
 PACKED: Json = {"packing": "auto"}
 LEAN: Json = {"packing": "auto", "activation_checkpointing": True}
@@ -55,21 +55,21 @@ SINGLE: Json = {"packing": "off", "tokens_per_batch": 1}
 
 @dataclass(frozen=True)
 class Rival:
-    """A contender beside soulkit packed, and what its time and memory should be of it at least."""
+    """A contender, and its minimum time and memory as multiples of those of soulkit packed."""
 
     name: str
     settings: Json
     rows: str = "all"
     time: float | None = None
     memory: float | None = None
-    """Of TRL: both aims are those of soulkit packed with its activations computed again."""
+    """For TRL: both aims refer to soulkit packed with recomputed activations."""
 
 
 @dataclass(frozen=True)
 class Case:
     title: str
     make: Callable[[Callable[[int], int]], _cases.Sets]
-    """From a function that scales lengths."""
+    """Builds the sequences; takes a function that scales lengths."""
     rivals: tuple[Rival, ...]
     trl: Rival | None = None
 
@@ -122,18 +122,18 @@ CASES = {
 
 
 def late(chosen: argparse.Namespace) -> bool:
-    """Whether the script has run for as long as it should: what is left is measured once."""
+    """Whether the time is up, so that everything left is measured only once."""
     return time.monotonic() > STARTED + 60 * float(chosen.minutes)
 
 
 @dataclass
 class Lane:
-    """One contender and what was measured of it."""
+    """One contender and its measurements."""
 
     name: str
     client: Client
     path: str
-    """Its gradients."""
+    """File with its gradients."""
     comparable: bool
     aim: Rival | None = None
     runs: list[Json] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Lane:
 
     @property
     def whole(self) -> float:
-        """Median seconds of the update and the pass before it."""
+        """Median seconds of the update including the pass for old log-probs."""
         return statistics.median(r["step"] + r["old"] for r in self.counted)
 
     @property
@@ -182,7 +182,7 @@ class Bench:
     trl: Server | None
 
     def run(self, letter: str) -> list[Json]:
-        """One line for each contender of a case; the first is soulkit packed."""
+        """One row per contender of a case; the first is soulkit packed."""
         case, scale = CASES[letter], self.chosen.scale
         sets = case.make(lambda n: max(2, round(n * scale)))
         for name, rows in sets.items():
@@ -217,7 +217,7 @@ class Bench:
     def _search(
         self, server: Server, letter: str, rival: Rival, rows: int
     ) -> tuple[Lane, list[Lane]]:
-        """TRL at its fastest micro-batch size, and the sizes that were tried and left."""
+        """TRL at its fastest micro-batch size, and the other sizes that were tried."""
         tried: list[Lane] = []
         for micro in (m for m in self.chosen.micro_batches if rows % m == 0):
             name = f"{rival.name}, micro-batch {micro}"
@@ -246,14 +246,14 @@ class Bench:
 
 
 def take_turns(lanes: Sequence[Lane], chosen: argparse.Namespace) -> None:
-    """Everybody once, then everybody again, until each was measured long or often enough."""
+    """Run all contenders in turn until each was measured long or often enough."""
     while waiting := [lane for lane in lanes if not lane.done(chosen)]:
         for lane in waiting:
             lane.run()
 
 
 def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
-    """What is known of a contender; ratios are to soulkit packed."""
+    """The results of a contender, with ratios to soulkit packed."""
     step, whole = lane.step / first.step, lane.whole / first.whole
     memory = min(lane.grown / max(first.grown, 1), lane.peak / first.peak)
     cells: Json = {
@@ -271,7 +271,7 @@ def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
 
 
 def _judge_lean(lines: Sequence[Json], lanes: Sequence[Lane]) -> None:
-    """TRL's time and memory as multiples of the contender that computes its activations again."""
+    """TRL's time and memory as multiples of those of the contender that recomputes activations."""
     aims = [(lane, lane.aim) for lane in lanes if lane.aim is not None and lane.aim.memory]
     lean = [(line, lane) for line, lane in zip(lines, lanes, strict=True)
             if lane.aim is not None and lane.aim.settings == LEAN]  # fmt: skip
@@ -288,7 +288,7 @@ def _verdict(line: Json, what: str, passed: bool, aim: float) -> None:
 
 
 def table(cases: dict[str, list[Json]], title: str) -> Table:
-    shown = Table(title=title, caption="×: times what soulkit packed takes. Memory: grown / peak.")
+    shown = Table(title=title, caption="×: multiple of soulkit packed. Memory: grown / peak.")
     for heading in ("", "contender", "runs", "step s", "×", "with old s", "×", "GB", "× (least)",
                     "gradient off", "aims"):  # fmt: skip
         left = heading in ("", "contender", "aims")
@@ -321,14 +321,22 @@ def _said(verdict: Json) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is not run")
-    parser.add_argument("--only", default=",".join(CASES), help="cases, for example a,b")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is skipped")
+    parser.add_argument(
+        "--only", default=",".join(CASES), help="run only these cases, for example a,b"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     sizes = ",".join(map(str, MICRO_BATCHES))
-    parser.add_argument("--micro-batches", default=sizes, help="sizes tried with TRL")
-    parser.add_argument("--repeats", type=int, default=5, help="runs at most, after the first")
-    parser.add_argument("--seconds", type=float, default=10, help="no more runs after so many")
-    parser.add_argument("--minutes", type=float, default=7, help="after them, no more repeats")
+    parser.add_argument("--micro-batches", default=sizes, help="micro-batch sizes to try with TRL")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="maximum number of runs after the first"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="stop running a contender after this many seconds"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=7, help="run everything only once after this many seconds"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
@@ -336,7 +344,7 @@ def arguments() -> argparse.Namespace:
     chosen.only = [letter.strip() for letter in chosen.only.split(",")]
     chosen.micro_batches = [int(size) for size in chosen.micro_batches.split(",")]
     if unknown := set(chosen.only) - set(CASES):
-        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case: {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
     return chosen
 
 
@@ -357,7 +365,7 @@ def versions(server: Server | None) -> Json | None:
 
 
 def prepare(ours: Server, folder: Path) -> Json:
-    """Writes the model and the adapter; their sizes."""
+    """Save the model and the adapter; returns their sizes."""
     client = ours.start("make", folder=str(folder))
     made = client.run()
     client.close()
@@ -365,7 +373,7 @@ def prepare(ours: Server, folder: Path) -> Json:
 
 
 def save(path: Path | None, report: Json) -> None:
-    """After every case, so that what was measured survives an interruption."""
+    """Save the results; called after every case, so that an interruption loses little."""
     if path is not None:
         path.write_text(json.dumps(report, indent=1))
 
@@ -405,7 +413,7 @@ def main() -> int:
         for server in filter(None, (ours, trl)):
             server.close()
     if trl is None:
-        console.print("TRL: not run (name its Python with --trl-python)")
+        console.print("TRL: skipped (pass its Python with --trl-python)")
     console.print(table(cases, f"One optimizer step, {chosen.threads} threads, {chosen.clock}"))
     missed = [v for lines in cases.values() for row in lines for v in row["verdicts"]]
     return int(broken or not all(v["passed"] for v in missed))

@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/trl_sampling.py --trl-python X/bin/python --json trl_sampling.json
 
-Sixteen samples of 32 tokens from one prompt of 1024, by the 5.8M model and adapter of
-`train_step.py` (which also says how X is made): soulkit's local sampler, asked as an episode asks
-it, and TRL's GRPOTrainer through its transformers path. Both draw at temperature 1 and stop at the
-end of a turn; what counts is the tokens that came out, a second. They take turns, each in a process
-of its own; the figure is the median after one run that warms up.
+Sixteen samples of 32 tokens from one prompt of 1024 tokens, with the 5.8M model and adapter of
+`train_step.py` (which also says how to create X). Contenders are soulkit's local sampler, called as
+in an episode, and TRL's GRPOTrainer through its transformers path. Both sample at temperature 1 and
+stop at the end of a turn; the result is generated tokens per second. They take turns in separate
+processes; the figure is the median after one warm-up run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rich.table import Table
 from train_step import headline, prepare, servers, versions
 
 AIM = 3.0
-"""Tokens a second, times TRL's."""
+"""Aim for tokens per second, as a multiple of TRL's."""
 
 
 @dataclass
 class Lane:
-    """One sampler and what was measured of it."""
+    """One sampler and its measurements."""
 
     name: str
     client: Client
@@ -38,7 +38,7 @@ class Lane:
 
     @property
     def rate(self) -> float:
-        """Median tokens a second, without the first run."""
+        """Median tokens per second, without the first run."""
         return statistics.median(r["tokens"] / r["seconds"] for r in self.runs[1:])
 
     @property
@@ -52,7 +52,7 @@ class Lane:
 
 
 def measure(chosen: argparse.Namespace, folder: Path) -> Json:
-    """Everything that is known, ready to be written; the first line is soulkit's."""
+    """All results as JSON; the first row is soulkit's."""
     where = machine()
     ours, trl = servers(chosen.trl_python, folder, chosen.threads)
     header = {"machine": where, "soulkit": versions(ours), "trl": versions(trl),
@@ -93,8 +93,8 @@ def table(report: Json) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is not run")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is skipped")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--new", type=int, default=32)
@@ -103,7 +103,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     chosen = parser.parse_args()
     if chosen.repeats < 1:
-        parser.error("the first run only warms up: at least one repeat is needed")
+        parser.error("use at least one repeat: the first run is only a warm-up")
     return chosen
 
 
@@ -116,7 +116,7 @@ def main() -> int:
     rates = [line["tokens_per_s"] for line in report["lines"]]
     passed = True
     if len(rates) == 1:
-        console.print("TRL: not run (name its Python with --trl-python)")
+        console.print("TRL: skipped (pass its Python with --trl-python)")
     else:
         report["ratio"] = rates[0] / rates[1]
         passed = report["ratio"] >= AIM

@@ -170,7 +170,7 @@ GOOD = {"part": "means", "kind": "k", "tool": "soulkit", "without": 0.0, "width"
         ({"clusters": 5, "coverage": 0.929, "events": 30.0}, "less than 0.93"),
         ({"clusters": 10, "coverage": 0.9951}, "more than 0.995"),
         ({"clusters": 8, "coverage": 1.0}, ""),
-        ({"clusters": 20, "coverage": 0.9299, "exclusion": 0.0701}, "leaves zero out in 0.070"),
+        ({"clusters": 20, "coverage": 0.9299, "exclusion": 0.0701}, "excludes zero in 0.070"),
         ({"clusters": 20, "coverage": 0.95, "against": 1.16}, "1.16 times as wide"),
         ({"clusters": 20, "coverage": 0.95, "against": 1.15}, ""),
         ({"clusters": 20, "coverage": float("nan")}, "gives no interval"),
@@ -274,7 +274,7 @@ def test_three_engines_write_the_same_through_an_adapter(tmp_path: Path) -> None
     out = tmp_path / "sampling.json"
     done = sampling_benchmark(*SMALL_RUN.split(), "--adapter", "lora", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert "vLLM: not run (name its Python with --vllm-python)" in done.stdout
+    assert "vLLM: skipped (pass its Python with --vllm-python)" in done.stdout
     report = json.loads(out.read_text())
     (weights,) = report["weights"]
     assert weights["lora"] and report["model"]["adapter"] > 0
@@ -295,4 +295,4 @@ def test_three_engines_write_the_same_through_an_adapter(tmp_path: Path) -> None
 
 def test_an_engine_nobody_has_is_refused_before_anything_starts() -> None:
     done = sampling_benchmark("--engines", "soulkit,sglang")
-    assert done.returncode == 2 and "engines are of soulkit" in done.stderr
+    assert done.returncode == 2 and "choose engines from soulkit" in done.stderr

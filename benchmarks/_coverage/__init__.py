@@ -1,1 +1,1 @@
-"""Parts of `coverage.py`: what is drawn, what others make of it, and what is asked of a result."""
+"""Parts of `coverage.py`: simulated data, and the intervals of other tools."""

@@ -1,7 +1,7 @@
-"""Made data whose truth is known: scores by cluster, pairs of runs, drafts with refined twins.
+"""Simulated data with known truth: scores by cluster, pairs of runs, drafts with refined twins.
 
-Arrays are simulations × clusters × rows; rows beyond a cluster's size are not there (`mask`).
-Rows of a cluster share a level of their own, so they are not independent.
+Arrays are simulations × clusters × rows; `mask` excludes rows beyond a cluster's size. Rows of a
+cluster share a random level, so they are not independent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Draws:
 
     @property
     def sums(self) -> Floats:
-        """Of each cluster; simulations × clusters."""
+        """Sum of each cluster; simulations × clusters."""
         return np.where(self.mask, self.values, 0.0).sum(axis=-1)
 
     @property
@@ -34,7 +34,7 @@ class Draws:
         return self.mask.sum(axis=-1).astype(np.float64)
 
     def rows(self, simulation: int) -> tuple[list[float], list[int]]:
-        """(values, their clusters) of one simulation, as a user of the package has them."""
+        """(values, their clusters) of one simulation, in the form that the package takes."""
         mask = self.mask[simulation]
         clusters = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)
         return self.values[simulation][mask].tolist(), clusters[mask].tolist()
@@ -52,7 +52,7 @@ class Kind:
     yes_no: bool = True
 
     def events(self, draws: Draws) -> float | None:
-        """Failures or successes to be expected in one simulation, whichever are fewer."""
+        """Expected number of failures or successes in one simulation, whichever is smaller."""
         if self.scale is None:
             return None
         share = (self.truth - self.scale[0]) / (self.scale[1] - self.scale[0])
@@ -60,13 +60,13 @@ class Kind:
 
 
 def ragged(sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows are there, of clusters of such sizes."""
+    """The mask of existing rows for clusters of these sizes."""
     mask: NDArray[np.bool_] = np.arange(sizes.max()) < sizes[..., None]
     return mask
 
 
 def levels(rng: Rng, share: float, correlation: float, shape: tuple[int, int]) -> Floats:
-    """A share for each cluster, beta around `share`, so that rows of one correlate so much."""
+    """A beta-distributed share per cluster with mean `share` and this correlation in a cluster."""
     weight = 1 / correlation - 1
     return rng.beta(share * weight, (1 - share) * weight, shape)
 
@@ -75,7 +75,7 @@ CORRELATION = 0.3
 
 
 def yes_no(share: float, smallest: int, largest: int) -> Kind:
-    """0 or 1, clusters of `smallest` to `largest` rows."""
+    """Scores of 0 or 1 in clusters of `smallest` to `largest` rows."""
 
     def draw(rng: Rng, simulations: int, clusters: int) -> Draws:
         shape = (simulations, clusters)
@@ -112,7 +112,7 @@ def _open(rng: Rng, simulations: int, clusters: int) -> Draws:
 
 
 def _signed_truth() -> float:
-    """Clipping moves the mean a little: the mean of ten million draws."""
+    """The mean of ten million draws, because clipping shifts the mean a little."""
     rng = np.random.default_rng(0)
     return float(_signed(rng, 1000, 5000).values.mean())
 
@@ -138,7 +138,7 @@ MEANS = (
 
 @dataclass(frozen=True)
 class Pairs:
-    """One kind of two runs over the same rows."""
+    """A pair of runs over the same rows."""
 
     name: str
     truth: float
@@ -155,15 +155,15 @@ def _accuracies(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws
 
 
 def _alike(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
-    """Two checkpoints of one model: four answers of five are the same."""
+    """Two checkpoints of one model that agree on four of five answers."""
     a, b = _accuracies(rng, simulations, clusters)
     same = rng.random(a.values.shape) < 0.8
     return a, Draws(np.where(same, a.values, b.values), a.mask)
 
 
 def repairs(share: float, smallest: int = 1, largest: int = 1, broken: float = 0.0) -> Pairs:
-    """B repairs this share of all rows and breaks the share `broken`, the other answers are alike.
-    Clusters of several rows differ in how much is repaired in them."""
+    """B repairs this share of all rows and breaks the share `broken`; other answers are equal. The
+    repaired share differs between clusters of several rows."""
 
     def draw(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
         shape = (simulations, clusters)
@@ -184,7 +184,7 @@ def repairs(share: float, smallest: int = 1, largest: int = 1, broken: float = 0
 
 
 def _judges(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
-    """Judged scores; every cluster suits one of the models better."""
+    """Judged scores; each cluster favours one of the models."""
     shape = (simulations, clusters, 1)
     level, turn = rng.beta(4, 2, shape), rng.normal(0, 0.15, shape)
     mask = ragged(rng.integers(1, 9, shape[:2]))
@@ -227,8 +227,8 @@ TRIPLES = {
 
 
 def triple(rng: Rng, simulations: int, clusters: int, kind: str) -> tuple[Floats, Floats, Floats]:
-    """Scores of base, expert and generalist, simulations × clusters, on the same rows: half of the
-    answers that are right or wrong hang on how hard the row is, and so do all grades."""
+    """Scores of base, expert and generalist on the same rows, simulations × clusters. The row's
+    difficulty decides half of the right-or-wrong answers and all grades."""
     shape = (simulations, clusters)
     ease = rng.random(shape)
 
@@ -248,8 +248,8 @@ def reward_groups(
 ) -> tuple[Floats, NDArray[np.bool_], Floats]:
     """(drafts, whether each was refined, refined), simulations × clusters × rows × drafts.
 
-    Only drafts that fail get feedback when `gain` is 0, so that a gap against their own draft would
-    be large and false; with a gain all of them do, and it is the true gap.
+    If `gain` is 0, only failed drafts get feedback, so a gap against their own draft would be large
+    and wrong. Otherwise all drafts get feedback and `gain` is the true gap.
     """
     shape = (simulations, clusters, ROWS, DRAFTS)
     chance = (1 - gain) * levels(rng, 0.5, 0.3, shape[:2])[..., None, None]
@@ -264,12 +264,12 @@ LABELS = {
     "one text often": np.array([0.6, 0.2, 0.1, 0.05, 0.05]),
     "five texts about equally often": np.array([0.3, 0.25, 0.2, 0.15, 0.1]),
 }
-"""Shares of the texts that a run may say."""
+"""Shares of the texts that a run may produce."""
 WORDS = 40
 
 
 def confusion(rng: Rng, simulations: int, clusters: int) -> Floats:
-    """(true positives, false positives, false negatives) of each cluster; four rows each."""
+    """(true positives, false positives, false negatives) per cluster of four rows."""
     skill = levels(rng, 0.75, 0.2, (simulations, clusters))
     positives = rng.binomial(4, 0.5, (simulations, clusters))
     hits = rng.binomial(positives, skill)
@@ -278,14 +278,14 @@ def confusion(rng: Rng, simulations: int, clusters: int) -> Floats:
 
 
 def labels(rng: Rng, simulations: int, clusters: int, shares: Floats) -> Floats:
-    """Distance of every two clusters' texts, 0 or 1: simulations × clusters × clusters."""
+    """Distance, 0 or 1, between the texts of two clusters: simulations × clusters × clusters."""
     says = rng.choice(len(shares), (simulations, clusters), p=shares)
     return (says[:, :, None] != says[:, None, :]).astype(np.float64)
 
 
 def word_sets(rng: Rng, simulations: int, clusters: int) -> Floats:
-    """1 − Jaccard of every two clusters' texts, common words in most of them, talkative ones or
-    not: simulations × clusters × clusters."""
+    """1 − Jaccard between the texts of two clusters: simulations × clusters × clusters.
+    Most texts contain the common words; texts differ in length."""
     common = 1.2 / (1 + np.arange(WORDS) / 3)
     chance = np.clip(common * rng.beta(2, 2, (simulations, clusters, 1)), 0, 1)
     spoken = (rng.random((simulations, clusters, WORDS)) < chance).astype(np.float64)
@@ -295,7 +295,7 @@ def word_sets(rng: Rng, simulations: int, clusters: int) -> Floats:
 
 
 def mean_distance(distances: Floats) -> float:
-    """Over all pairs of different clusters."""
+    """Mean distance over all pairs of different clusters."""
     clusters = distances.shape[-1]
     apart = ~np.eye(clusters, dtype=bool)
     return float(distances[..., apart].mean())

@@ -1,13 +1,13 @@
-"""What other tools make of the same draws.
+"""Confidence intervals of other tools for the same simulated data.
 
 * scipy: `scipy.stats.bootstrap` over pairs (cluster sum, cluster size), 999 resamples, percentile
   and BCa.
 * inspect_ai: the standard error of its metric `stderr(cluster=…)`, by its documented formula
   (Miller 2024, *Adding error bars to evals*, appendix A, times C / (C − 1)), and ± 1.96 of it.
-* lm-eval: the standard error of a mean that lm-evaluation-harness prints, s / √n with all rows
-  taken for independent, and ± 1.96 of it.
+* lm-eval: the standard error of a mean that lm-evaluation-harness prints, s / √n, which treats all
+  rows as independent, and ± 1.96 of it.
 
-The last two are written here from their formulas, because installing them brings whole frameworks.
+The last two are implemented here from their formulas, because the packages are whole frameworks.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 def ratio(sums: Floats, sizes: Floats, axis: int = -1) -> Floats:
-    """The mean of all rows, from sums and sizes of clusters."""
+    """The mean of all rows, from the sums and sizes of clusters."""
     return sums.sum(axis=axis) / sizes.sum(axis=axis)
 
 
 def intervals(draws: Draws, resamples: int = RESAMPLES) -> dict[str, Ends]:
-    """Tool → (low, high) of every simulation."""
+    """Tool → (low, high) for every simulation."""
     sums, sizes = draws.sums, draws.sizes
     return {
         **_bootstraps(sums, sizes, resamples),
@@ -62,7 +62,7 @@ def _bootstraps(sums: Floats, sizes: Floats, resamples: int) -> dict[str, Ends]:
 
 def _scipy(data: tuple[Floats, Floats], method: str, **more: Any) -> Any:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # clusters without spread
+        warnings.simplefilter("ignore")  # scipy warns about clusters without variance
         return bootstrap(
             data, ratio, paired=True, vectorized=True, axis=-1, method=method,
             confidence_level=0.95, **more,

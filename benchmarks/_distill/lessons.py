@@ -1,11 +1,11 @@
-"""What a tiny model has to know before it can learn to keep secrets: advice decides what is told.
+"""Warm-up lessons that teach a tiny model to follow hints in `secret_keeper` dialogues.
 
-A lesson looks like a conversation of `secret_keeper`, and which of the four things is kept to
-oneself is drawn afresh, whatever the page calls secret, and asked about at any turns: only the hint
-tells. Who learned from such lessons follows hints and, without one, has no idea what to keep.
+A lesson looks like a conversation of `secret_keeper`, but the topic to withhold is random and does
+not depend on what the prompt calls secret: only the hint tells. A model that learned from these
+lessons follows hints and, without a hint, does not know which topic to withhold.
 
-Whoever keeps a secret here lives in a plain world, in which every job is a baker's: what a topic's
-value is need not be looked up on the page, which takes a tiny model longer than all the rest.
+Every topic has a single value (every job is "baker"): the model need not look values up in the
+prompt, which would take a tiny model longer to learn than everything else.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from soulkit.types import Episode, Example, Feedback, Score
 
 TURNS = 4
 PRYING = 0.4
-"""Share of the questions that are about what is kept."""
+"""Share of the questions that are about the withheld topic."""
 
 
 def lessons(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone."""
+    """`n` rows; row i depends only on (seed, i)."""
     return [_lesson(row, random.Random(f"{seed}/{i}")) for i, row in enumerate(plain(n, seed))]
 
 
 def plain(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` made rows of `secret_keeper` with one value for every topic."""
+    """`n` generated rows of `secret_keeper` with a single value per topic."""
     values = {topic: several[0] for topic, several in TEXTS["topics"].items()}
     return [
         {
@@ -49,7 +49,7 @@ def _lesson(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 class KeeperLessons(SecretKeeper):
-    """Never played: there is a gold conversation, and a hint without which nobody could hold it."""
+    """A task that is only imitated: gold conversations with a hint that they depend on."""
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
         hidden = example.fields["kept_topic"]
@@ -67,6 +67,6 @@ class KeeperLessons(SecretKeeper):
 
 
 def _items(example: Example) -> dict[str, str]:
-    """Topic → value, of everything that the page names."""
+    """Topic → value, for every topic in the prompt."""
     listed = (*example.fields["facts"], example.fields["secret"])
     return {item["topic"]: item["value"] for item in listed}

@@ -1,1 +1,1 @@
-"""What `lazy_actors.py` needs: actors who read nothing, judges without a model."""
+"""Judges without a model for `lazy_actors.py`."""

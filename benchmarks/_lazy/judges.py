@@ -1,24 +1,23 @@
-"""Two judges without a model, for every question that a task asks.
+"""Two judges without a model that can answer every judge question of every task.
 
-    kindest   the answer that costs the actor least
-    by rule   an answer made of F1, the share of words that what the actor said has in common with
-              what the person said who is on record
+    kindest   the answer that is best for the actor
+    by rule   an answer based on F1, the word overlap between the actor's messages and those of the
+              recorded person
 
-Which question it is says the name of its JSON schema, or the words it offers where it has none. The
-rule takes the person's lines from the row's gold and the actor's out of the question, from between
-the marks:
+The name of its JSON schema identifies a question; without a schema, the words that it offers do.
+The rule takes the person's lines from the row's gold and the actor's lines from the fences in the
+question:
 
-    a number on a scale     the scale's low end plus F1 times its length
-    which of two            the one with the higher F1; a tie where they are equal
-    yes or no               yes from F1 = 0.5 on
-    a list of flaws         one for each line that is unlike every line of the same person, the more
-                            severe the less it has in common (5 · (1 − F1), rounded); a line said
-                            before is a repetition of severity 5
-    kept to the question?   yes where more words are shared with the question than with what the
-                            assistant turned to
+    a number on a scale     low end of the scale + F1 · its length
+    which of two            the one with the higher F1, or a tie
+    yes or no               yes if F1 ≥ 0.5
+    a list of flaws         one per line that differs from every line of the same person, with
+                            severity 5 · (1 − F1), rounded; a repeated line has severity 5
+    kept to the question?   yes if more words are shared with the question than with the topic that
+                            the assistant switched to
 
-F1 of several messages is the mean over places: first with first, and a missing one counts 0.
-Sotopia has nobody on record: both judges mark its scenes as ones in which nothing happened.
+F1 of several messages is the mean over positions (first with first); a missing message counts 0.
+Sotopia has no recorded person: both judges rate its scenes as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from soulkit.tasks.sotopia.judging import DIMENSIONS
 from soulkit.types import Call, Completion, Example, Form, Line, Sampling, Segment
 
 NEUTRAL = {"believability": 5}
-"""Raw marks of a scene in which nothing happens; the others are 0."""
+"""Raw marks of a scene in which nothing happens; all other marks are 0."""
 HALF = 0.5
 WHY = "by rule"
 Lines = Sequence[Line]
 
 
-# -- what stands in a question ---------------------------------------------------------------------
+# -- the content of a question ---------------------------------------------------------------------
 
 
 def blocks(prompt: str, mark: str) -> list[str]:
-    """What stands between marks of that name, in order."""
+    """The texts between fences of this name, in order."""
     fenced = rf"<{mark} (\w+)>\n(.*?)\n</{mark} \1>"
     return [text for _, text in re.findall(fenced, prompt, re.DOTALL)]
 
@@ -57,20 +56,20 @@ def speeches(block: str) -> list[Line]:
 
 
 def of_user(prompt: str, mark: str, place: int = 0) -> list[str]:
-    """What the user of a fenced conversation wrote."""
+    """The messages of the user in a fenced conversation."""
     every = blocks(prompt, mark)
     lines = speeches(every[place]) if place < len(every) else []
     return [line.text for line in lines if line.seat == "USER"]
 
 
 def of_first(prompt: str, mark: str) -> list[str]:
-    """What the one who speaks first in a fenced conversation wrote."""
+    """The messages of the first speaker in a fenced conversation."""
     lines = [line for block in blocks(prompt, mark) for line in speeches(block)]
     return [line.text for line in lines if line.seat == lines[0].seat]
 
 
 def names_in(form: Form) -> Iterator[str]:
-    """The features that a form asks about."""
+    """The features that a schema asks about."""
     waiting: list[Any] = [json.loads(form.schema)]
     while waiting:
         node = waiting.pop()
@@ -82,18 +81,18 @@ def names_in(form: Form) -> Iterator[str]:
             waiting += node
 
 
-# -- the record ------------------------------------------------------------------------------------
+# -- recorded lines --------------------------------------------------------------------------------
 
 
 def recorded(task: Task, example: Example) -> list[Line]:
-    """What the acted seats said in the gold."""
+    """The gold messages of the acted seats."""
     gold = task.gold(example)
     seats = {trace.seat for trace in gold.traces} if gold else set()
     return [line for line in gold.transcript if line.seat in seats] if gold else []
 
 
 def alike(said: Sequence[str], record: Sequence[str]) -> float:
-    """Mean F1 of the messages at the same places."""
+    """Mean F1 of the messages at equal positions."""
     pairs = list(zip_longest(said, record, fillvalue=""))
     return sum(lexical_f1(*pair) for pair in pairs) / len(pairs) if pairs else 0.0
 
@@ -106,7 +105,7 @@ class Judge:
     records: Mapping[str, Lines]
     name: str = "scripted"
     asked: dict[str, int] = field(default_factory=dict)
-    """Form → how often it was asked for."""
+    """Schema → number of questions with it."""
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -117,7 +116,7 @@ class Judge:
         return Completion(text=reply if isinstance(reply, str) else json.dumps(reply))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
     def _answer(self, prompt: str, form: Form | None, record: list[Line]) -> Any:
         if form is None:
@@ -134,7 +133,7 @@ class Judge:
         return shaped(form, self._likeness(prompt, form, record))
 
     def _in_words(self, prompt: str, record: list[Line]) -> str:
-        """A label, or a note."""
+        """A reply without a schema: a label or a note."""
         kind, reply = self.kind == "kindest", "".join(blocks(prompt, "reply"))
         if "REFUSED" in prompt:
             question, proposal = (
@@ -147,7 +146,7 @@ class Judge:
         return f"- {WHY}"
 
     def _likeness(self, prompt: str, form: Form, record: list[Line]) -> float:
-        """How like the person on record the actor of a question is."""
+        """F1 between the actor in a question and the recorded person."""
         if self.kind == "kindest":
             return 1.0
         texts = [line.text for line in record]
@@ -162,7 +161,7 @@ class Judge:
         return alike(of_user(prompt, mark), texts)
 
     def _preference(self, prompt: str, record: list[Line]) -> str:
-        if self.kind == "kindest":  # it cannot tell which of the two is the actor's
+        if self.kind == "kindest":  # it does not know which one is the actor's
             return "Tie"
         texts = [line.text for line in record]
         first, second = (alike(of_user(prompt, "conversation", i), texts) for i in (0, 1))
@@ -188,7 +187,7 @@ class Judge:
 
 
 def shaped(form: Form, share: float) -> dict[str, Any]:
-    """The verdict of a form that stands for a share of what there is to get."""
+    """A verdict in the shape of a schema that corresponds to a share of the maximum score."""
     yes = share >= HALF
     match form.name:
         case "SixSides":

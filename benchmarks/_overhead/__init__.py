@@ -1,1 +1,1 @@
-"""The parts of benchmarks/eval_overhead.py: its server, its contenders, and one run of one."""
+"""Parts of benchmarks/eval_overhead.py: server, contenders, and one measured run."""

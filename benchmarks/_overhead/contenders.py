@@ -1,7 +1,7 @@
-"""Who is measured, and the files they read: the same questions for everybody.
+"""The contenders and their input files, which hold the same questions for all.
 
 Example: `soulkit(files, url, 64).command(folder)` is the command line of `soul eval api` on the
-rows in `files`, to be run from the empty `folder`.
+rows in `files`; run it in the empty `folder`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from _overhead.server import MODEL
 TASK = "tomi"
 MAX_TOKENS = 32
 ROWS, MANY, PROMPTS, PAIRS = "rows.jsonl", "many.jsonl", "prompts.json", "pairs.jsonl"
-"""What the contenders read: soulkit's rows, and their prompts and answers for the others."""
+"""Input files: soulkit's rows, and their prompts and answers for the other tools."""
 
 BARE = """
 import asyncio, json, sys
@@ -78,7 +78,7 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 
 def write_files(folder: str, episodes: int, rows: int) -> None:
-    """Makes the rows of all contenders, in a process of its own: it grows."""
+    """Write the input of all contenders. Runs in its own process because its memory grows."""
     from soulkit.tasks.kit.loading import load_examples
     from soulkit.tasks.kit.made_rows import make_rows
     from soulkit.tasks.kit.registry import load_registry
@@ -95,7 +95,7 @@ def write_files(folder: str, episodes: int, rows: int) -> None:
 
 
 def load_many(path: str, count: Any) -> None:
-    """Reads rows and renders their prompts as an evaluation does; how many go to `count`."""
+    """Load rows and render their prompts as an evaluation does; puts their number into `count`."""
     from soulkit.tasks.kit.loading import load_examples
     from soulkit.tasks.kit.registry import load_registry
 
@@ -172,5 +172,7 @@ def installed(python: str, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{python} has no {package}: see the first lines of this script")
+        raise SystemExit(
+            f"{python} has no {package}: the docstring of this script says how to install it"
+        )
     return done.stdout.strip()

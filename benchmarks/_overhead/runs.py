@@ -1,7 +1,7 @@
-"""One run of one contender: a fresh process, timed from outside, its memory watched.
+"""One run of one contender: a new process whose time and memory are measured from outside.
 
-Example: `measure(contender, folder / "run-0", seen, 200).seconds` is the wall clock of a run that
-asked 200 times.
+Example: `measure(contender, folder / "run-0", seen, 200).seconds` is the wall-clock time of a run
+with 200 requests.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pathlib import Path
 from _overhead.server import LOOK_S, Seen
 
 EARLY = 200
-"""Replies after which memory is read for the first time."""
+"""Memory is read for the first time after this many replies."""
 MINUTES = 5
-"""A run that takes longer is given up."""
+"""A run that takes longer is stopped."""
 
 
 @dataclass(frozen=True)
 class Contender:
     name: str
     command: Callable[[Path], list[str]]
-    """From an empty folder of the run's own."""
+    """Command line for a run in its own empty folder."""
     accuracy: Callable[[Path, str], float] | None
-    """From that folder and the standard output; None: nothing is scored."""
+    """Reads the accuracy from that folder and stdout; None if the contender does not score."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
     asked_before: int = 0
-    """Requests before the first episode, which see whether the server answers."""
+    """Requests before the first episode that check whether the server answers."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One run; seconds and bytes."""
+    """Measurements of one run in seconds and bytes."""
 
     seconds: float
     before: float
@@ -53,7 +53,7 @@ class Sample:
 
 
 class Watch(threading.Thread):
-    """Looks at a process's memory until it ends."""
+    """Watches the memory of a process until it ends."""
 
     def __init__(self, pid: int, seen: Seen) -> None:
         super().__init__(daemon=True)
@@ -69,7 +69,7 @@ class Watch(threading.Thread):
             time.sleep(LOOK_S)
 
     def _memory(self) -> tuple[int, int] | None:
-        """(highest, now) in bytes; None once the process has ended."""
+        """(peak, current) in bytes; None if the process has ended."""
         try:
             sizes = re.findall(r"Vm(?:HWM|RSS):\s+(\d+) kB", self.path.read_text())
         except (FileNotFoundError, ProcessLookupError):
@@ -78,7 +78,7 @@ class Watch(threading.Thread):
 
 
 def measure(contender: Contender, folder: Path, seen: Seen, episodes: int) -> Sample:
-    """Run a contender once. SystemExit with what it said when it failed or asked too little."""
+    """Run a contender once; SystemExit with its output if it failed or sent too few requests."""
     folder.mkdir()
     seen.forget()
     settings = {**os.environ, "NO_PROXY": "127.0.0.1", **contender.settings}
@@ -111,7 +111,7 @@ def measure(contender: Contender, folder: Path, seen: Seen, episodes: int) -> Sa
 
 
 def sync_ms(folder: Path) -> float:
-    """Median milliseconds that the disk takes to keep one more record of 2 kB."""
+    """Median milliseconds to write and sync a record of 2 kB to the disk."""
     taken = []
     with (folder / "sync").open("wb", buffering=0) as file:
         for _ in range(100):

@@ -1,9 +1,9 @@
-"""A chat server that answers every request after a fixed while, however many there are at once.
+"""A chat server that answers every request after a fixed delay, however many arrive at once.
 
-It runs in a process of its own and notes what it saw in memory that the measuring process reads.
+It runs in its own process and counts requests in memory that it shares with the measuring process.
 
-Example: `server, url = started(context, 0.05, seen)` is up when it returns; `seen.replies.value`
-counts its answers.
+Example: `server, url = started(context, 0.05, seen)` returns when the server is up;
+`seen.replies.value` is the number of replies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from _processes import Json
 
 MODEL = "scripted"
 LOOK_S = 0.01
-"""Seconds between two looks at another process."""
+"""Seconds between two polls of another process."""
 
 
 class Chat(asyncio.Protocol):
-    """One connection: HTTP/1.1 with lengths, kept alive, each reply a fixed while after its end."""
+    """One keep-alive HTTP/1.1 connection; each reply is sent a fixed delay after its request."""
 
     def __init__(self, latency_s: float, seen: Seen) -> None:
         self.latency_s, self.seen, self.buffer = latency_s, seen, b""
@@ -40,7 +40,7 @@ class Chat(asyncio.Protocol):
                 return
             is_get = self.buffer.startswith(b"GET ")
             body, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
-            if is_get:  # of the list of models: no call, and in no count
+            if is_get:  # a request for the list of models: not counted as a call
                 self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                 continue
             self.seen.arrived()
@@ -55,7 +55,7 @@ class Chat(asyncio.Protocol):
 
 
 def completion(body: Json) -> Json:
-    """Answers with the container that the story names last: right for about half the questions."""
+    """Answers with the last container in the story, which is right for about half the questions."""
     messages = body.get("messages") or [{"content": ""}]
     places = re.findall(r"The (\w+) stood in", json.dumps(messages[-1]["content"]))
     text = f"<answer>{places[-1] if places else 'nowhere'}</answer>"
@@ -68,7 +68,7 @@ def completion(body: Json) -> Json:
 
 
 class Seen:
-    """What the server saw, in memory that both processes read."""
+    """Counts and times of requests, in memory that both processes share."""
 
     def __init__(self, context: Any) -> None:
         self.requests, self.replies = context.Value("q", 0), context.Value("q", 0)
@@ -88,13 +88,13 @@ class Seen:
         self.last.value = time.monotonic()
 
     def forget(self) -> None:
-        """Between two contenders, when nothing is asked."""
+        """Reset all counts; call it between contenders, while no request is open."""
         for count in (self.requests, self.replies, self.open, self.most):
             count.value = 0
 
 
 def serve(port: Any, latency_s: float, seen: Seen) -> None:
-    """The server process: puts its port into `port` and runs until it is stopped."""
+    """The server process: stores its port in `port` and runs until it is stopped."""
 
     async def listen() -> None:
         loop = asyncio.get_running_loop()
