@@ -106,11 +106,11 @@ def _data(
         released = [name for name in lacking if registry.spec(name).files.eval]
         why, way = "The task has no released files", "declare synth: FILE:FUNCTION in tasks.yaml"
         if released:
-            why = "Its released files are not downloaded"
+            why = "The released files of the task are not downloaded"
             way = f"download them: soul data pull --task {released[0]}"
         raise ConfigError(
             f"There are no rows to check for {', '.join(lacking)}.",
-            f"{why}, and the task cannot generate rows.",
+            f"{why}, and it cannot generate rows.",
             f"Add --data {(released or lacking)[0]}=FILE, or {way}",
         )
     return sources

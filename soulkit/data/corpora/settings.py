@@ -157,7 +157,7 @@ def left_out_note(path: str) -> str:
     ending = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
     pattern = str(Path(glob.escape(path)) / ("" if flat else "**") / ending)
     return (
-        f"only the training files of '{path}' are read, not {', '.join(names)}{more}; to read all "
+        f"the training files of '{path}' do not include {', '.join(names)}{more}; to include all "
         f"files, give the pattern '{pattern}'"
     )
 
