@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.cli import app as cli
+from soulkit.cli import console
 from soulkit.tasks.kit.registry import load_registry
 
 OWN = """\
@@ -35,7 +36,7 @@ def soul(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
 
 def test_no_column_name_is_cut_on_a_narrow_terminal(soul, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(console.out, "width", 60)
     code, out, _ = soul("show", "tomi")
     columns = load_registry().spec("tomi").columns
     assert code == 0 and "…" not in out.partition("players:")[0]
