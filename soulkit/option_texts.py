@@ -131,7 +131,7 @@ def mixing_ratios(text: str) -> dict[str, float]:
 
 
 def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
-    """`TASK=FILE` options → task → file; FILE alone is for the only task."""
+    """Task → file, from `TASK=FILE` options. With a single task, FILE alone is enough."""
     names = list(mixing_ratios(tasks)) if tasks else []
     rows: dict[str, str] = {}
     for text in texts or ():

@@ -267,7 +267,7 @@ def settings_from(
 
 
 def assignments(options: Sequence[str] | None) -> dict[str, Any]:
-    """The settings in NAME=VALUE texts; values are read as YAML."""
+    """The settings given as NAME=VALUE; values are read as YAML."""
     import yaml
 
     settings: dict[str, Any] = {}

@@ -155,7 +155,7 @@ def _refuse_second(owner: str, first: str | None, second: str) -> None:
             f"--data names {'a second file' if second else 'no file'} for {owner}.",
             f"The first one was '{first}', and a task reads its rows from one place."
             if first is not None
-            else "An empty name is often a shell variable that is not set.",
+            else "An empty name often means that a shell variable is not set.",
             "Give --data once per task.",
         )
 
@@ -436,7 +436,7 @@ def _facts(name: str, spec: TaskSpec, suites: Mapping[str, str]) -> list[tuple[s
 
 def _clusters(spec: TaskSpec) -> str:
     """The columns that define a row's cluster: its person if it names one."""
-    others = ", ".join(spec.cluster) or "each row alone"
+    others = ", ".join(spec.cluster) or "each row on its own"
     return f"{spec.person} if a row has one, else {others}" if spec.person else others
 
 

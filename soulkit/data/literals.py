@@ -36,7 +36,7 @@ def read_literal(text: str) -> Any:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All texts in a value, in order; other scalars are converted to text, None is skipped."""
+    """All strings in a value, in order. Other scalars become strings; None is skipped."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):

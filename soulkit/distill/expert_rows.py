@@ -232,7 +232,7 @@ def _places(source: str | None, run: Path) -> Iterator[str | None]:
 def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> DataError:
     where = "the pulled training files" if source is None else f"'{source}'"
     return DataError(
-        f"The training rows of the expert of {expert.task}, {expert.name}, cannot be read: "
+        f"The training rows of {expert.name}, the expert for {expert.task}, cannot be read: "
         f"{error.what}",
         f"Its run '{run}' was trained on {where}. {error.why}",
         f"Restore them, or name other rows with --data {expert.task}=ROWS",

@@ -170,7 +170,9 @@ class RolloutSettings(Settings):
         None, gt=0, unset="set by the task, else 8192",
         help="Maximum tokens per reply, fewer if the context has less room.",
     )  # fmt: skip
-    max_prompt: int = _sampling(8192, gt=0, flag=None, help="Maximum tokens of the first prompt.")
+    max_prompt: int = _sampling(
+        8192, gt=0, flag=None, help="Maximum tokens in an episode's first prompt."
+    )
     feedback_for: Literal["auto", "all", "imperfect", "task"] = _feedback(
         "auto",
         help="Drafts that get feedback: all, those below the full reward (imperfect), or those "

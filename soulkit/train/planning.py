@@ -303,7 +303,7 @@ class TokenCounter:
 
 
 def token_counter(model: str) -> TokenCounter:
-    """A counter with the tokenizer of a model folder, if it has a tokenizer.json."""
+    """A counter with the model folder's tokenizer.json; without one, it estimates from words."""
     file = Path(model).expanduser() / "tokenizer.json"
     if not file.is_file():
         return TokenCounter()

@@ -133,7 +133,7 @@ class ServerDefaults:
             self._certain = True
 
     def answered(self) -> None:
-        """A request was answered, so all later requests are sent alike."""
+        """A request was answered, so all later requests are sent the same way."""
         self._certain = True
 
     def silent(self) -> None:

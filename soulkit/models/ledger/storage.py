@@ -243,7 +243,7 @@ def settings_body(request: Request) -> str:
 
 
 def kept_settings(body: str) -> Request:
-    """The request of a `settings_body`, without messages."""
+    """The request stored by `settings_body`, without its messages."""
     kept = json.loads(body)
     return Request(base_url=kept["base_url"], messages=(), sampling=kept["sampling"],
                    beside=kept.get("beside", {}))  # fmt: skip

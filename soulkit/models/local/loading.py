@@ -69,9 +69,9 @@ class ModelPlace(NamedTuple):
 def model_place(name: str | Path, what: str = "model") -> ModelPlace:
     """The local folder or Hub model `name`; `what` is the kind of thing, for messages.
 
-    ModelLoadError, with the most similar folder, for a file and for names that look like a missing
-    folder: a Path, no owner/name, a parent that exists, or a name similar to a model's folder; also
-    for a revision of a folder.
+    ModelLoadError for a file, for a revision of a local folder, and for a name that looks like a
+    missing folder: it is a Path, is not owner/name, has a parent that exists, or resembles a model
+    folder. The error suggests the most similar folder.
     """
     place = Path(name).expanduser()
     if place.is_dir():
@@ -414,7 +414,7 @@ def _check_alone(where: str, model: Any) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelLoadError(
             f"'{where}' contains an adapter in addition to the model.",
-            "transformers would apply it without being asked, and without a check of its weights.",
+            "transformers would apply it automatically, without checking its weights.",
             "Move the adapter's files to a separate folder, and pass that as the adapter.",
         )
 

@@ -375,7 +375,7 @@ def basis_of(live: Any) -> dict[str, Any]:
 
 
 class RoleSettings(Settings):
-    """One player of a role. A text in one of the forms above is parsed into these settings."""
+    """One player of a role. A string in one of the forms above is parsed into these settings."""
 
     kind: KindName = "endpoint"
     model: str = ""

@@ -429,8 +429,8 @@ class VllmServers:
 
 
 def name_in_ledger(player: RoleSettings) -> str:
-    """The name of a `vllm` player in the ledger: its model and its own flags, so that players of
-    one model on different servers do not share replies."""
+    """The name of a `vllm` player in the ledger: its model and its own flags, so that players with
+    the same model on different servers do not share replies."""
     return " ".join(
         [player.model, *(f"--{flag}={player.args[flag]}" for flag in sorted(player.args))]
     )

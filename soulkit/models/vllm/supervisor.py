@@ -54,8 +54,8 @@ def exit_code(server: int) -> int | None:
 def soulkit_is_there(parent: int, wait_s: float) -> bool:
     """Whether soulkit is alive; waits at most `wait_s`.
 
-    A closed pipe shows it at once, but a process forked from soulkit may hold the pipe open, so the
-    parent id is checked, too.
+    A closed pipe shows at once that it has ended, but a process forked from soulkit may hold the
+    pipe open, so the parent id is checked too.
     """
     ready, _, _ = select.select([0], [], [], wait_s)
     return os.getppid() == parent and not (ready and not os.read(0, 4096))

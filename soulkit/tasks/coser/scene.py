@@ -308,7 +308,7 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
         raise RowError(what, "That word is reserved for an audience and cannot name a seat.")
     if taken := [name for name in names if name in (UNCLEAR, END)]:
         what = f"A character of the row is named '{taken[0]}'."
-        raise RowError(what, "That word has another meaning in answers about the next speaker.")
+        raise RowError(what, "That word is reserved for replies that choose the next speaker.")
     if not names_in(fields["major_characters"]):
         raise RowError("The row has no major_characters.", "The judge rates their fidelity.")
     lines = fields["dialogues"]
@@ -375,7 +375,7 @@ PROFILES, SUMMARY = "profiles", "plot_summary"
 def fitted_view(
     fields: Mapping[str, Any], seat: str, own_words: int, others_words: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(the values of a character's prompt, words cut by part), from the fields that it may see."""
+    """(values for a character's prompt, words cut from each part), from the fields it may see."""
     public, cuts = fields[PROFILES], {}
     parts = {"profile": public.get(seat, ""), "thought": fields.get(f"{THOUGHT_OF}{seat}", "")}
     texts: dict[str, str] = {}

@@ -323,12 +323,12 @@ class _Set:
 def set_numbers(records: Sequence[Record]) -> dict[str, BatchMetric]:
     """`set_all` and `set_all_star` (shares of sets with every question right), and `sets`.
 
-    A set counts if it has a lettered belief, a question about who can answer and one about who has
-    the information; for ALL* also a free belief. Facts and golds `no:long`, which hold only for the
-    whole conversation, are left out. An unscored question excludes its conversation's sets, an
-    unplayed question its own set. Unplayed questions are only detected if rows have the size of
-    their set, as generated and imported ones do: `sets_complete` counts these; otherwise (released
-    rows) a part of a set counts as a set.
+    A set counts if it has a lettered belief question, a question about who can answer and one about
+    who has the information; for ALL* also a free belief question. Fact questions and those with the
+    gold `no:long` are left out, because they concern the whole conversation. An unscored question
+    excludes all sets of its conversation, an unplayed question only its own set. Unplayed questions
+    are detected only in rows that record the size of their set, as generated and imported rows do
+    (`sets_complete` counts these sets). In released rows, an incomplete set counts as a set.
     """
     sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
     if not sets:

@@ -328,7 +328,7 @@ KINDS: Mapping[str, Callable[..., bool]] = {
 
 
 def unmet(checks: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """The kinds of the checks that a reply does not meet, in order."""
+    """The kinds of the checks that a reply fails, in order."""
     reply = text.strip()
     if len(reply) > LONGEST:
         return [check["kind"] for check in checks]

@@ -86,7 +86,7 @@ class MirrorBench(Task):
         if assistant not in self.assistants:
             raise ConfigError(
                 f"The task '{self.name}' has no assistant '{assistant}' under {self.protocol}.",
-                "The assistant replays recorded replies (replay; only paper) or is a model (live).",
+                "It replays recorded replies (replay, only with `paper`) or is a model (live).",
                 did_you_mean(str(assistant), self.assistants),
             )
         return str(assistant)

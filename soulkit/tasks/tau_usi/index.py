@@ -253,7 +253,7 @@ def split_runs(talks: Talks) -> list[Talks]:
 
 
 def feature_row(talks: Sequence[MeasuredTalk]) -> dict[str, float]:
-    """The mean of each feature over the conversations; only features that all of them have."""
+    """The mean of each feature over the conversations that have it."""
     row = {}
     for names in DIMENSIONS.values():
         for name in names:

@@ -3,7 +3,7 @@
 Columns come in several spellings: choices as a list, a list of `{text}`, `{"text": [...]}`, or the
 JSON text of any of these; a conversation as tagged lines or a list of messages; `is_last_turn` as a
 boolean, a number or a word. The functions follow the published scores unless they take a protocol;
-conversations are only used in prompts and are parsed the same way under both.
+conversations are only used in prompts and are parsed the same way under both protocols.
 
 Example: "You are a user chatting with an assistant language model to: book a table" has the intent
 "book a table", and the reply "thanks <|endconversation|> bye" has the text "thanks" and ends.

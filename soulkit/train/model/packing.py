@@ -148,9 +148,9 @@ MOST_PAIRS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs in units of one masked query-key pair of one layer, forward and backward.
+    """Costs in units of one masked query-key pair in one layer, forward and backward.
 
-    The defaults were measured on a CPU (AVX-512, float32, heads of 32); `linear` depends on the
+    The defaults were measured on a CPU (AVX-512, float32, head size 32); `linear` depends on the
     model's shape.
     """
 

@@ -182,8 +182,8 @@ class FeedbackMonitor:
     def of(
         cls, config: TrainConfig, objective: Objective, tasks: Mapping[str, Task], metrics: Path
     ) -> Self | None:
-        """The monitor of a run, None for methods without feedback; `metrics` is the run's metrics
-        file, with the count for a resume."""
+        """The monitor of a run; None for methods without feedback. A resumed run reads its count
+        from the metrics file `metrics`."""
         if not objective.uses_feedback:
             return None
         streak = newest_rollout_line(metrics).feedback.in_vain

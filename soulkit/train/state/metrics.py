@@ -52,7 +52,7 @@ class Flat:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The record of a line; DataError for a value of the wrong type."""
+        """The record that a line holds; DataError for a value of the wrong type."""
         return read_value(cls, unfolded(cls, line), "A record of metrics.jsonl")
 
 
