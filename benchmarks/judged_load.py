@@ -65,7 +65,7 @@ def served(latency: list[float]) -> Iterator[str]:
         process.wait()
 
 
-# -- the two sides, each a process of its own ------------------------------------------------------
+# -- the two sides, each in its own process --------------------------------------------------------
 
 
 async def ask_bare(url: str, calls: int, at_once: int) -> None:

@@ -1,4 +1,4 @@
-"""Shared test set-up: the vector summary, and a place for fixtures that several folders use."""
+"""Shared test set-up: the vector summary, and fixtures that several folders use."""
 
 from __future__ import annotations
 

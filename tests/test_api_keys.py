@@ -1,4 +1,4 @@
-"""Keys are found in every spelling, cut out whole, and nothing else is touched."""
+"""API keys are found in every spelling and removed completely; other text stays unchanged."""
 
 from __future__ import annotations
 

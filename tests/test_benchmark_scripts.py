@@ -1,12 +1,12 @@
-"""The scripts in `benchmarks/` use what the package has: nothing else notices when a name goes.
+"""Tests of the scripts in `benchmarks/`: every package name that they import exists.
 
-The benchmark of feedback runs, takes up what was stopped, and reports what is finished.
+The feedback benchmark runs, resumes unfinished runs, and reports finished ones.
 
-The simulation of coverage: what it asks of a line, and that it runs.
+The coverage simulation checks its bounds and runs.
 
-The benchmark of facts taught without forgetting runs, and takes up what was stopped.
+The benchmark of teaching facts without forgetting runs and resumes.
 
-The benchmark of engines runs at a small size, and its engines agree.
+The benchmark of sampling engines runs at a small size, and its engines agree.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ CAST_SMALL = ("--seeds", "1", "--hard-seeds", "0", "--warmup", "3", "--steps", "
 
 
 def cast_benchmark(*options: str) -> str:
-    """What the script prints."""
+    """Stdout of the script."""
     done = subprocess.run(
         [sys.executable, str(CAST_SCRIPT), *options], env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=600, check=False,
@@ -120,7 +120,7 @@ def test_two_arms_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> Non
 
 
 def _sides_are_apart(world: Path) -> None:
-    """What is measured: combinations that no arm trains on, and those that all do, other names."""
+    """Half of the measured rows are unseen combinations, half are seen ones with other names."""
 
     def cues(rows: object) -> set[tuple[object, ...]]:
         return {tuple(r.fields[n] for n in ("job", "town", "pet")) for r in rows}  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def coverage(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module; its parts lie beside it."""
+    """The script as a module; the modules that it imports are in the same folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
     spec = spec_from_file_location("coverage_benchmark", FOLDER / "coverage.py")
     assert spec is not None and spec.loader is not None
@@ -216,7 +216,7 @@ MIXSD_SCRIPT = Path(__file__).parents[1] / "benchmarks" / "mixsd.py"
 
 
 def mixsd_benchmark(*options: str) -> str:
-    """What the script prints."""
+    """Stdout of the script."""
     done = subprocess.run(
         [sys.executable, str(MIXSD_SCRIPT), *options], env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=600, check=False,

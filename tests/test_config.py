@@ -1,4 +1,4 @@
-"""Settings: the order of their sources, errors that can be mended, and what a run compares."""
+"""Settings: precedence of sources, errors with a fix, and the settings that a run compares."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The demo as a user runs it, and its model on real files. Slow: it trains for minutes.
 
-The demonstration without torch, in a process of its own as a user starts it.
+The demo without torch, as a separate process.
 """
 
 from __future__ import annotations

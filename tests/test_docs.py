@@ -1,20 +1,20 @@
-"""The documentation is complete, its links lead somewhere, and the command page is fresh.
+"""The documentation is complete, its links work, and the generated pages are up to date.
 
 The pages on writing a task, docs/tutorials/write-a-task.md and docs/guides/dialogue-tasks.md, run
 from top to bottom in an empty folder.
 
-What stands in its fences decides what happens:
+The language of a fence decides how it is tested:
 
-    (no language)       commands, one after the other; a line that ends with & is left running,
-                        and `# exit N` says how a command ends where that is not 0
-    text                what the commands above it print, `…` for anything; spaces do not count
-    any, after "Save as `FILE`:"   the file is written
-    py, jinja, yaml     an excerpt, which stands word for word in one of the examples
-    sh                  not looked at
+    (no language)       commands, run in order; a line that ends with & runs in the background,
+                        and `# exit N` gives an exit code other than 0
+    text                output of the commands above it; `…` matches anything, spaces are ignored
+    any, after "Save as `FILE`:"   the content of a file to write
+    py, jinja, yaml     an excerpt that occurs literally in one of the examples
+    sh                  not tested
 
-The other tutorials, run from top to bottom in an empty folder as well.
+The other tutorials are run in the same way.
 
-The didactic example runs, is short, and shares its arithmetic with the trainer.
+The teaching example runs, is short, and uses the same arithmetic as the trainer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optional packages: an extra brings each, and the line that adds one fits the installation."""
+"""Optional packages: each belongs to an extra, and the printed install command is right."""
 
 from __future__ import annotations
 

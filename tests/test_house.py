@@ -1,8 +1,8 @@
-"""What every file of the repository keeps to; the limits stand in CONTRIBUTING.md.
+"""Rules for every file of the repository; CONTRIBUTING.md lists the limits.
 
-What importing may cost: no torch outside the training code, nothing heavy at the door.
+Imports: no torch outside the training code, no slow imports at start-up.
 
-A benchmark lives in its folder: no other code names one, and no folder knows another.
+A benchmark's code is in its folder: no other code names a benchmark, and no folder uses another.
 """
 
 from __future__ import annotations

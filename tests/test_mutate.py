@@ -1,4 +1,4 @@
-"""The mutation tester: what it changes, what it leaves alone, and how it tells dead from alive."""
+"""The mutation tester: which code it changes, and when it counts a mutant as killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names say what they hold: few bare participles, and one public name for one thing."""
+"""Naming rules: few bare participles, and each public name is defined once."""
 
 from __future__ import annotations
 

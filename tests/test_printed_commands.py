@@ -1,8 +1,8 @@
-"""Every command that the documentation prints runs here, or `NOT_RUN` says why not.
+"""Every command in the documentation runs here, or `NOT_RUN` gives a reason.
 
-A command is run as printed, in a folder that holds what it names: made rows, runs of a local
-server, a tiny model. Only the sizes are smaller, and placeholders (`RUN`, `MODEL`) are filled in.
-So a new line in a page needs an entry only when it cannot run offline in seconds.
+A command runs as printed, in a folder with the files that it names: generated rows, runs of a local
+server, a tiny model. Only sizes are smaller, and placeholders (`RUN`, `MODEL`) are filled in. A new
+command in a page needs an entry here only if it cannot run offline in seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What stands around the code: the workflow, the hooks, the templates, how to cite.
+"""Project files outside the code: the workflow, the hooks, the templates, the citation file.
 
-Easy to get wrong in the set-up scripts: which torch would come, and whether a vLLM can.
+The set-up scripts: which torch build they install, and whether a vLLM can be installed.
 """
 
 from __future__ import annotations

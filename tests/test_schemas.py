@@ -1,4 +1,4 @@
-"""The schemas that ship are those of the types, real files follow them, other tools read these."""
+"""The shipped schemas match the types, real files follow them, and other tools read those files."""
 
 from __future__ import annotations
 

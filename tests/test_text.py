@@ -1,4 +1,4 @@
-"""What users give as an address: readable, and somewhere a request could be sent."""
+"""Addresses from users are parsed or rejected; numbers and lists are written in words."""
 
 from __future__ import annotations
 

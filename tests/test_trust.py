@@ -1,4 +1,4 @@
-"""What settings reach, and that no setting is overlooked."""
+"""Which settings can reach code, files or servers; the list covers every setting."""
 
 from __future__ import annotations
 

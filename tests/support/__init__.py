@@ -1,1 +1,1 @@
-"""What tests of several folders share. Imported in one way: `from tests.support.road import …`."""
+"""Helpers for tests of several folders. Import them as `from tests.support.road import …`."""

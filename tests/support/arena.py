@@ -1,4 +1,4 @@
-"""SimulatorArena's table for tests: actor, assistant, judge and coach behind one HTTP server."""
+"""SimulatorArena's players for tests: actor, assistant, judge and coach behind one HTTP server."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def example(name: str = "sim_math", protocol: str = "paper", **changes: Any) -> 
 
 
 def asked_form(body: Body) -> Mapping[str, Any]:
-    """The form of a judge's question: its `name` and `schema`."""
+    """The response format of a judge's question: its `name` and `schema`."""
     form: Mapping[str, Any] = body["response_format"]["json_schema"]
     return form
 
 
 def purpose(body: Body) -> str:
-    """Which question a judge is asked."""
+    """The kind of question that a judge is asked."""
     prompt = str(body["messages"][0]["content"])
     openings = {
         "Compare how the two write": "writing", "Compare how the two deal": "interaction",
@@ -86,7 +86,7 @@ def purpose(body: Body) -> str:
 
 
 def feature_names(body: Body) -> list[str]:
-    """What a schema says that the features are called."""
+    """The names of the features in a schema."""
     text = json.dumps(asked_form(body)["schema"])
     schema = json.loads(text)["$defs"]["FeatureVerdict"]["properties"]["feature_name"]
     return list(schema.get("enum") or [schema["const"]])
@@ -96,8 +96,8 @@ def verdicts(
     writing: Any = 4, interaction: Any = 3, document: Any = 8, fulfillment: Any = None,
     why: str = "so it seems",
 ) -> Says:  # fmt: skip
-    """A judge that gives these numbers, and for features a list of matches in their order, or a
-    mapping from names; None: `Match` for all. A text is its whole reply."""
+    """A judge that gives these numbers, and for features a list of matches in order or a mapping by
+    name; None: `Match` for all. A string is the complete reply."""
 
     def say(body: Body) -> str:
         name = purpose(body)
@@ -129,7 +129,7 @@ def _fulfilment(names: Sequence[str], matches: Any, why: str) -> str:
 
 
 def student(count: int = 2) -> Says:
-    """So many messages, then the end; told by how often the actor has spoken."""
+    """An actor that sends this many messages and then ends the conversation."""
 
     def say(body: Body) -> str:
         spoken = sum(message["role"] == "assistant" for message in body["messages"])
@@ -141,7 +141,7 @@ def student(count: int = 2) -> Says:
 
 
 def players(**says: Any) -> dict[str, Any]:
-    """The players of a talk where these say something else than usual."""
+    """The usual players of a conversation, with these replaced."""
     usual = {"actor": student(), "partner": "What have you tried?", "judge": verdicts()}
     return {**usual, **says}
 
@@ -154,7 +154,7 @@ def walked(
     name: str = "sim_math", protocol: str = "paper", row: Example | None = None,
     feedback: FeedbackPolicy | None = None, **says: Any,
 ) -> tuple[list[Record], list[Body]]:  # fmt: skip
-    """The records of one rollout over HTTP, and everything that was asked."""
+    """The records of one rollout over HTTP, and all requests."""
     talk = row or example(name, protocol)
     return recorded(arena(name, protocol), talk, feedback, **players(**says))
 

@@ -1,4 +1,4 @@
-"""A real browser without a driver: Chromium's own protocol over two pipes."""
+"""Controls a real Chromium without a driver, through its own protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Page:
-    """One tab. `errors` holds what the page's script or its policy complained of."""
+    """One tab. `errors` lists errors of scripts and violations of the content policy."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self.requests, self.replies, self.buffer, self.number = requests, replies, b"", 0
@@ -90,7 +90,7 @@ class Page:
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends of a pipe, with numbers that 3 and 4 do not overwrite."""
+    """Both ends of a pipe, with descriptors from 20 on, because 3 and 4 are overwritten."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in ends]
     for end in ends:
@@ -100,7 +100,7 @@ def _pipe() -> tuple[int, int]:
 
 @contextmanager
 def browser(home: Path) -> Iterator[Page]:
-    """A tab of a browser of its own, whose profile and downloads are in `home`."""
+    """A tab of a new browser with its profile and downloads in `home`."""
     assert BROWSER is not None
     request_out, request_in = _pipe()
     reply_out, reply_in = _pipe()

@@ -1,4 +1,4 @@
-"""Conversations made for tests, and files of them."""
+"""Conversations for tests, and files of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Row = dict[str, Any]
 
 
 def said_by(*turns: str) -> list[dict[str, str]]:
-    """`"user: hi"` and the like, as messages."""
+    """Messages from strings such as `"user: hi"`."""
     pairs = (turn.partition(": ") for turn in turns)
     return [{"role": role, "content": text} for role, _, text in pairs]
 
 
 def chat(number: int, **more: Any) -> Row:
-    """A conversation that no other number gives."""
+    """A conversation that is unique to this number."""
     turns = said_by(f"user: question {number}", f"assistant: answer {number}", "user: thanks")
     return {"messages": turns, **more}
 
 
 def jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
-    """A .jsonl file; a row that is text stands there as it is."""
+    """Write a .jsonl file; rows that are strings are written unchanged."""
     lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -37,7 +37,7 @@ def jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
 
 
 def parquet(path: Path, rows: list[Row], group: int = 1000) -> Path:
-    """A Parquet file with so many rows in a row group."""
+    """Write a Parquet file with this many rows per row group."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
     return path
@@ -49,7 +49,7 @@ def lesson(row: Any, side: str = "human", **shape: Any) -> Lesson:
 
 
 def lines(made: Lesson) -> list[str]:
-    """`assistant* hi`: role, a star where it is learned, and text."""
+    """Lines such as `assistant* hi`: role, a star if the turn is trained, text."""
     return [
         f"{s.role}{'*' if learned else ''} {s.text}"
         for s, learned in zip(made.segments, made.trained, strict=True)
@@ -78,5 +78,5 @@ def person_chat(number: int, seed: int = 0) -> Row:
 
 
 def chats_file(path: Path, count: int, seed: int = 0) -> Path:
-    """`count` chats, others for every seed."""
+    """Write `count` chats that depend on the seed."""
     return jsonl(path, (person_chat(number, seed) for number in range(count)))

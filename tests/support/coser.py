@@ -1,7 +1,7 @@
-"""CoSER's table for tests: actor, environment, predictor and critics behind one HTTP server.
+"""CoSER's players for tests: actor, environment, predictor and critics behind one HTTP server.
 
-The environment and the predictor of speakers are one model and are told apart by what they are
-asked; so are the critics, by the dimension that their prompt names.
+The environment and the speaker predictor are one model; the prompt distinguishes them. The
+dimension in the prompt distinguishes the critics.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def coser(protocol: str = "paper") -> Coser:
 
 
 def scene_row(protocol: str = "paper", **changes: Any) -> Example:
-    """The scene, with parts of its circumstance exchanged."""
+    """The scene, with parts of its circumstances replaced."""
     return coser(protocol).example({"circumstance": {**SCENE, **changes}})
 
 
 def critics(
     severities: Mapping[str, int] | None = None, why: str = "So it is."
 ) -> Callable[[Body], str]:
-    """Critics with a severity for each dimension, in flaws of at most five."""
+    """Critics with a severity per dimension, given as flaws of severity five or less."""
     weights = dict.fromkeys(ASPECTS, 0) | dict(severities or {})
 
     def say(body: Body) -> str:
@@ -90,18 +90,18 @@ def slug_of(body: Body) -> str:
 
 
 def names(order: Sequence[str], then: str = "") -> Callable[[Body], str]:
-    """A predictor that names one after the other, then always `then`."""
+    """A predictor that names these speakers in order, then always `then`."""
     waiting = iter(order)
     return lambda _: json.dumps({"reason": "so", "next_speaker": next(waiting, then)})
 
 
 def whose_turn(body: Body) -> bool:
-    """Whether the next speaker is asked for, and no happening."""
+    """Whether a prompt asks for the next speaker (not for an event)."""
     return "Say who should speak or act next" in str(body["messages"][0]["content"])
 
 
 def players(predictor: Says = "", surroundings: Says = "Wind.", **says: Any) -> dict[str, Any]:
-    """The players of a scene where these say something else than usual."""
+    """The usual players of a scene, with these replaced."""
 
     def environment(body: Body) -> str:
         return said(predictor if whose_turn(body) else surroundings, body)
@@ -117,12 +117,12 @@ def scene_records(
     row: Example | None = None, protocol: str = "paper", feedback: FeedbackPolicy | None = None,
     seed: int = 0, **says: Any,
 ) -> list[Record]:  # fmt: skip
-    """What the engine records of one scene."""
+    """The records of one scene."""
     scene = row or scene_row(protocol)
     return recorded(coser(protocol), scene, feedback, seed, **players(**says))[0]
 
 
 def scored(example: Example, lines: Sequence[Any], protocol: str = "paper", **says: Any) -> Any:
-    """The Score of a scripted scene; raises what scoring raises."""
+    """The Score of a scripted scene; exceptions of scoring propagate."""
     task = coser(protocol)
     return tables.scored(task, example, task.scripted(example, lines), **players(**says))

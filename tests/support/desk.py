@@ -1,4 +1,4 @@
-"""Both sides of the made desk by rule: a clerk with tools, and a customer with an instruction."""
+"""Rule-based players of the desk task: a clerk with tools, and a customer with an instruction."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WANTS = re.compile(r"have the ([\w ]+) at home and want|brought the ([\w ]+) ba
 
 
 def call(name: str, /, **arguments: str) -> str:
-    """A call in the text format of the service."""
+    """A tool call in the text format of the service."""
     texts = (f"<parameter={key}>{value}</parameter>" for key, value in arguments.items())
     return f"<function={name}>{''.join(texts)}</function>"
 
 
 def clerk(body: Body) -> str:
-    """Looks the customer up, then their loans, and does what the rules allow."""
+    """Looks up the customer and their loans, then does what the rules allow."""
     messages = body["messages"][1:]
     who = _WHO.search("\n".join(m["content"] for m in messages if m["role"] == "user"))
     results = "\n".join(m["content"] for m in messages if m["role"] == "system")
@@ -46,7 +46,7 @@ def clerk(body: Body) -> str:
 
 
 def customer(body: Body) -> str:
-    """Says who it is, names one wish after the other, stops, and answers the survey."""
+    """Gives its name, states its requests one by one, stops, and answers the survey."""
     first, *rest = body["messages"]
     who = re.search(r"You are (\w+ \w+), and your member number at the tool library is (M\d+)",
                     first["content"])  # fmt: skip
@@ -63,7 +63,7 @@ def customer(body: Body) -> str:
 
 
 def answering(text: str) -> Callable[[Body], str]:
-    """A customer who talks like the other and answers the survey with `text`."""
+    """The same customer, but it answers the survey with `text`."""
 
     def answer(body: Body) -> str:
         surveyed = '"task_success"' in body["messages"][-1]["content"]
@@ -84,7 +84,7 @@ LISTS = {
 
 
 def write_people(folder: Path, numbers: Iterable[int]) -> dict[str, str]:
-    """Files of people, lists and difficulties for desks of these numbers: option → path."""
+    """Write files of people, lists and difficulties for these desks; returns option → path."""
     people: dict[str, Any] = {}
     for number in numbers:
         for end in ("", "_ann2", "_ann3"):

@@ -1,4 +1,4 @@
-"""What the tests of distillation share: a small base, experts that were never trained, commands."""
+"""Helpers for tests of distillation: a small base, untrained experts, commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = ("secret_keeper", "tomi")
 
 
 def small_base(folder: Path, seed: int = 0, words: Sequence[str] = ()) -> Path:
-    """A model with random weights that knows the words of some rows."""
+    """A model with random weights whose vocabulary covers some rows."""
     texts = [
         json.dumps(dict(row.fields)) for t in TASKS for row in synth_rows(t, "synth:6", 0, "test")
     ]
@@ -26,7 +26,7 @@ def small_base(folder: Path, seed: int = 0, words: Sequence[str] = ()) -> Path:
 
 
 def save_expert(folder: Path, base: Path, *tasks: str, **settings: Any) -> Path:
-    """An adapter on `base` as a training on `tasks` leaves it."""
+    """Save an adapter on `base` in the form in which a training on `tasks` saves it."""
     from soulkit.train.state.model_card import model_note
     from tests.support.training import config, policy_of
 
@@ -45,7 +45,7 @@ def distillation(experts: Path | dict[str, str], **settings: Any) -> DistillConf
 
 
 def change_note(folder: Path, **entries: Any) -> None:
-    """Rewrite entries of `soulkit.json`; None takes one out."""
+    """Change entries of `soulkit.json`; None removes an entry."""
     path = folder / "soulkit.json"
     note = {**json.loads(path.read_text()), **entries}
     path.write_text(json.dumps({k: v for k, v in note.items() if v is not None}))
@@ -55,7 +55,7 @@ def change_note(folder: Path, **entries: Any) -> None:
 
 
 def gather_once(settings: dict[str, Any], out: str, stages: Sequence[str]) -> None:
-    """Sample and select, in a process of its own."""
+    """Sample and select in a separate process."""
     from soulkit.distill.experts import find_experts
     from soulkit.distill.sample import sample
     from soulkit.distill.select import select_samples

@@ -1,4 +1,4 @@
-"""A drafter and a filter with a known character, for rows that models draft."""
+"""A drafter and a filter with known behaviour, for rows that models draft."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CHOICES = ("amber", "birch", "coral")
 
 
 def text_of(body: Body) -> str:
-    """All that was said in a request."""
+    """The text of all messages of a request."""
     return "\n".join(str(message["content"]) for message in body["messages"])
 
 
 def mark(body: Body) -> str:
-    """A word that follows from the first message: equal questions get equal drafts."""
+    """A word determined by the first message, so that equal questions get equal drafts."""
     first = str(body["messages"][0]["content"])
     return "w" + hashlib.sha256(first.encode()).hexdigest()[:8]
 
@@ -43,7 +43,7 @@ def description(body: Body) -> str:
 
 
 def reactions(body: Body) -> str:
-    """Three that are one word shorter, as long, and one word longer than the person's own."""
+    """Three reactions: one word shorter than, as long as, and one word longer than the person's."""
     reply = re.search(r"<reply \w+>\n(.*?)\n</reply", text_of(body), re.DOTALL)
     assert reply
     size = len(reply[1].split())
@@ -56,7 +56,7 @@ def review(fault: str = "none") -> str:
 
 
 def by_content(answers: dict[str, str], usual: Callable[[Body], str]) -> Answer:
-    """The answer whose key stands in the first message, else the usual one."""
+    """The answer whose key occurs in the first message, otherwise the usual one."""
 
     def answer(body: Body) -> str:
         first = str(body["messages"][0]["content"])
@@ -69,7 +69,7 @@ def built(
     task: str, source: Path, out: Path, drafter: ScriptedServer, judge: ScriptedServer,
     *more: object,
 ) -> int:  # fmt: skip
-    """`soul data build` in a run folder beside `out`."""
+    """Run `soul data build` with a run folder next to `out`."""
     return soul(
         "data", "build", task, source, "-o", out, "--drafter", f"endpoint:d@{drafter.base_url}",
         "--filter", f"endpoint:f@{judge.base_url}", "--folder", out.with_suffix(".run"), *more,

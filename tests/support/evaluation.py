@@ -1,4 +1,4 @@
-"""What the evaluation tests share: rows, servers that know the gold, a look into run folders."""
+"""Helpers for evaluation tests: rows, servers that know the gold, readers of run folders."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FAST = ("--backoff", "0", "--max-unscored", "0")
 
 
 def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
-    """The rows that `--data synth:n` stands for."""
+    """The rows of `--data synth:n`."""
     rows = synth_rows(task, f"synth:{n}", seed, "test")
     return to_examples(load_registry().task(task), rows).examples
 
 
 def write_records(folder: Path, records: Iterable[Record]) -> Path:
-    """A run folder with these episodes more, measured under the conditions of every other."""
+    """Add these episodes to a run folder, with the same conditions as all others."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "conditions.json", {"players": {}, "tasks": {}})
     writer = RecordWriter(folder / "episodes.jsonl")
@@ -66,14 +66,14 @@ def soul(*arguments: object) -> int:
 
 
 def api(base_url: str, out: Path, *arguments: object, task: str = "tomi", n: int = 6) -> int:
-    """`soul eval api` on made rows; of these options, those in `arguments` replace the others."""
+    """Run `soul eval api` on generated rows; `arguments` replace the default options."""
     usual = ("--model", "m", "--base-url", base_url, "--out", out, "--task", task,
              "--data", f"synth:{n}", *FAST)  # fmt: skip
     return soul("eval", "api", *replaced(usual, arguments))
 
 
 def replaced(usual: Sequence[object], arguments: Sequence[object]) -> list[object]:
-    """The options of `usual` and their values, without those that `arguments` has; then these."""
+    """The options of `usual` that `arguments` does not set, followed by `arguments`."""
     pairs = zip(usual[::2], usual[1::2], strict=True)
     kept = [part for pair in pairs if pair[0] not in arguments for part in pair]
     return [*kept, *arguments]
@@ -82,7 +82,7 @@ def replaced(usual: Sequence[object], arguments: Sequence[object]) -> list[objec
 def start(
     *arguments: object, env: dict[str, str] | None = None, open_files: int | None = None
 ) -> subprocess.Popen[str]:
-    """The real command as a process of its own, which may open so many files at once."""
+    """Start the real command as a process with this limit on open files."""
     limit = ["sh", "-c", f'ulimit -n {open_files}; exec "$0" "$@"'] if open_files else []
     return subprocess.Popen(
         [*limit, sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],
@@ -118,12 +118,12 @@ def paid(out: Path) -> list[tuple[str, int]]:
 
 
 def messages(err: str) -> list[str]:
-    """The lines of stderr without those that tell on a slow machine that a command is at work."""
+    """The lines of stderr without the progress lines that a slow machine prints."""
     return [line for line in err.splitlines() if not re.search(r", after \d+ s\)?$", line)]
 
 
 def three_lines(err: str) -> tuple[str, str, str]:
-    """The error, why and fix that were printed; nothing else may have been."""
+    """The printed error, why and fix; fails if anything else was printed."""
     lines = messages(err)
     assert len(lines) == 3, err
     assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"], err
@@ -132,7 +132,7 @@ def three_lines(err: str) -> tuple[str, str, str]:
 
 
 def changed(words: Sequence[object], *options: object) -> list[object]:
-    """A command with these options and values in the place of its own."""
+    """A command with these option values replaced."""
     names = options[::2]
     own = [i for i, word in enumerate(words) if word in names]
     kept = [word for i, word in enumerate(words) if i not in own and i - 1 not in own]
@@ -153,7 +153,7 @@ def visitor() -> Iterator[str]:
 
 
 def keeper(body: Body) -> str:
-    """Tells each public fact when asked, and keeps the secret."""
+    """Answers questions about public facts and keeps the secret."""
     brief, question = body["messages"][0]["content"], last_message(body)
     public = brief.partition("What nobody may know")[0]
     for line in public.splitlines():

@@ -1,4 +1,4 @@
-"""Released files made here, as Parquet in the released layout, and a hub client for tests."""
+"""Parquet files in the layout of the released ones, and a Hub client for tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def client(server: HubServer) -> Hub:
 
 
 def alone_with_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token, folder or mirror of whoever runs the tests."""
+    """Remove the user's Hub token, cache folder and mirror from the environment."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "SOULKIT_DATA"):
         monkeypatch.delenv(name, raising=False)
     for name in ("NO_PROXY", "no_proxy"):

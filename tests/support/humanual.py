@@ -1,4 +1,4 @@
-"""What the tests of Humanual share: a row, verdicts, judges by rule, a walk over HTTP."""
+"""Helpers for tests of Humanual: a row, verdicts, rule-based judges, a rollout over HTTP."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def example(protocol: str = "paper", **changes: Any) -> Example:
 
 
 def sides(score: float = 0.5, why: str = "so it seems", **scores: Any) -> str:
-    """A verdict with `score` on every side but those of `scores`."""
+    """A verdict with `score` on every side that is not in `scores`."""
     return json.dumps({axis: {"thought": why, "score": scores.get(axis, score)} for axis in AXES})
 
 
 def fenced(body: Body, label: str) -> str:
-    """The text that a judge was shown under `label`."""
+    """The fenced text with this label in a judge's prompt."""
     prompt = body["messages"][0]["content"]
     match = re.search(rf"<{label} (\w+)>\n(.*?)\n</{label} \1>", prompt, re.DOTALL)
     assert match, prompt
@@ -55,7 +55,7 @@ def fenced(body: Body, label: str) -> str:
 
 
 def by_shared_words(body: Body) -> str:
-    """A judge that is a rule: the words that a reply shares with the original, on every side."""
+    """A rule-based judge: word overlap of reply and original, the same on every side."""
     score = lexical_f1(fenced(body, "reply"), fenced(body, "original"))
     if "key_points" in body["messages"][0]["content"]:
         return json.dumps({"key_points": "words", "thought": "counted", "score": score})
@@ -66,7 +66,7 @@ def scored(
     text: str, judge: Says, one: Example | None = None, protocol: str = "paper", *,
     stop: str = "stop", samples: int | None = None,
 ) -> tuple[Score, list[Body]]:  # fmt: skip
-    """The score of a reply by a judge over HTTP, and what that one was asked."""
+    """The score of a reply by a judge over HTTP, and the judge's requests."""
     replies = [(one or example(protocol), text)]
     scores, requests = all_scored("humanual_news", replies, judge, protocol, stop, samples)
     return scores[0], requests
@@ -76,7 +76,7 @@ def all_scored(
     name: str, replies: Sequence[tuple[Example, str]], judge: Says, protocol: str = "paper",
     stop: str = "stop", samples: int | None = None,
 ) -> tuple[list[Score], list[Body]]:  # fmt: skip
-    """The scores of (row, reply) by one judge over HTTP, and what that one was asked."""
+    """The scores of (row, reply) pairs by one judge over HTTP, and the judge's requests."""
     task = task_of(name, protocol)
     played = [(one, episode_of(task, one, text, stop)) for one, text in replies]
     with table(judge=judge, panel=Panel(samples=samples)) as (cast, requests):
@@ -88,6 +88,6 @@ def all_scored(
 
 
 def walked(protocol: str = "paper", **says: Any) -> tuple[list[Record], list[Body]]:
-    """Draft, feedback and refined over HTTP, and everything that was asked."""
+    """Draft, feedback and refined reply over HTTP, and all requests."""
     task = task_of("humanual_news", protocol)
     return recorded(task, example(protocol), FeedbackPolicy(), **says)

@@ -1,4 +1,4 @@
-"""What the tests of judges share: a judged task, rows, and judges with a known character."""
+"""Helpers for tests of judges: a judged task, rows, and judges with known behaviour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 def write_rows(path: Path, n: int, human: bool = False) -> Path:
-    """Rows about n topics; with human labels of quality and style where asked for."""
+    """Write rows about n topics, optionally with human labels of quality and style."""
     lines = []
     for i in range(n):
         row: dict[str, Any] = {"topic": f"topic {i}"}
@@ -41,13 +41,13 @@ def topic(body: Body) -> int:
 
 
 def essay(body: Body) -> str:
-    """Between 5 and 13 words by topic, different in every rollout (the seed that is sent)."""
+    """An essay of 5 to 13 words that depends on the topic and on the seed of the request."""
     i = topic(body)
     return " ".join([f"word{i}"] * (5 + i % 9)) + f" ending{body.get('seed', 0)}"
 
 
 def noise(body: Body, width: int) -> int:
-    """Between -width and width, by what was asked and by the seed that came with it."""
+    """Noise between -width and width, determined by the prompt and the seed of the request."""
     text = json.dumps([first_message(body), body.get("seed")])
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % (2 * width + 1) - width
 
@@ -58,7 +58,8 @@ def opinion(score: int, style: str = "plain") -> str:
 
 
 def judge(width: int = 0, pair: str = "longer") -> Callable[[Body], str]:
-    """Points by topic with noise of `width`; of a pair prefers A, the longer, or neither."""
+    """A judge that scores by topic with noise of `width`; in pairs it prefers A, the longer or
+    neither."""
 
     def answer(body: Body) -> str:
         if "Participant A" in first_message(body):

@@ -1,8 +1,8 @@
-"""A process that writes entries into a ledger as fast as it can, so that a test can kill it.
+"""A process that writes ledger entries as fast as it can, so that a test can kill it.
 
     python -m tests.support.ledger_writer FILE FIRST COUNT
 
-prints the number of each entry once it is stored. The prompts grow like those of a dialogue.
+It prints the number of each entry when it is stored. Prompts grow like those of a dialogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of choice tasks share: forms of rows, metrics of the reference, lessons, records."""
+"""Helpers for tests of choice tasks: row formats, metrics of the reference, lessons, records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ THINKING = dict.fromkeys(
 
 
 def released(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat row of a released one, whose `extra_info` is `row`."""
+    """The flat row of a released row whose `extra_info` is `row`."""
     return flatten({"prompt": [{"role": "user", "content": "x"}], "extra_info": dict(row)})
 
 
 def logged(name: str, vector: Vector, score: Score) -> dict[str, Any]:
-    """The metrics of a reply under the reference's names, one of them an older name for another."""
+    """The metrics of a reply under the reference's names; two of them are the same metric."""
     words = len((vector.input["output_text"] or "").split())
     older = "all/score_v1" if "all/score_v1" in vector.expected["metrics"] else "all/score"
     return {f"{name}/reward": score.reward, f"{name}/response_length": words,
@@ -34,7 +34,7 @@ def logged(name: str, vector: Vector, score: Score) -> dict[str, Any]:
 
 
 def draft_of(task: Any, example: Any, letter: str) -> Any:
-    """The episode of a draft that answers `letter`, as the task records it."""
+    """The episode of a draft that answers `letter`."""
     completion = Completion(text=f"<answer>{letter}</answer>")
     return task._episode(example, task.context(example, None), completion, 0, "draft")
 
@@ -42,7 +42,7 @@ def draft_of(task: Any, example: Any, letter: str) -> Any:
 def record(
     example: str, value: float | None, *, cluster: str = "", kind: Any = "draft", **tags: str
 ) -> Record:
-    """A record of one scored play, or of an unscored one."""
+    """A record of a scored or unscored episode."""
     score = (
         unscored(Failure("provider_error")) if value is None else Score(value=value, reward=value)
     )

@@ -1,4 +1,4 @@
-"""Rollouts made of plain ids, so that every method's formula can be written out beside it."""
+"""Rollouts made of plain ids, so that tests can write out the formula of every method."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BETWEEN = 350
 
 
 class Numbers:
-    """Renders a conversation as the numbers in its messages, the actor's turns as their ids."""
+    """A renderer: the numbers in the messages are the ids, and the actor's turns keep their ids."""
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
         return [i for s in context for i in (s.token_ids or map(int, s.text.split()))]
@@ -63,7 +63,7 @@ def play(
     *turns: Ids,
     received: Feedback | None = None,
 ) -> Record:
-    """One rollout that said `turns`; a refined one was told the example's hint."""
+    """A rollout with these actor turns; a refined one has the example's hint in its prompt."""
     hint = advice(example)
     bare = PROMPTS[example]
     opening = f"{bare} {hint.text}" if kind == "refined" else bare
@@ -108,7 +108,7 @@ def batch_of(config: TrainConfig, records: Sequence[Record] = ROLLOUTS) -> list[
 
 
 def conversation(example: str, turns: Sequence[Ids], hinted: bool) -> tuple[list[int], list[int]]:
-    """Ids of a whole conversation and where the actor's ids stand in it, worked out anew."""
+    """Ids of a whole conversation and positions of the actor's ids, computed independently."""
     ids = [int(w) for w in PROMPTS[example].split()]
     ids += [int(w) for w in HINTS[example].split()] if hinted else []
     places: list[int] = []
@@ -120,14 +120,14 @@ def conversation(example: str, turns: Sequence[Ids], hinted: bool) -> tuple[list
 
 
 def rows_of(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
-    """Log-probabilities [n, vocabulary] where the actor's ids are predicted, by a full forward."""
+    """Log-probs [n, vocabulary] that predict the actor's ids, from a full forward pass."""
     ids, places = conversation(example, turns, hinted)
     logits = policy.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     return torch.log_softmax(logits / policy.temperature, -1)[[p - 1 for p in places]]
 
 
 def logp(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
-    """Log-probs [n] of what the actor said."""
+    """Log-probs [n] of the actor's ids."""
     emitted = torch.tensor([i for turn in turns for i in turn])
     return rows_of(policy, example, turns, hinted).gather(-1, emitted[:, None]).squeeze(-1)
 
@@ -137,7 +137,7 @@ def student(folder: Path, **settings: Any) -> Policy:
 
 
 def teacher(folder: Path) -> Policy:
-    """Another model for on-policy distillation: the same base, moved elsewhere and frozen."""
+    """A teacher for on-policy distillation: a frozen copy of the base with changed weights."""
     other = policy_of(folder, **SMALL)
     jolt(other, 0.1, seed=9)
     other.model.requires_grad_(False)
@@ -145,5 +145,5 @@ def teacher(folder: Path) -> Policy:
 
 
 def still(policy: Policy) -> torch.optim.Optimizer:
-    """An optimizer that moves nothing."""
+    """An optimizer that leaves all weights unchanged."""
     return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)

@@ -1,4 +1,4 @@
-"""MirrorBench's table for tests: everybody behind one HTTP server, told apart by their names."""
+"""MirrorBench's players for tests behind one HTTP server, distinguished by model name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prompt_of(body: Body) -> str:
 
 
 def kind_of(body: Body) -> str:
-    """Which of the questions a judge is asked."""
+    """The kind of question that a judge is asked."""
     prompt = prompt_of(body)
     marks = {"gteval": "<simulated ", "pairwise": "Conversation A:", "ctr": "<notes ",
              "rnr": '"verdict": "YES"'}  # fmt: skip
@@ -50,7 +50,7 @@ def kind_of(body: Body) -> str:
 
 
 def conversations(body: Body) -> list[tuple[str, str]]:
-    """(mark, text) of the fenced conversations of a prompt, in order."""
+    """(label, text) of the fenced conversations in a prompt, in order."""
     pattern = r"<(?:conversation|real|simulated) (\w+)>\n(.*?)\n</"
     return [(one[1], one[2]) for one in re.finditer(pattern, prompt_of(body), re.DOTALL)]
 
@@ -59,7 +59,7 @@ def answers(
     score: float = 0.5, wins: Says | None = None, rnr: str = "YES", ctr: str = "YES",
     why: str = "so it reads",
 ) -> Callable[[Body], str]:  # fmt: skip
-    """A judge of known opinions; `wins` gives A, B or Tie."""
+    """A judge with known verdicts; `wins` is A, B or Tie."""
 
     def answer(body: Body) -> str:
         kind = kind_of(body)
@@ -78,7 +78,7 @@ def answers(
 
 
 def players(**says: Any) -> dict[str, Any]:
-    """The players of a conversation where these say something else than usual."""
+    """The usual players of a conversation, with these replaced."""
     return {"actor": "hm", "partner": "Fine.", "judge": answers(), **says}
 
 
@@ -89,5 +89,5 @@ def table(**says: Any) -> AbstractContextManager[tuple[Cast, list[Body]]]:
 def played(
     task: MirrorBench, row: Example, feedback: FeedbackPolicy | None = None, **says: Any
 ) -> tuple[list[Record], list[Body]]:
-    """What the engine records of one row, and every request."""
+    """The records of one row, and all requests."""
     return recorded(task, row, feedback, **players(**says))

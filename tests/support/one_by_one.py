@@ -1,4 +1,4 @@
-"""The slow truth that packing is measured against: every sequence alone, a plain model call."""
+"""The slow reference for packing: a plain model call per sequence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def alone(policy: Policy, span: Span) -> tuple[Tensor, Tensor]:
 
 
 def one_by_one(policy: Policy, spans: Sequence[Span], w: Weights, v: Weights) -> Outcome:
-    """Gradients of Σ w · log-prob + v · entropy over (sequence, token), a sequence at a time."""
+    """Gradients of Σ w · log-prob + v · entropy over (sequence, token), one sequence at a time."""
     policy.model.zero_grad(set_to_none=True)
     logs, entropies = [], []
     for span, a, b in zip(spans, w, v, strict=True):
@@ -67,7 +67,7 @@ def packed(policy: Policy, spans: Sequence[Span], w: Weights, v: Weights, budget
 
 
 def assert_order(pack: Pack, owner: Tensor) -> None:
-    """Flat results run sequence after sequence, in the order of the pack."""
+    """Assert that flat results are ordered by sequence, in the order of the pack."""
     counts = [span.n_trained for span in pack.spans]
     expected = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     assert torch.equal(owner.cpu(), expected)

@@ -1,6 +1,6 @@
-"""A `soul` command in the process that calls it, with what it printed.
+"""Runs a `soul` command in the calling process and returns its output.
 
-For a pool of one process that was started on another PYTHONPATH (tests/without_torch).
+Used in a process pool that was started with another PYTHONPATH (tests/without_torch).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from soulkit.cli.app import main
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a command."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Done:
 
 
 def run_line(line: str) -> Done:
-    """`soul LINE`, in a process that must not have torch."""
+    """Run `soul LINE` in a process that must not have torch."""
     assert importlib.util.find_spec("torch") is None
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -1,8 +1,8 @@
-"""Made files in the documented layout of the PRISM corpus: invented people, invented replies.
+"""Generated files in the documented layout of the PRISM corpus, with invented people and replies.
 
-A conversation has an opening turn with up to four models' replies and later turns with two of one
-model; each reply has a score from 1 to 100, and one of a turn is the chosen one. `utterances` is
-the same in long form: a reply a record.
+A conversation has an opening turn with replies of up to four models, and later turns with two
+replies of one model. Each reply has a score from 1 to 100; one reply per turn is the chosen one.
+`utterances` is the same in long form, with one record per reply.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def conversation(n: int, seed: int = 0, turns: int | None = None) -> Record:
-    """Conversation `n`, with 1 to 4 turns of the person."""
+    """Conversation `n`, in which the person has 1 to 4 turns."""
     rng = random.Random(f"{seed}/{n}")
     subject, count = rng.choice(SUBJECTS), turns or rng.randint(1, 4)
     history: list[Record] = []
@@ -50,7 +50,7 @@ def _replies(rng: random.Random, name: str, turn: int, subject: str) -> list[Rec
 
 
 def utterances(conversations: Iterable[Mapping[str, Any]]) -> list[Record]:
-    """The same in long form."""
+    """A conversation in long form."""
     records: list[Record] = []
     for one in conversations:
         asked = {m["turn"]: m["content"] for m in one["conversation_history"]
@@ -75,5 +75,5 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def write_conversations(path: Path, n: int, **more: Any) -> Path:
-    """`n` conversations, with the fields of `more` in each."""
+    """Write `n` conversations, each with the extra fields `more`."""
     return write_lines(path, ({**conversation(i), **more} for i in range(n)))

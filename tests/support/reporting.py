@@ -1,4 +1,4 @@
-"""A reporter that keeps what it is told."""
+"""A reporter that records its messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from soulkit.reporting import Reporter
 
 
 class Heard(Reporter):
-    """Notes and phases go into `lines`, in this order."""
+    """A reporter that appends notes and phases to `lines`."""
 
     def __init__(self, lines: list[str] | None = None) -> None:
         self.lines: list[str] = [] if lines is None else lines

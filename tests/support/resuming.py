@@ -1,8 +1,8 @@
-"""What tests of resumed runs share: small runs with everything on, and how two of them compare.
+"""Helpers for tests of resumed runs: small runs with all features, and comparison of two runs.
 
-Compared are the metrics, episodes, weights, checkpoints and summary, without what a clock says:
-`time/sample` and `time/train` of a step, `seconds` of positions and of the summary, and the
-`usage` of completions, which holds latencies.
+The comparison covers metrics, episodes, weights, checkpoints and summary, but not measured times:
+`time/sample` and `time/train` of a step, `seconds` of positions and of the summary, and the `usage`
+of completions, which contains latencies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS, EVERY = 5, 2
 
 
 def ditto(model: Path, out: Path) -> list[str]:
-    """Several updates a step, two kinds of prompt length, a dev split, a warm-up."""
+    """A Ditto run with several updates per step, two prompt lengths, a dev split and a warm-up."""
     words = (
         "train", "ditto", "--model", model, "--task", "tomi", "--data", "tomi=synth:40",
         "--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 3e-3, "--lora-r", 4,
@@ -46,7 +46,7 @@ def ditto(model: Path, out: Path) -> list[str]:
 
 
 def everything(model: Path, out: Path, url: str) -> list[str]:
-    """Dialogues and questions, partner and coach over HTTP, a checkpoint a step, the best kept."""
+    """Dialogues and questions, partner and coach over HTTP, a checkpoint per step, keep-best."""
     words = (
         "train", "ditto", "--model", model, "--task", "tomi,secret_keeper:0.5",
         "--data", "tomi=synth:24", "--data", "secret_keeper=synth:12",
@@ -61,7 +61,7 @@ def everything(model: Path, out: Path, url: str) -> list[str]:
 
 
 def taught(model: Path, out: Path, url: str) -> list[str]:
-    """A moving average as teacher; rarer checkpoints, so that several steps are taken again."""
+    """A moving average as teacher; few checkpoints, so that a resumed run repeats several steps."""
     words = (
         "train", "sdpo-token", "--model", model, "--task", "tomi", "--data", "tomi=synth:30",
         "--prompts", 4, "--group-size", 3, "--max-tokens", 10, "--lr", 3e-3, "--lora-r", 4,
@@ -83,7 +83,7 @@ def sft(model: Path, out: Path) -> list[str]:
 
 
 def reply(body: dict[str, Any]) -> str:
-    """The partner's next line, or a coach's remark that depends on the draft."""
+    """The partner's next line, or the coach's feedback, which depends on the draft."""
     if body["model"] == "visitor":
         return visitor_line(body["messages"])
     hints = ("Look again at who was in the room.", "Think of what was last seen.", "Keep it short.")
@@ -91,7 +91,7 @@ def reply(body: dict[str, Any]) -> str:
 
 
 def jitter(index: int, body: dict[str, Any]) -> Fault:
-    """Replies in an order that no two runs share."""
+    """Delay replies randomly, so that their order differs between runs."""
     return Fault.slow(0.004 * random.random())
 
 
@@ -99,7 +99,7 @@ def jitter(index: int, body: dict[str, Any]) -> Fault:
 
 
 def episodes(run: Path) -> list[dict[str, Any]]:
-    """The run's records, without how long and how expensive they were."""
+    """The run's records without times and costs."""
     records = read_jsonl(run / "episodes.jsonl")
     for record in records:
         record["episode"].pop("usage", None)
@@ -119,7 +119,7 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def differing(one: Any, other: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """`a/b` → both values, of all that differs between two JSON values."""
+    """Path such as `a/b` → both values, for every difference between two JSON values."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return {} if one == other else {name: (one, other)}
     names = [*one, *(key for key in other if key not in one)]
@@ -132,7 +132,7 @@ SAME_PLACE = ("step", "policy", "dev", "valid", "stream")
 
 
 def states(run: Path) -> dict[str, Any]:
-    """Every file of every checkpoint; of its position what no clock says."""
+    """Every file of every checkpoint; the position without its times."""
     contents: dict[str, Any] = {}
     for path in checkpoints(run / "checkpoints"):
         assert not damage(path)
@@ -150,12 +150,12 @@ def models(run: Path) -> dict[str, Any]:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """Name → content, without the folder. PEFT writes its settings with sets in any order."""
+    """Name → content without the folder, and without a set that PEFT saves in arbitrary order."""
     contents: dict[str, Any] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     if "adapter_config.json" in contents:
         settings = json.loads(contents["adapter_config.json"])
         contents["adapter_config.json"] = {**settings, "target_modules": None}
-    if "soulkit.json" in contents:  # a tiny base lies within its run, wherever that lies
+    if "soulkit.json" in contents:  # a tiny base is inside its run folder
         note = json.loads(contents["soulkit.json"])
         note["base"]["model"] = Path(note["base"]["model"]).name
         contents["soulkit.json"] = note
@@ -176,7 +176,7 @@ def assert_same(run: Path, untouched: Path) -> None:
 
 
 def fork_context() -> Any:
-    """Processes that begin with everything imported; one thread each, like this one."""
+    """A context for forked processes that have all imports, with one thread each."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     model = "transformers.models.qwen3.modeling_qwen3"
@@ -187,7 +187,7 @@ def fork_context() -> Any:
 
 
 def silent(arguments: list[str]) -> None:
-    """The command in a process of its own, without its progress."""
+    """Run the command in a separate process without progress output."""
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nothing:
         sys.stdout = sys.stderr = nothing
@@ -203,7 +203,7 @@ def stop_after(
     number: int = signal.SIGTERM,
 ) -> int:  # fmt: skip
     """Start the command and stop it with signal `number` when the files in `growing` have been
-    seen to change `events` times; its exit code. One that ends before is not stopped."""
+    seen to change `events` times; its exit code. A command that ends earlier is not stopped."""
     process = context.Process(target=silent, args=(arguments,))
     process.start()
     before, end = sizes(growing), time.monotonic() + 600

@@ -1,4 +1,4 @@
-"""Short ways to what many tests of the road need: rows, replies, and players over real HTTP."""
+"""Helpers for end-to-end tests: rows, replies, and players over real HTTP."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ CHOICES = ("hitom", "paratomi", "tomi")
 
 
 def batch_values(task: Task, records: Sequence[Record]) -> dict[str, float]:
-    """The numbers over a batch that there are, without what they count."""
+    """The batch metrics that exist, without their counts."""
     metrics = task.batch_metrics(records)
     return {name: one.value for name, one in metrics.items() if one.value is not None}
 
 
 def synth(name: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """Made rows of a built-in task."""
+    """Generated rows of a built-in task."""
     return make_rows(task_of(name), n, seed)
 
 
 def makeable() -> list[str]:
-    """The built-in tasks that make rows."""
+    """The built-in tasks that can generate rows."""
     return load_registry().with_hook("synth")
 
 
 def importable() -> list[str]:
-    """The built-in tasks that read original files."""
+    """The built-in tasks that import original files."""
     return load_registry().with_hook("importer")
 
 
 def synth_rows(name: str, spec: str, seed: int, split: Split) -> list[RawRow]:
-    """What `synth:N` stands for, for a built-in task."""
+    """The rows of `synth:N` for a built-in task."""
     return made_rows(task_of(name), spec, seed, split)
 
 
@@ -65,7 +65,7 @@ def build_rows(name: str, path: Path, names: Path | None = None) -> Imported:
 
 
 def original(name: str) -> Path:
-    """A file or folder of a release; without a copy at hand the test is skipped."""
+    """A file or folder of a release; the test is skipped if there is no copy."""
     path = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / name
     if not path.exists():
         pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
@@ -82,7 +82,7 @@ def task_of(name: str, protocol: str = "paper") -> Any:
 
 
 def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 5) -> list[Example]:
-    """Made rows as examples, without those that `reference` has no score for."""
+    """Generated rows as examples, without those that `reference` cannot score."""
     task, examples = task_of(name, protocol), []
     for row in synth(name, n, seed):
         try:
@@ -94,7 +94,7 @@ def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 
 
 
 def episode_of(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Episode:
-    """What the engine would have recorded, had the actor answered `text`."""
+    """The episode in which the actor answers `text`."""
     completion = Completion(text=text, stop_reason=stop)
     context = task.context(example, None)
     seat = task.acted_seat(example)
@@ -118,7 +118,7 @@ def player(base_url: str, name: str = "scripted", **sampling: Any) -> Player:
 
 @contextmanager
 def played_by(answer: Any, **server: Any) -> Iterator[Player]:
-    """A player whose every reply comes from `answer` (a text, or a function of the request)."""
+    """A player whose replies come from `answer` (a text, or a function of the request)."""
     with scripted.ScriptedServer(answer=answer, **server) as running:
         yield player(running.base_url)
 
@@ -137,5 +137,5 @@ async def _closing(cast: Cast, work: Any) -> Any:
 
 
 def run(cast: Cast, work: Any) -> Any:
-    """What `work` comes to; the models of the cast are closed behind it."""
+    """Run `work` and return its result; closes the models of the cast."""
     return asyncio.run(_closing(cast, work))

@@ -1,4 +1,4 @@
-"""What the tests of several acted seats share: the dinner, and servers that play it."""
+"""Helpers for tests with several acted seats: the dinner task, and servers that play it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 def dinner(count: int) -> tuple[Task, tuple[Example, ...]]:
-    """The task, and so many rows: every second one begins with a line of Ann's."""
+    """The task and this many rows; every second row begins with a line by Ann."""
     task = load_registry(TASKS).task("dinner")
     raw = made_rows(task, f"synth:{count}", 0, "test")
     return task, to_examples(task, raw).examples
@@ -30,20 +30,20 @@ def body_text(body: Body) -> str:
 
 
 def guest_of(body: Body) -> str | None:
-    """Which guest's prompt it is; None for the room's."""
+    """The guest that a prompt is for; None for the room."""
     match = re.match(r"You are (ann|bo|cy),", str(body["messages"][0]["content"]))
     return match[1] if match else None
 
 
 def guest(body: Body) -> str:
-    """Says its name and its turn, and thinks something that nobody else may read."""
+    """Says its name and turn, with a private thought that no other player may see."""
     name = guest_of(body)
     turn = sum(message["role"] == "assistant" for message in body["messages"])
     return f"[{name} thinks of plan-{name}-{turn}.] I am {name}, line {turn}."
 
 
 def room(order: Sequence[str] = ("ann", "bo", "ann", "bo")) -> Callable[[Body], str]:
-    """Something happens each turn; the next speaker follows `order`, by the turns so far."""
+    """An event in each turn; `order` determines the next speaker."""
 
     def answer(body: Body) -> str:
         if "Who speaks next" not in str(body["messages"][0]["content"]):
@@ -55,5 +55,5 @@ def room(order: Sequence[str] = ("ann", "bo", "ann", "bo")) -> Callable[[Body], 
 
 
 def private_strings(example: Example) -> Mapping[str, tuple[str, ...]]:
-    """Guest → what nobody else may read: its secret and its thoughts."""
+    """Guest → its private strings: its secret and its thoughts."""
     return {g: (str(example.fields[f"{g}_secret"]), f"plan-{g}-") for g in GUESTS}

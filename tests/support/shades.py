@@ -1,5 +1,5 @@
-"""What the tests of feedback in training share: rows of the shade task, coaches that follow a file,
-and the command line with a small model."""
+"""Helpers for tests of feedback in training: rows of the shade task, scripted coaches, and the
+command line with a small model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ("--prompts", 2, "--group-size", 4, "--max-tokens", 8, "--lora-r", 2, "-
 
 
 def write_rows(path: Path, count: int) -> Path:
-    """`count` rows that differ in who speaks; the shade that is meant goes around."""
+    """Write `count` rows with different speakers, whose shades take turns."""
     rows = [
         {"said": f"Speaker {n} points.", "shades": SHADES, "meant": SHADES[n % 3]}
         for n in range(count)
@@ -29,7 +29,7 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 def write_coach(path: Path, *, leaks: bool) -> Path:
-    """The script of a coach that says the answer of every row, or of one that never does."""
+    """Write the script of a coach that gives away every answer, or none."""
     rules = [{"when": f"Speaker {n} ", "say": f"It is {SHADES[n % 3]}."} for n in range(30)]
     script: dict[str, Any] = {"rules": rules} if leaks else {"replies": ["Look at the light."]}
     path.write_text(yaml.safe_dump(script), encoding="utf-8")
@@ -37,7 +37,7 @@ def write_coach(path: Path, *, leaks: bool) -> Path:
 
 
 def shade_options(folder: Path, *names: str, rows: int = 12) -> list[Any]:
-    """The options for training on tasks of the shade file, each with rows in `folder`."""
+    """The options to train on tasks of the shade file, with rows from `folder`."""
     data = [x for name in names for x in
             ("--data", f"{name}={write_rows(folder / f'{name}.jsonl', rows)}")]  # fmt: skip
     return ["--tasks", TASKS, "--task", ",".join(names), *data]
@@ -48,5 +48,5 @@ def train(method: str, model: Path, out: Path, *options: Any) -> int:
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
-    """The lines of a run's rollout steps."""
+    """The metrics lines of a run's rollout steps."""
     return [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]

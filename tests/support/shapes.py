@@ -1,8 +1,8 @@
 """Tiny random models of several families, saved as ordinary folders with a tokenizer.
 
-Every weight is drawn here from one seeded stream, in the order of the parameters' names, so a kind
-gives the same model everywhere. Matrices are large enough that choices are far from uniform; norms
-and biases are not left at their neutral values, since a forgotten one would then go unnoticed.
+All weights are drawn from one seeded stream in the order of parameter names, so a kind gives the
+same model everywhere. Matrices are large enough that token probabilities are far from uniform.
+Norms and biases are not neutral; otherwise a test would not notice one that is forgotten.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def build(kind: str, folder: Path, words: Iterable[str] = WORDS) -> Path:
-    """Writes model and tokenizer of `kind` (a key of KINDS) to `folder` and returns it."""
+    """Save model and tokenizer of `kind` (a key of KINDS) to `folder`; returns the folder."""
     model, tokenizer = make(kind, words)
     quieten()
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _phi3(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
 
 
 def _phi3_long(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
-    """Positions are read in another way in a batch whose longest sequence has more than LONG."""
+    """Phi-3 with other position scaling for batches whose longest sequence exceeds LONG."""
     text = {k: v for k, v in _TEXT.items() if k != "head_dim"}
     rope = {
         "rope_type": "longrope",
@@ -151,7 +151,7 @@ def _phi3_long(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
 
 
 def _llama4(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
-    """Layers that look at chunks, longer than what a short trial would reach."""
+    """Llama 4 with chunked attention, in chunks longer than a short trial sequence."""
     return Llama4ForCausalLM(
         Llama4TextConfig(
             vocab_size=vocab,

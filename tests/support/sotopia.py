@@ -1,4 +1,4 @@
-"""Sotopia's table for tests: three players behind one HTTP server, told apart by their names."""
+"""Sotopia's players for tests behind one HTTP server, distinguished by model name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ratings(scores: dict[str, Any] | None = None, why: str = "it shows", **chang
 
 
 def judged(rating: Says = "", audit: Says = LOW) -> Callable[[Body], str]:
-    """A judge that tells its two questions apart by their prompts."""
+    """A judge that recognises its two questions by their prompts."""
 
     def say(body: Body) -> str:
         prompt = str(body["messages"][0]["content"])
@@ -61,7 +61,7 @@ def judged(rating: Says = "", audit: Says = LOW) -> Callable[[Body], str]:
 
 
 def players(**says: Any) -> dict[str, Any]:
-    """The players of a scene where these say something else than usual."""
+    """The usual players of a scene, with these replaced."""
     return {"actor": LINE, "partner": LINE, "judge": judged(), **says}
 
 
@@ -80,7 +80,7 @@ def records(
     row: Example | None = None, protocol: str = "paper", feedback: FeedbackPolicy | None = None,
     **says: Any,
 ) -> list[Record]:  # fmt: skip
-    """What the engine records of one scene."""
+    """The records of one scene."""
     scene = row or example(protocol)
     return recorded(sotopia(protocol), scene, feedback, **players(**says))[0]
 
@@ -89,7 +89,7 @@ def scored(
     protocol: str, actor: Sequence[str], kind: str = "draft", hack_penalty: str = "train",
     **says: Any,
 ) -> Any:  # fmt: skip
-    """The Score of a scripted scene, by judges behind HTTP; raises what scoring raises."""
+    """The Score of a scripted scene by judges over HTTP; exceptions of scoring propagate."""
     task, row = sotopia(protocol), example(protocol)
     task.hack_penalty = hack_penalty
     episode = replace(task.scripted(row, actor), kind=kind)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Players behind one scripted server, told apart by the names of their models."""
+"""Players behind one scripted server, distinguished by model name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Says = str | Callable[[Body], str]
 def table(
     *, judges: int = 1, panel: Panel | None = None, script: Any = None, **says: Says | None
 ) -> Iterator[tuple[Cast, list[Body]]]:
-    """(cast, requests) of a running server; the cast has the seats that say something.
+    """(cast, requests) of a running server; the cast has only the given seats.
 
     Seats are `actor`, `partner`, `environment`, `judge`, `auditor` and `coach`.
     """
@@ -50,7 +50,7 @@ def said(words: Says, body: Body) -> str:
 
 
 def in_turn(lines: Sequence[str | None], then: str = "") -> Callable[[Body], str]:
-    """The lines one after the other, then always `then`."""
+    """Replies with the lines in order, then always with `then`."""
     waiting = iter(lines)
     return lambda _: next(waiting, then) or ""
 
@@ -58,19 +58,19 @@ def in_turn(lines: Sequence[str | None], then: str = "") -> Callable[[Body], str
 def recorded(
     task: Task, row: Example, feedback: FeedbackPolicy | None = None, seed: int = 0, **players: Any
 ) -> tuple[list[Record], list[Body]]:
-    """What the engine records of one row, and every request."""
+    """The records of one row, and all requests."""
     with table(**players) as (cast, requests):
         engine = Engine(cast, feedback=feedback, seed=seed)
         return list(run(cast, engine.run([Job(task, row)], lambda record: None))), requests
 
 
 def scored(task: Task, row: Example, episode: Episode, **players: Any) -> Score:
-    """The score of an episode, by judges behind HTTP; raises what scoring raises."""
+    """The score of an episode by judges over HTTP; exceptions of scoring propagate."""
     with table(**players) as (cast, _):
         score: Score = run(cast, task.score(row, episode, cast))
         return score
 
 
 def asked_of(requests: Sequence[Body], name: str) -> list[Body]:
-    """What one player was asked."""
+    """The requests to one player."""
     return [body for body in requests if str(body["model"]).startswith(name)]

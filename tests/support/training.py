@@ -1,4 +1,4 @@
-"""What the training tests share: a small real model, a policy on it, and sequences made by hand."""
+"""Helpers for training tests: a small real model, a policy on it, and handmade sequences."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def rows(name: str, count: int) -> tuple[Task, list[Example]]:
 
 
 def random_model(folder: Path, max_context: int = 1024) -> Path:
-    """A model with random weights that knows the words of tomi and secret_keeper: always the same
-    one, which is made once in a test run."""
+    """A model with random weights and the vocabulary of tomi and secret_keeper; it is always the
+    same and is built once per test run."""
     shutil.copytree(_made_model(max_context), folder, dirs_exist_ok=True)
     return folder
 
@@ -69,14 +69,14 @@ def _made_model(max_context: int) -> Path:
 
 
 def policy_of(folder: Path, *, move: float = 0.05, **settings: Any) -> Policy:
-    """A policy whose adapter is not zero: its B factors are drawn, `move` wide."""
+    """A policy with a non-zero adapter: its B factors are random with scale `move`."""
     policy = load_policy(config(**settings), folder)
     jolt(policy, move, seed=1)
     return policy
 
 
 def jolt(policy: Policy, width: float, seed: int) -> None:
-    """Move every trained weight a little."""
+    """Change every trained weight a little."""
     random_ = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in policy.trained:
@@ -84,7 +84,7 @@ def jolt(policy: Policy, width: float, seed: int) -> None:
 
 
 def span(rng: random.Random, prompt: Sequence[int], replies: Sequence[int]) -> Span:
-    """A prompt, then replies of the given lengths with untrained turns of three ids between."""
+    """A prompt and replies of the given lengths, separated by untrained turns of three ids."""
     ids, trained = list(prompt), [False] * len(prompt)
     for index, length in enumerate(replies):
         between = 3 if index else 0
@@ -142,7 +142,7 @@ def soul(*arguments: object) -> int:
 
 
 def warm_model(out: Path) -> Path:
-    """A tiny model that has learned the form of the answers, by `soul train sft`."""
+    """A tiny model that has learned the answer format with `soul train sft`."""
     data = ("--data", "tomi=synth:200", "--data", "secret_keeper=synth:40")
     code = soul(
         "train", "sft", "--model", "tiny", "--full", "--task", "tomi,secret_keeper", *data,
@@ -154,7 +154,7 @@ def warm_model(out: Path) -> Path:
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run without what the clock says."""
+    """The metrics of a run without measured times."""
     from soulkit.runs.jsonl import read_jsonl
 
     lines = []

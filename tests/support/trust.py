@@ -1,4 +1,4 @@
-"""A run folder as somebody else sent it, and what commands may do with it before it is trusted."""
+"""A run folder from another person, to test what commands do with it before it is trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_NAME, SECRET = "AWS_SECRET_ACCESS_KEY", "aws-value-that-nobody-may-see"
 
 @dataclass(frozen=True)
 class Received:
-    """A run folder as it was sent, the server that its settings name, and a trace of its code."""
+    """A received run folder, the server in its settings, and a trace of its task code."""
 
     run: Path
     home: Path
@@ -49,7 +49,7 @@ def answer(body: Any) -> str:
 
 
 def run_of(home: Path, server: ScriptedServer, key: str = KEY_NAME) -> Received:
-    """A judged evaluation in `home`, of a task whose code leaves a trace when it is imported."""
+    """A judged evaluation in `home` of a task whose code leaves a trace when it is imported."""
     shutil.copytree(TASKS.parent, home / "task")
     marker = home / "the-code-ran"
     code = home / "task" / "essay.py"
@@ -68,7 +68,7 @@ def run_of(home: Path, server: ScriptedServer, key: str = KEY_NAME) -> Received:
 
 
 def fresh(run: Received, home: Path) -> Received:
-    """A copy whose code was not imported in this process yet, named by the settings."""
+    """A copy whose task code this process has not imported yet."""
     shutil.copytree(run.home, home)
     marker = home / "the-code-ran"
     code = home / "task" / "essay.py"

@@ -1,4 +1,4 @@
-"""What the tests of UserLLM share: a row of each kind, and its score by rule or by a judge."""
+"""Helpers for tests of UserLLM: a row of each kind, and its score by rule or by a judge."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def walked(
     row: dict[str, Any], actor: Says, judge: Says | None, policy: FeedbackPolicy | None = None,
     **server: Any,
 ) -> tuple[list[Record], list[Body]]:  # fmt: skip
-    """The records of one rollout over HTTP, and what the judge was asked."""
+    """The records of one rollout over HTTP, and the judge's requests."""
     played, requests = recorded(
         task_of("userllm"), example(row), policy, actor=actor, judge=judge, **server
     )

@@ -3,11 +3,10 @@
     @conformance("coser.parse", formula={"parse_json"})
     def test_parse(vector: Vector) -> None: ...
 
-runs the test for every line of `<folder>/coser.parse.jsonl` and names all lines that fail; the
-folder is $SOULKIT_VECTORS or `tests/vectors`. A line whose quirk is one that soulkit deliberately
-differs on is skipped with a reason. The summary at the end of a run counts lines, not cases.
-Without the file the case is skipped, or, when `vectors` is in $SOULKIT_REQUIRE, the collection
-fails.
+This runs the test for every line of `<folder>/coser.parse.jsonl` and names all lines that fail; the
+folder is $SOULKIT_VECTORS or `tests/vectors`. A line with a quirk in which soulkit deliberately
+differs is skipped with a reason. The summary at the end of a run counts lines, not cases. If the
+file is missing, the case is skipped; if `vectors` is in $SOULKIT_REQUIRE, collection fails.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Vector:
 
     @property
     def raises(self) -> bool:
-        """The reference raised: the input has to be rejected."""
+        """Whether the reference raised, so that soulkit must reject the input."""
         return "error" in self.expected
 
 
@@ -67,11 +66,11 @@ def conformance(
     differ: Mapping[str, str] = NOTHING,
     formula: Set[str] = frozenset(),
 ) -> Callable[[Check], Callable[..., None]]:
-    """Make a check of one line the test of all lines of these files, one case per family.
+    """Turn a check of one line into a test of all lines of these files, one case per family.
 
-    `fns`: only these families; `built`: the others are skipped as not built. `differ`: quirk slug →
-    why soulkit differs. `formula`: the families that no command runs: what is checked stands in a
-    `reference.py`.
+    `fns`: use only these families. `built`: skip other families as not built. `differ`: quirk slug
+    → why soulkit differs. `formula`: families that no command runs; a `reference.py` has their
+    code.
     """
     families = [family for file in files for family in _families(file, fns)]
 
@@ -122,7 +121,7 @@ def _families(file: str, fns: Set[str] | None) -> list[Any]:
 def assert_matches(
     actual: Any, expected: Any, *, rtol: float = 1e-9, atol: float = 1e-9, at: str = "result"
 ) -> None:
-    """Deep comparison; numbers within tolerance, everything else exactly, keys and lengths too."""
+    """Deep comparison: numbers within a tolerance, everything else exactly."""
     if isinstance(expected, Mapping):
         assert isinstance(actual, Mapping), f"{at}: {actual!r} is no mapping"
         assert set(actual) == set(expected), f"{at}: keys {set(actual) ^ set(expected)} differ"
@@ -142,7 +141,7 @@ def assert_matches(
 
 
 def assert_tensor(actual: Any, expected: Any, dtype: str, at: str = "result") -> None:
-    """`assert_matches` with the tolerances of training tensors of that dtype."""
+    """`assert_matches` with the tolerances for training tensors of this dtype."""
     actual = actual.tolist() if hasattr(actual, "tolist") else actual
     assert_matches(actual, expected, rtol=TENSOR_RTOL[dtype], atol=TENSOR_ATOL, at=at)
 
