@@ -83,7 +83,8 @@ class Rollout:
         self, role: Role, example: Example, turn: int = 0, sample: int = 0, *, seat: str = "",
         purpose: str = "",
     ) -> Call:  # fmt: skip
-        """A call of this play; give `seat` or `purpose` if role and turn are not unique."""
+        """Identify a model call in this play; give `seat` or `purpose` if role and turn are not
+        unique."""
         return Call(
             role=role,
             example_id=example.id,
@@ -196,15 +197,15 @@ class Task(ABC):
         return (self.example(row, source=source, split=split),)
 
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The examples of a data set, each with statistics over all of them that it needs (people's
-        average score, say); same order and number.
+        """The same examples in the same order, with statistics over the whole data set added if the
+        task needs them (such as people's average score).
 
         Called once when rows are read, before any are filtered out.
         """
         return examples
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Normalise a bound row (parse list literals, say); DataError if it is unusable."""
+        """Normalise a bound row (for example, parse list literals); DataError if it is unusable."""
         return fields
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
@@ -216,12 +217,12 @@ class Task(ABC):
         return {name: column.audience for name, column in self.spec.columns.items()}
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Role → maximum number of calls per episode: the roles to fill, and the plan's counts."""
+        """Role → maximum number of calls per episode. Its keys are the roles that need a player."""
         turns = int(self.spec.options.get("max_turns", 1))
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
     def shared_calls(self, example: Example) -> int:
-        """By how much `calls` overstates the total, because some roles share turns."""
+        """The number of calls that `calls` counts too many because some roles share turns."""
         return 0
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
@@ -250,7 +251,7 @@ class Task(ABC):
         return {tag: str(fields[c]) for tag, c in columns.items() if fields.get(c) is not None}
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """(a seat's view with long texts cut to their word budgets, field → words cut)."""
+        """A seat's view with long texts cut to their word budgets, and the words cut per field."""
         fitted, cuts = dict(view), {}
         for name, value in view.items():
             column = self.spec.columns.get(name)
@@ -283,10 +284,11 @@ class Task(ABC):
 
     @abstractmethod
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """Score an episode; drafts and refined rollouts are scored alike."""
+        """Score an episode; drafts and refined rollouts are scored the same way."""
 
     async def judged(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """`score` with the declared number of samples; a CallError makes it unscored."""
+        """`score` with the declared number of samples; after a CallError the episode is
+        unscored."""
         try:
             with task_code(self, "score"):
                 score = await self.score(example, episode, self._asking(cast))
@@ -369,11 +371,11 @@ class Task(ABC):
         return None
 
     def rehearse(self, example: Example, rng: random.Random) -> str | None:
-        """Feedback as in training but without a draft: for lessons in using feedback."""
+        """Feedback that needs no draft, for training the model to use feedback."""
         return self.explain(example, None, None)
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The values of the coach's template, without the gold answer."""
+        """The values for the coach's template, without the gold answer."""
         fields = {k: v for k, v in example.visible("coach").items() if k not in self.gold_fields}
         lines = [(line.seat, line.text) for line in episode.transcript]
         if len(lines) > 1:  # a line break in a turn could forge another seat's line
@@ -402,20 +404,21 @@ class Task(ABC):
         return None
 
     def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
-        """`verdict`, overridden by tasks whose verdicts depend on the row: the form lists them."""
+        """The scripted verdict for `form`; overridden by tasks whose valid verdicts depend on the
+        row."""
         return self.verdict(form.name if form is not None else "", perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """(name, text) of prompts that a scripted play, score and critique of this row do not
-        render, for self-checks."""
+        """Prompts, as (name, text), that playing, scoring and critiquing this row from a script do
+        not render. Self-checks use them."""
         yield from ()
 
     def canary(self, example: Example, text: str) -> Episode | None:
         """An episode in which the actor says only `text`, which no judge should score well.
 
-        By default for judged tasks with a single reply; None: the task has no canary.
+        By default only judged tasks with a single reply have canaries; None for other tasks.
         """
         calls = self.calls(example)
         if not calls.get("judge") or calls.get("actor") != 1:
@@ -452,13 +455,15 @@ class Task(ABC):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Metrics that exist only over a batch (joint accuracy, diversity), with their counts.
 
-        Pure, and defined on every subset of the records: intervals leave out one cluster at a time.
+        Must be pure and accept every subset of the records, because intervals leave out one cluster
+        at a time.
         """
         return {}
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The rollouts of one row in one training step, with rewards that depend on each other;
-        same records, same order. Called once per row, after all are scored."""
+        """The rollouts of one row in one training step, with rewards that depend on the whole
+        group. Returns the same records in the same order. Called once per row, after all are
+        scored."""
         return records
 
     # -- controls -----------------------------------------------------------------------------
@@ -498,9 +503,8 @@ class Task(ABC):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        """Batch metrics that use the controls.
-
-        Pure, and defined on every subset, like `summarise`; includes unscored controls.
+        """Batch metrics that use the controls, including unscored ones. Must be pure and accept
+        every subset, like `summarise`.
         """
         return {}
 
@@ -511,7 +515,7 @@ class Task(ABC):
     # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The metrics of `summarise`, plus the means that the task declares by their parts.
+        """The metrics of `summarise`, plus the means that the task declares.
 
         If the task's code raises, the only metric is a `task_error` without a value.
         """
@@ -527,8 +531,8 @@ class Task(ABC):
 
     @property
     def headline_metric(self) -> str:
-        """The batch metric that is the headline; empty: the mean of the scores, which `reference`
-        always uses."""
+        """Name of the headline's batch metric. Empty: the headline is the mean of the scores, as it
+        always is under `reference`."""
         return self.spec.metric.headline if self.protocol == "paper" else ""
 
     def headline(self, records: Sequence[Record]) -> float | None:
@@ -540,7 +544,7 @@ class Task(ABC):
         return mean_of([record.score.value for record in drafts(records)]).value
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The message of the seat's conversation that holds the feedback slot.
+        """The message in the seat's conversation that holds the feedback slot.
 
         In `text` the slot is filled (empty without feedback), in `bare` it is empty.
         """
@@ -561,11 +565,13 @@ class Task(ABC):
         )
 
     def previews(self, example: Example) -> Mapping[str, tuple[Segment, ...]]:
-        """Acted seat → its `preview`; overridden by tasks in which the actor has several seats."""
+        """Acted seat → its `preview`; overridden by tasks in which the actor plays several
+        seats."""
         return {seat: self.preview(example) for seat in self.acted_seats(example)[:1]}
 
     def public_words(self, line: Line) -> str:
-        """The part of a recorded line that all seats hear; overridden if lines hold more."""
+        """The part of a recorded line that all seats hear; overridden if lines also hold private
+        text."""
         return spoken(line.text, self.protocol)
 
 

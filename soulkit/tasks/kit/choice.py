@@ -48,7 +48,7 @@ class ChoiceTask(Task):
     template = "user"
 
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
-        """The prompt; its `bare` is the same prompt without feedback."""
+        """The prompt as a message; its `bare` text is the same prompt without feedback."""
         return (self.slot(example, self.acted_seat(example), feedback),)
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
@@ -124,7 +124,7 @@ class ChoiceTask(Task):
         """
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """`parse`, for tasks in which parsing depends on the row (on its scale, say)."""
+        """`parse`, for tasks in which parsing depends on the row (for example, on its scale)."""
         return self.parse(text)
 
     @abstractmethod
@@ -220,7 +220,7 @@ class LetteredTask(ChoiceTask):
         return first_safe_lesson(lessons, self.leak_view(example))
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
-        """Possible feedback texts on a draft (`score` None: before one), best first."""
+        """Possible feedback texts, best first. If `score` is None, there is no draft yet."""
         return ()
 
 
@@ -333,7 +333,7 @@ class WorkedTask(LetteredTask):
         return f"<answer>{rng.choice(others)}</answer>" if others else None
 
     def worked_view(self, example: Example) -> dict[str, Any]:
-        """The view of a worked example's author: the actor's view plus the gold."""
+        """The fields that the author of a worked example sees: the actor's view plus the gold."""
         view, _ = self.within_budget(example.visible(self.acted_seat(example)))
         letter, text = self.gold_letter(example), self.gold_text(example)
         return {**view, "gold_letter": letter, "gold_text": text}

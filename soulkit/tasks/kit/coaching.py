@@ -1,7 +1,7 @@
 """Feedback without leaks: the judge's remarks that a coach may read, and rule-based lessons.
 
 A judge often knows more than the actor: the partner's secret, or the person's real reply. The coach
-therefore gets only those sentences of the judge that repeat none of it (`without_secrets`):
+therefore gets only the judge's sentences that repeat none of this (`without_secrets`):
 
     “It is Omar's rent that decides it. Maya never asked why he hesitates.”  →  the second sentence
 
@@ -21,7 +21,8 @@ from soulkit.types import Feedback, Score
 
 
 def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
-    """The first lesson (sentences joined) that leaks nothing of `view`; None if all of them do."""
+    """The first lesson (its sentences joined) that leaks nothing in `view`; None if all of them
+    leak."""
     for sentences in lessons:
         text = " ".join(sentence for sentence in sentences if sentence)
         if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
@@ -39,7 +40,8 @@ def first_verdict(score: Score, purpose: str) -> Mapping[str, Any]:
 
 
 def judged_dimensions(score: Score) -> tuple[str, ...]:
-    """The dimensions that the judges rated: the parts of their verdicts, else the questions.
+    """The dimensions that the judges rated: the parts of their verdicts, or the purposes of the
+    questions if no verdict has parts.
 
     A part counts if its value in the verdict is an object, such as score and reasons.
     """
@@ -49,7 +51,7 @@ def judged_dimensions(score: Score) -> tuple[str, ...]:
 
 
 def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
-    """The sentences of a judge's text that repeat no secret of `view` (see `repeats_secret`).
+    """The sentences in a judge's text that repeat no secret in `view` (see `repeats_secret`).
 
     Sentences end at one of `ends` or at a line break.
     """
@@ -61,7 +63,7 @@ def remarks_without_secrets(
     remarks: Iterable[tuple[str, str]], view: LeakView, *, ends: str = ".!?"
 ) -> str:
     """Judges' remarks (title, text) for a coach's template: fenced, one line each, without the
-    sentences that repeat a secret of `view`."""
+    sentences that repeat a secret in `view`."""
     safe = ((title, without_secrets(text, view, ends=ends)) for title, text in remarks)
     return fenced_remarks(f"{title}: {text}" for title, text in safe if text)
 

@@ -51,7 +51,7 @@ async def partner_reply(
     *,
     trouble: Callable[[str], str] = lambda reply: "said nothing usable",
 ) -> tuple[T, Usage]:
-    """(the result of `read` on the reply's text, the usage of all calls made for it).
+    """The result of `read` on the reply's text, and the usage of all attempts together.
 
     `read` returns None for an unusable reply. `who` names the speaker in the error ("the partner"),
     `trouble` describes what is wrong with its last reply.
@@ -185,7 +185,7 @@ class DialogueTask(Task):
 
     @property
     def most_turns(self) -> int:
-        """The option `max_turns`: the maximum number of turns of each side."""
+        """The option `max_turns`: the maximum number of turns for each side."""
         return int(self.spec.options.get("max_turns", self.default_turns))
 
     def calls(self, example: Example) -> dict[Role, int]:
@@ -210,7 +210,8 @@ class DialogueTask(Task):
         return (self.slot(example, self.acted_seat(example), None), Segment("user", self.start))
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
-        """Why the conversation ends after this many turns of each side; None: it continues."""
+        """The reason why the conversation ends once each side had `turns` turns; None if it
+        continues."""
         return None
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
@@ -289,8 +290,8 @@ def cut_note(cuts: Mapping[str, int]) -> dict[str, Any]:
 class Stage:
     """A scene in progress: the acted seats' conversations and the shared transcript.
 
-    The tables are used as they are, with their openings and start marks; their order is the order
-    of the traces. A table's own lines and notes stay empty, because the stage keeps them for all.
+    Each table already holds its opening and start mark. Traces keep the order of the tables. Lines
+    and notes are stored on the stage, not in the tables.
     """
 
     tables: Mapping[str, Conversation]
@@ -306,14 +307,14 @@ class Stage:
             raise ConfigError(
                 f"This stage has no seat '{seat}'.",
                 f"Its seats are {', '.join(self.tables)}; other seats speak only through record().",
-                f"{did_you_mean(seat, self.tables)} Correct the task's call of speak() or take().",
+                f"{did_you_mean(seat, self.tables)} Correct the task's call to speak() or take().",
             )
         return self.tables[seat]
 
     async def speak(self, seat: str, player: Player, call: Call) -> Completion:
         """The next completion at `seat`'s table, stored as its turn; call `record` afterwards.
 
-        The call gets the seat's name if it has none, to keep calls of the same turn apart.
+        A call without a seat gets this one's name, to distinguish calls in the same turn.
         """
         table = self.table(seat)
         reply = await table.speak(player, replace(call, seat=call.seat or seat))
@@ -373,7 +374,7 @@ EPISODE_TOKENS, LEAST_TOKENS = 8192, 10
 
 
 def episode_tokens_left(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
-    """Tokens left of the episode."""
+    """Tokens left in the episode's budget."""
     return EPISODE_TOKENS - tokens_since(player, turns, context)
 
 
@@ -384,16 +385,18 @@ def with_reply_limit(player: Player, room: int) -> Player:
 
 
 def within_episode(talk: Conversation, player: Player) -> Player | None:
-    """The player with its reply limited to the rest of the episode; None below LEAST_TOKENS."""
+    """The player with its reply limited to the episode's remaining tokens; None if fewer than
+    LEAST_TOKENS remain."""
     room = episode_tokens_left(player, talk.turns, talk.context)
     return None if room < LEAST_TOKENS else with_reply_limit(player, room)
 
 
 def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
-    """Tokens of `context` beyond the prompt of the first turn; 0 before it.
+    """Tokens in `context` beyond the first turn's prompt; 0 before the first turn.
 
-    Local models count them. A server reports the count up to its last reply; later text is
-    estimated at four bytes per token, as is everything if the server reports no counts.
+    Local models count them. For a server, its reported count covers the context up to the last
+    reply. Later text is estimated at four bytes per token, and so is all text if the server reports
+    no counts.
     """
     if not turns:
         return 0

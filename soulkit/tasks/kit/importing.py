@@ -59,7 +59,7 @@ def import_records(
     `fields` are the fields that a record must have. For a file with several possible shapes, `make`
     maps the fields of each shape to its function; the first shape that any record has is used.
     Place, provenance and licence are added to rows that lack them. WrongShape if no record has the
-    fields. `way_out` says which file to give; it is the fix of every error about the file.
+    fields. `way_out` says which file to give; every error about the file shows it as the fix.
     """
     try:
         raw, bad = read(path)
@@ -89,7 +89,8 @@ def import_records(
 
 
 def mapped_columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
-    """Column → text of the field that `texts` maps it to, plus the fields of `kept` that exist.
+    """A row: the text of the field that `texts` names for each column, plus the `kept` fields that
+    exist.
 
     BadRecord if one of the texts is missing, blank or not text.
     """
@@ -157,7 +158,7 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """Add to errors about rows of `task` in `path` what to do with chats and original files."""
+    """Extend errors about rows of `task` in `path` with advice on chats and original files."""
     try:
         yield
     except OriginalFile as error:

@@ -73,7 +73,8 @@ def examples_to_play(
 ) -> LoadedExamples:
     """The examples of `task` that a run plays: from `source`, or from the released files.
 
-    A bad row is an error in training and is listed in an evaluation. DataError without examples.
+    A bad row is an error in training and is listed in an evaluation. DataError if no example is
+    left.
     """
     if source is not None and source.startswith(MADE):
         loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
@@ -85,7 +86,8 @@ def examples_to_play(
 
 
 def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
-    """The file that `source` names, or the released files of the split; DataError without one."""
+    """The file that `source` names, or the split's released files; DataError if there is no
+    file."""
     files = task.spec.files
     names = files.train if split == "train" else files.eval
     paths = data_files(task.name, names, source)
@@ -151,8 +153,9 @@ def load_examples(
 ) -> LoadedExamples:
     """The examples of `task` in `paths`, without duplicates.
 
-    `limit` keeps the rows with the smallest ids, each with all its forms: the same sample for any
-    order of rows and files, contained in every larger one. The order follows a hash of (seed, id).
+    `limit` keeps the rows with the smallest ids, each with all its forms. The sample does not
+    depend on the order of rows and files, and every larger sample contains it. Examples are ordered
+    by a hash of (seed, id).
     `strict` turns any bad row into a DataError.
     """
     if limit is not None and limit < 1:
@@ -239,7 +242,7 @@ def _load_original(task: Task, path: Path, forms: bool) -> LoadedExamples:
     imported = import_rows(task, path)
     if not imported.rows and imported.bad:
         raise DataError(
-            f"No record of '{path}' can become a row of '{task.name}'.",
+            f"No record in '{path}' can be converted to a row of '{task.name}'.",
             f"{imported.bad[0].source}: {imported.bad[0].why.rstrip('.')}.",
             f"To list all of them: soul data import {task.name} {path}",
         )
@@ -356,7 +359,7 @@ def rows_with_tasks(
 
 
 class RowsOnly(Task):
-    """Binds rows; raises ConfigError if one is to be played or scored."""
+    """A task that only binds rows; playing or scoring one raises ConfigError."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Parse JSON text in columns of type `any`, so that both spellings are the same row."""
@@ -367,7 +370,7 @@ class RowsOnly(Task):
         }
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
-        """Nothing: without a class there is no prompt."""
+        """Empty, because a task without a class has no prompt."""
         return ()
 
     def gold_text(self, example: Example) -> str:
@@ -385,7 +388,7 @@ class RowsOnly(Task):
 def passages(
     tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
 ) -> tuple[list[Passage], list[BadRow]]:
-    """(task name, row) pairs as passages, and the rows that their task rejects."""
+    """The passages of (task name, row) pairs, and the rows that their task rejects."""
     good: list[Passage] = []
     bad: list[BadRow] = []
     for name, row in rows:

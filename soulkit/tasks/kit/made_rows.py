@@ -211,7 +211,7 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """The sketches of a file, the unusable records, and notes for the user."""
+    """The sketches made from a file, the unusable records, and notes for the user."""
 
     sketches: tuple[Sketch, ...]
     prompts: Mapping[str, str]
@@ -220,7 +220,7 @@ class Drafts:
 
 
 def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Drafts:
-    """The sketches that `task` makes of a file; ConfigError if its rows cannot be drafted.
+    """The sketches that `task` makes from a file; ConfigError if models cannot draft its rows.
 
     `options` are the task's own options, as typed on the command line.
     """
@@ -258,8 +258,8 @@ def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
 def draft_problem(
     what: str, text: str, lengths: range, originals: Sequence[str], most_shared: int
 ) -> str:
-    """What is wrong with a drafted description of a person, as a message to the drafter: its
-    length, or `most_shared` consecutive words of the person's own."""
+    """The message to the drafter if a description of a person has the wrong length or repeats
+    `most_shared` consecutive words from `originals`; empty if it is fine."""
     count = len(text.split())
     if count not in lengths:
         return f"the {what} has {count} words, not {lengths.start} to {lengths.stop - 1}"
@@ -268,9 +268,11 @@ def draft_problem(
 
 
 def quotation(text: str, originals: Sequence[str], words: int) -> str:
-    """The first run of `words` words of `text` that occurs in one of `originals`; else empty.
+    """The first `words` consecutive words of `text` that also occur in one of `originals`; else
+    empty.
 
-    Case and punctuation are ignored. An original of at least half that length must match whole.
+    Case and punctuation are ignored. A shorter original of at least half that length counts if all
+    of it occurs in `text`.
     """
     tokens = words_only(text.casefold()).split()
     for original in originals:

@@ -79,7 +79,8 @@ def fair_cap(lengths: Sequence[int], budget: int) -> int:
 def share_fairly(
     items: Sequence[Mapping[str, str]], budget: int | None
 ) -> tuple[tuple[Mapping[str, str], ...], int]:
-    """(items whose texts fit the budget together, number of words cut); no item is dropped."""
+    """The items, cut so that their texts fit the budget together, and the number of words cut. No
+    item is dropped."""
     texts = [text for item in items for text in item.values()]
     total = total_words(texts)
     if budget is None or total <= budget:
@@ -90,7 +91,8 @@ def share_fairly(
 
 
 def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, ...], int]:
-    """(the last entries that fit the budget, words cut); the last entry is cut if it must be."""
+    """The last entries that fit the budget, and the number of words cut. An entry is only shortened
+    if even the last one alone exceeds the budget."""
     total = total_words(entries)
     if budget is None or total <= budget:
         return tuple(entries), 0
@@ -223,7 +225,8 @@ class PromptFolder:
         except UndefinedError as error:
             raise ConfigError(
                 f"The prompt '{name}.md' of task '{self.task}' uses an unavailable value.",
-                f"Jinja reports: {error.message}. Its reader may not see it, or it is missing.",
+                f"Jinja reports: {error.message}. The value is missing, or the prompt's reader "
+                "may not see it.",
                 "Add the reader to the column's audience, or remove the value from the template.",
             ) from error
 
@@ -231,7 +234,7 @@ class PromptFolder:
         self, name: str, feedback: Feedback | None, values: Mapping[str, Any],
         role: Literal["system", "user"] = "system",
     ) -> Segment:  # fmt: skip
-        """Template `name` as a message, with its feedback slot filled and (`bare`) empty."""
+        """Template `name` as a message with its feedback slot filled; `bare` has the slot empty."""
         bare = self.render(name, feedback=None, **values)
         text = bare if feedback is None else self.render(name, feedback=feedback.text, **values)
         return Segment(role, text, bare=bare)

@@ -48,7 +48,7 @@ def canary_episodes(task: Task, examples: Iterable[Example]) -> list[Canary]:
 
 
 def fixed_examples(examples: Iterable[Example], count: int) -> Sequence[Example]:
-    """The `count` examples with the smallest ids: the same ones in any order of the rows."""
+    """The `count` examples with the smallest ids, so that the order of the rows does not matter."""
     by_id = {example.id: example for example in examples}
     return [by_id[key] for key in sorted(by_id)[:count]]
 

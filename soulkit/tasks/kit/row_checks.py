@@ -38,7 +38,7 @@ from soulkit.types import Example
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How many of the rows that were read have the label that the tracker computes."""
+    """The number of checked rows, and how many have the label that the tracker computes."""
 
     agreed: int
     total: int
@@ -116,7 +116,7 @@ class RowCheck:
 def check_row_file(
     registry: Registry, path: Path, task: str | None
 ) -> tuple[list[RowCheck], list[BadRow]]:
-    """The checks of a file for each task (or for `task` alone), and the rows of no task."""
+    """One check per task in a file (or only for `task`), and the rows that belong to no task."""
     live = None if task is None else registry.task(task)
     if path.is_dir() and (chats := chats_for_rows(live, path)):
         raise chats
@@ -358,7 +358,7 @@ def _length_bias(views: Sequence[LeakView]) -> Bias | None:
 
 
 def bias(hits: int, rows: int, chance: float) -> Bias:
-    """`hits` of `rows` against a chance in [0, 1], with the one-sided binomial probability."""
+    """The bias of `hits` in `rows`; `chance` is in [0, 1], the probability one-sided binomial."""
     return Bias(rows, hits, chance, upper_tail(hits, rows, chance))
 
 

@@ -99,7 +99,7 @@ Kept = Mapping[str, Mapping[str, str]]
 def with_declared_means(
     declared: Parts, headline: str, numbers: Numbers, records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
-    """The metrics that `numbers` computes from the records, with the declared means of them."""
+    """The metrics that `numbers` computes from the records, plus the declared means."""
     origins = origins_of(records)
     if len(origins) < 2:
         return with_means(declared, numbers(records), "".join(origins))
@@ -317,12 +317,12 @@ def _row_value(plays: Sequence[Sequence[Record]]) -> float | None:
 
 
 def row_mean(records: Sequence[Record]) -> BatchMetric:
-    """The mean over rows, whatever the number of forms per row."""
+    """The mean over rows; each row counts once, regardless of its number of forms."""
     return mean_of(list(row_values(records).values()), ROWS)
 
 
 def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:
-    """The mean, over the values of a tag, of the mean scores of their rows; counts rows.
+    """The macro average over a tag: the mean of the mean scores per tag value. Counts are rows.
 
     None if no record has the tag. A tag value without a scored row is a missing part.
     """

@@ -99,7 +99,8 @@ def scripted_cast(task: Task, gold: Episode | None) -> Cast:
 
 
 def silent_cast(task: Task | None = None, perfect: bool = True) -> Cast:
-    """Players that fail on everything but judge questions with scripted verdicts of `task`."""
+    """Players that answer only judge questions for which `task` scripts a verdict; other calls
+    fail."""
     return _cast_of(_ScriptedModel(task, perfect=perfect, silent=True))
 
 

@@ -139,7 +139,7 @@ class Suite(Strict):
         return tuple(task for member in self.members for task in self.tasks_of(member))
 
     def tasks_of(self, member: str) -> tuple[str, ...]:
-        """The tasks that a member averages; for a task, itself."""
+        """The tasks that a member averages; a member that is a task averages only itself."""
         return self.groups.get(member, (member,))
 
     def axis_of(self, member: str) -> str:
@@ -338,14 +338,14 @@ class TaskSpec(Strict):
         return self._home
 
     def at(self, home: Home) -> Self:
-        """The same declaration, in its folder."""
+        """The same declaration with its home set."""
         housed = self.model_copy()
         housed._home = home
         return housed
 
     def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
-        """The declaration as a run uses it: with the budgets and players of training if `training`,
-        and with those of the run's `options` that the task has."""
+        """The declaration as a run uses it. `training` selects the budgets and players of training;
+        `options` replace the task's options of the same name, and others are ignored."""
         budgets = {
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words

@@ -263,7 +263,8 @@ _logged: set[str] = set()
 
 @contextmanager
 def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
-    """Run code of `task` in its method `call`; exceptions, also SystemExit, become a TaskError.
+    """Run code of `task` in its method `call`; exceptions, including SystemExit, become a
+    TaskError.
 
     Each place is logged once.
     """
@@ -283,7 +284,7 @@ def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
 
 
 def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
-    """The result of `function`, or `instead` if the task's code raises, which is logged."""
+    """The result of `function`, or `instead` if the task's code raises; the error is logged."""
     try:
         with task_code(task, call):
             return function()
