@@ -291,7 +291,7 @@ def report(out: Path, figure: Path | None) -> str:
     lines = []
     for values, results in by_size.items():
         if results:
-            lines += [f"{values} values a cue ({values**3:,} combinations):", "", *table(results)]
+            lines += [f"{values} values per cue ({values**3:,} combinations):", "", *table(results)]
             lines += ["", *differences(results), ""]
     followed = [r.refined for r in by_size[EASY].get("ditto", {}).values() if r.refined is not None]
     if followed:
@@ -319,7 +319,7 @@ def draw(by_size: Mapping[int, Results], path: Path) -> None:
             if runs:
                 _draw_arm(ax, name, runs, f"C{place}")
         count = max(len(runs) for runs in results.values())
-        ax.set_title(f"{values} values a cue, {count} seed{'s' * (count != 1)}")
+        ax.set_title(f"{values} values per cue, {count} seed{'s' * (count != 1)}")
         ax.set_xlabel("thousand sampled replies")
     axes[0][0].set_ylabel("exactly right, unseen combinations (greedy)")
     handles, names = axes[0][0].get_legend_handles_labels()

@@ -191,7 +191,7 @@ class Bench:
         lanes += [self._ours(letter, rival) for rival in case.rivals]
         also: list[Lane] = []
         if self.trl is not None and case.trl is not None:
-            lanes.append(self._ours(letter, Rival("soulkit packed, activations again", LEAN)))
+            lanes.append(self._ours(letter, Rival("soulkit packed, recomputed activations", LEAN)))
             best, also = self._search(self.trl, letter, case.trl, len(sets["all"]))
             lanes.append(best)
         take_turns(lanes, self.chosen)

@@ -15,30 +15,30 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is, and nothing about the code.
+# The time of an example depends on the load of the machine, not on the code.
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soulkit")
 
 gc.disable()  # until all tests are collected
 
-# Who runs tests in several processes tells them a width, as of a terminal.
+# pytest-xdist gives its processes a terminal width.
 os.environ.pop("COLUMNS", None)
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
-    # Runs save each episode and wait for the disk, which takes longer than all else that they do.
+    # Runs sync every episode to the disk, which would take most of their time.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # --- without torch --------------------------------------------------------------------------------
 
 WITH_TORCH = {"torch", "transformers", "peft", "safetensors"}
-"""What the extra `train` brings. Without it (`make test-core`) tests that need it are skipped."""
+"""Packages of the extra `train`; `make test-core` hides them and skips tests that need them."""
 CORE_ONLY = importlib.util.find_spec("torch") is None
 collect_ignore = ["train"] if CORE_ONLY else []
 
 
 class CoreModule(pytest.Module):
-    """A test file; skipped as a whole when what it imports needs torch."""
+    """A test file that is skipped completely if its imports need torch."""
 
     def _getobj(self) -> Any:
         try:
@@ -64,7 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs are sealed with a key of these tests, and no address of this machine is a default."""
+    """Seal runs with a test key, and remove addresses set on this machine from the defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOULKIT_STATE", str(tmp_path_factory.mktemp("state")))
         for name in ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
@@ -76,7 +76,7 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
+    # A shell that runs the tests in the background makes them and their children ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -85,7 +85,7 @@ SKIPPED = {"quirk ": " by quirk", "not built": " as not built"}
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Vector outcomes, of what commands run and of mere formulas, then the skips by reason."""
+    """Print the vector outcomes (commands, then formulas) and the skips by reason."""
     outcomes: dict[str, Counter[str]] = {"commands": Counter(), "formulas": Counter()}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, ()):
@@ -111,7 +111,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 LONGEST = ("train", "cli", "eval", "models", "distill", "report")
-"""The folders that take longest, in order: they come first, so that all processes end together."""
+"""The slowest folders; they start first, so that all processes end at about the same time."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected stays to the end: no search for garbage has to look at it."""
+    """Freeze collected tests: they live to the end, so the garbage collector can skip them."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""`import soulkit as sk`: what it offers, that it is lazy, and that nothing shadows it."""
+"""`import soulkit as sk`: its public names, lazy imports, and that no module shadows a name."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ def test_a_task_has_two_protocols() -> None:
         sk.load_task("tomi", protocol="refrence")  # type: ignore[arg-type]
 
 
-# --- where an event loop runs already -------------------------------------------------------------
+# --- inside a running event loop -----------------------------------------------------------------
 
 
 def in_notebook(work: Callable[[], Any]) -> Any:
-    """What `work()` gives in a cell: called by a coroutine, in the thread of a running loop."""
+    """The result of `work()` as in a notebook cell: inside a coroutine of a running event loop."""
 
     async def cell() -> Any:
         asyncio.get_running_loop()

@@ -35,7 +35,7 @@ SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 def imports_of_the_package(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import from soulkit, wherever in the file it stands."""
+    """(module, name) of every import from soulkit, anywhere in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("soulkit"):
             yield from ((node.module or "", alias.name) for alias in node.names)
@@ -78,7 +78,7 @@ def test_what_the_distillation_holds_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert not clusters[distill.CAST, "train"] & clusters[distill.CAST, "test"]
     assert len(clusters[distill.KEEPER, "test"]) == 60
     assert clusters[distill.KEEPER, "test"] <= clusters[distill.KEEPER, "train"]
-    # The gates against duplicates are those of `soul distill`.
+    # The duplicate gates are the defaults of `soul distill`.
     assert "near" not in distill.DISTILLED
 
 
@@ -114,7 +114,7 @@ def test_two_arms_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> Non
     figure = tmp_path / "curves.svg"
     printed = cast_benchmark("--report", str(tmp_path), "--figure", str(figure))
     assert (
-        "8 values a cue (512 combinations)" in printed and figure.read_text().count("</svg>") == 1
+        "8 values per cue (512 combinations)" in printed and figure.read_text().count("</svg>") == 1
     )
     _sides_are_apart(world)
 
@@ -132,7 +132,7 @@ def _sides_are_apart(world: Path) -> None:
     assert [len(rows) for rows in by_kind.values()] == [256, 256]
     assert cues(by_kind["seen"]) <= cues(train) and not cues(by_kind["unseen"]) & cues(train)
     assert not {r.fields["name"] for r in by_kind["seen"]} & {r.fields["name"] for r in train}
-    # The arms of reinforcement hold the same combinations out by themselves.
+    # The RL arms hold out the same combinations themselves.
     from soulkit.train.config import TrainConfig
 
     config = TrainConfig.load(world / "ditto" / "config.yaml", env={}, trust=True)
@@ -235,14 +235,14 @@ def test_an_arm_runs_and_the_second_call_repeats_nothing(tmp_path: Path) -> None
     texts = (world / "mixsd-0.5" / "written.jsonl").read_bytes()
     assert texts.count(b"\n") == 200
     again = mixsd_benchmark(*out)
-    # The last column but one of a line holds seconds of the arm, read from the run.
+    # The second last column has the seconds of the arm, read from the run.
     assert again.splitlines()[1:] == printed.splitlines()[1:]
     assert (world / "mixsd-0.5" / "written.jsonl").read_bytes() == texts
     _facts_are_new(world)
 
 
 def _facts_are_new(world: Path) -> None:
-    """Of a taught fact the warm-up's lessons may hold the person, and values by chance alone."""
+    """Warm-up lessons may name a taught person, but their values are random."""
     rows = [json.loads(line) for line in (world / "rows" / "plain.jsonl").open()]
     lessons = [json.loads(line) for line in (world / "rows" / "lessons.jsonl").open()]
     answers = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in rows}

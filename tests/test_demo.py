@@ -112,7 +112,7 @@ def printed(command: str) -> list[list[str]]:
 
 
 def scores(demo: tuple[Path, dict[str, Any]], words: list[str]) -> tuple[float, list[float]]:
-    """The accuracy that a printed evaluation gives, run beside the demo's `runs`, with interval."""
+    """The accuracy, with interval, that an evaluation next to the demo's `runs` prints."""
     done = soul(*words, "--json", cwd=demo[0].parents[1])
     assert done.returncode == 0, done.stderr
     cell = json.loads(done.stdout)["tasks"]["tomi"]["value"]
@@ -146,7 +146,7 @@ def test_the_printed_training_is_the_demos(demo: tuple[Path, dict[str, Any]]) ->
 def test_the_demos_figures_lie_in_the_intervals_that_are_printed(
     demo: tuple[Path, dict[str, Any]],
 ) -> None:
-    # Another processor rounds otherwise: the last digits are not the same everywhere.
+    # Processors round differently, so the last digits may differ.
     text = README.read_text("utf-8").replace("\u2212", "-")
     section = text.split("## What the demo shows")[1].split("\n## ")[0]
     bounds = re.findall(r"\[([-+]?\d\.\d+), ([-+]?\d\.\d+)\]", section)
@@ -198,7 +198,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def soul_without_torch(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """`soul` where torch cannot be imported."""
+    """Run `soul` in a process that cannot import torch."""
     path = os.pathsep.join([str(ROOT / "tests" / "without_torch"), str(ROOT)])
     return subprocess.run(
         [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],

@@ -63,7 +63,7 @@ def generator() -> ModuleType:
 
 @cache
 def command_page() -> str:
-    """The page on commands, as the code of today has it."""
+    """The page of commands, generated from the current code."""
     text: str = generator().page()
     return text
 
@@ -175,7 +175,7 @@ _SAVE = re.compile(r"Save as `([^`]+)`[^`]*\Z")
 
 @dataclass(frozen=True)
 class Fence:
-    """A fence of the page; `file` where the prose before it says to save it."""
+    """A fence of the page; `file` is set if the text before it says to save it."""
 
     language: str
     text: str
@@ -205,7 +205,7 @@ def commands(block: str) -> list[tuple[str, int]]:
 
 
 def missing(lines: str, output: str) -> list[str]:
-    """The lines that `output` does not have, in their order, however it is spaced."""
+    """The lines that are missing in `output`; order matters, spacing does not."""
     place, printed, absent = 0, " ".join(output.split()), []
     for line in filter(None, (" ".join(text.split()) for text in lines.splitlines())):
         match = re.compile(".*?".join(map(re.escape, line.split("…")))).search(printed, place)
@@ -224,7 +224,7 @@ def free_port() -> int:
 
 @dataclass
 class Reader:
-    """Somebody who does what the page says, in a folder of their own."""
+    """A reader who follows the page in an empty folder."""
 
     home: Path
     running: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -238,7 +238,7 @@ class Reader:
         }  # fmt: skip
 
     def follow(self, page: str) -> None:
-        """Every fence in turn; an assertion names what does not go as the page says."""
+        """Run every fence in order; an assertion names the first difference from the page."""
         for port in sorted(set(re.findall(r"\b88\d\d\b", page))):
             page = page.replace(port, str(free_port()))
         output = ""
@@ -251,7 +251,7 @@ class Reader:
                 assert missing(fence.text, output) == [], output
 
     def run(self, command: str, code: int) -> str:
-        """What a command prints; one in the background is awaited until it prints its address."""
+        """Output of a command; for a background command, wait until it prints its address."""
         if command.endswith("&"):
             return self._serve(command.removesuffix("&").strip())
         done = subprocess.run(

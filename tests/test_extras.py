@@ -27,7 +27,7 @@ MODULES = {
     "bpe-openai": "bpe_openai",
 }  # fmt: skip
 BROUGHT_ALONG = {"tokenizers": "transformers"}
-"""Package that soulkit imports → the one that always brings it."""
+"""Package that soulkit imports → the dependency that always installs it."""
 
 SPEC = "soulkit[train]"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -58,7 +58,7 @@ def imported() -> set[str]:
     return packages - set(sys.stdlib_module_names) - {"soulkit"}
 
 
-# --- what needs what ------------------------------------------------------------------------------
+# --- dependencies ---------------------------------------------------------------------------------
 
 
 def test_everything_imported_is_in_the_core_or_has_an_extra() -> None:
@@ -162,7 +162,7 @@ def test_no_secret_is_shown(tmp_path: Path, url: str, kind: str) -> None:
 
 
 def test_notes_about_another_copy_do_not_count(tmp_path: Path) -> None:
-    # This environment has notes of its own, about this checkout.
+    # This environment has installer notes about this checkout.
     assert install_line("train", tmp_path / "soulkit") == (
         "pip install '.[train]' in a checkout of soulkit"
     )
@@ -194,7 +194,7 @@ sys.meta_path.insert(0, Block())
 
 
 def wheel_of_this_tree(folder: Path) -> Path:
-    """What a build would pack, with only the extras that a test asks for."""
+    """Build a wheel of this version that declares only the extras that a test needs."""
     folder.mkdir()
     version = soulkit.__version__
     path, info = folder / f"soulkit-{version}-py3-none-any.whl", f"soulkit-{version}.dist-info"

@@ -35,7 +35,7 @@ LINES_OF_A_FILE = (80, 650)
 MODULES_OF_A_PACKAGE = 15
 LINES_OF_A_FUNCTION = 60
 FROZEN = {"soulkit/models/local/decode.py": 480}
-"""Files that may be mended and not grown → most lines. What the decode loop lacks, vLLM has."""
+"""Files that may be fixed but not extended → maximum lines. vLLM has what the decode loop lacks."""
 
 # Spelled in two parts, so that this file does not mention what it forbids.
 FOREIGN = {
@@ -55,7 +55,7 @@ SECRETS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_search_for_garbage() -> Iterator[None]:
-    """Trees of the whole repository are much to look through, and none of it is garbage."""
+    """Pause the garbage collector: the syntax trees of the repository are many and all in use."""
     gc.disable()
     yield
     gc.enable()
@@ -87,7 +87,7 @@ def short(path: Path) -> str:
 
 
 def test_a_module_covers_a_subject_and_can_be_read_in_one_sitting() -> None:
-    """Neither fragments nor giants; a training method may be as short as it likes."""
+    """Modules are neither too short nor too long; a training method may be short."""
     least, most = LINES_OF_A_FILE
     lines = {short(path): text(path).count("\n") for path in SOURCES}
     assert {name: n for name, n in lines.items() if n > most} == {}
@@ -148,7 +148,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_no_failure_is_swallowed() -> None:
-    """No handler of everything whose body does nothing."""
+    """No `except` for all exceptions has an empty body."""
     silent = [
         f"{short(path)}:{node.lineno}"
         for path in SOURCES
@@ -169,7 +169,7 @@ def test_models_bring_no_code_and_files_no_pickle() -> None:
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_the_repository_stands_on_its_own(what: str) -> None:
-    # The continuous integration may look for real data beside the checkout; nothing else may.
+    # Only the CI script may look for real data next to the checkout.
     places = [
         short(path)
         for path in tracked()
@@ -199,11 +199,11 @@ LIGHT = (
     ("soulkit.types, soulkit.errors, soulkit.text, soulkit.runs.folder",
      "torch transformers openai datasets pyarrow numpy pydantic rich"),
     ("soulkit.config", "torch transformers openai datasets numpy"),
-    # The package of OpenAI takes as long to import as everything else; calls do without it.
+    # The openai package takes as long to import as everything else, and calls do not need it.
     ("soulkit.cli.app, soulkit.cli.eval, soulkit.eval.run.runner, soulkit.models.api.endpoint, "
      "soulkit.models.api.batch_endpoint, soulkit.models.api.probing", "openai torch"),
 )  # fmt: skip
-"""Modules that are imported one after the other, and what is not loaded after each."""
+"""Modules to import in order, and the packages that must not be loaded after each."""
 
 
 def test_the_lower_layers_are_light() -> None:
@@ -295,7 +295,7 @@ GENERAL = sorted(
     if not {*(BUILTIN / name for name in FOLDERS), PACKAGE / "demo"} & {*path.parents}
 )
 WORDS = {"instructions", "mistakes", "templates", "tom"}
-"""Names of folders and tasks that are words of their own."""
+"""Names of folders and tasks that are also ordinary words."""
 
 
 def names() -> list[str]:
@@ -304,7 +304,7 @@ def names() -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file names in an import, wherever in it the import stands."""
+    """The modules that a file imports, anywhere in the file."""
     nodes = list(ast.walk(tree(path)))
     whole = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]

@@ -16,7 +16,7 @@ PARTICIPLES = {
     "found", "said", "asked", "told", "mine", "theirs",
     "heard", "given", "known", "wanted", "kept", "own",
 }  # fmt: skip
-"""Words that leave open what was found or told; recorded fields of that name may stay."""
+"""Participles that are too vague as names; recorded fields with such a name may stay."""
 SHARE = 0.005
 """Of all bindings of a folder, at most."""
 
@@ -25,14 +25,14 @@ ROLES = {
     "command": "the only command of its file, found in the same way",
     "group": "builds the options of a command from its settings, found in the same way",
     "show": "the command `show` of its group: Typer calls a command after its function",
-    "rows": "the made rows of a benchmark, named in its declaration",
+    "rows": "the generated rows of a benchmark, named in its declaration",
 }
-"""Public names that several modules have because each fills the same place, and which."""
+"""Public names that several modules define because they implement the same interface."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_search_for_garbage() -> Iterator[None]:
-    """Trees of the whole repository are much to look through, and none of it is garbage."""
+    """Pause the garbage collector: the syntax trees of the repository are many and all in use."""
     gc.disable()
     yield
     gc.enable()

@@ -41,9 +41,9 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in RUN_IN_ORDER),
 ]
 WRITTEN_BY_A_PROGRAM = {"commands.md"}
-"""Its indented lines are forms of a call; tests/test_docs.py compares them with the commands."""
+"""Its indented lines are usage lines; tests/test_docs.py compares them with the commands."""
 
-# How a command begins → why it is not run here. A path named in a reason must exist.
+# Prefix of a command → why it does not run here. Paths in a reason must exist.
 NOT_RUN = {
     "make setup": "installs packages; tests/test_project.py runs its script",
     "make test": "runs this very test",
@@ -89,7 +89,7 @@ NOT_RUN = {
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
 EXITS = {"soul judge check RECEIVED": 2}
-"""Commands that are printed for how they refuse."""
+"""Commands that the page shows because of their error."""
 
 MODEL = "runs/demo/warmup/model"
 SMALLER = (
@@ -130,7 +130,7 @@ class Printed:
         )
 
 
-# --- what is printed ------------------------------------------------------------------------------
+# --- commands in the pages ------------------------------------------------------------------------
 
 
 def lines_of(block: str) -> list[str]:
@@ -141,7 +141,7 @@ def lines_of(block: str) -> list[str]:
 
 
 def blocks_of(text: str) -> Iterator[str]:
-    """What stands in fences for the shell, and in indented blocks that begin with a command."""
+    """Blocks of shell commands: shell fences, and indented blocks that begin with a command."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
     for language, block in fence.findall(text):
         if language in ("", "sh", "bash", "console"):
@@ -188,7 +188,7 @@ def test_reasons_are_about_printed_commands_and_name_what_is_there(start: str) -
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-# --- where it runs --------------------------------------------------------------------------------
+# --- the folder that commands run in --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def released(home: Path) -> None:
 
 
 def stranger(run: Path, copied: Path) -> None:
-    """A run as it comes from another machine: its settings bear no seal of this one."""
+    """A run from another machine: its settings do not have this machine's seal."""
     shutil.copytree(run, copied)
     config = copied / "config.yaml"
     config.write_text(f"# sent by a friend\n{config.read_text()}")
@@ -312,7 +312,7 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
 
 
 def filled(one: Printed, url: str, home: Path) -> str:
-    """The line with what its placeholders stand for, and small enough for a test."""
+    """The command with its placeholders filled in and its sizes reduced."""
     line = one.line
     for pattern, value in (*FILLED, *SMALLER):
         line = re.sub(pattern, value, line)
@@ -328,7 +328,7 @@ def filled(one: Printed, url: str, home: Path) -> str:
 
 
 def shortened(line: str) -> str:
-    """A training with sizes where the page leaves them to the defaults."""
+    """A training command with small sizes in place of the defaults."""
     if "--steps" not in line:
         line += " --steps 2"
     if line.startswith("soul train ablate") and "--methods" not in line:
@@ -341,7 +341,7 @@ def shortened(line: str) -> str:
 
 
 def cleared(words: list[str], home: Path) -> None:
-    """What the command is about to write is not there yet."""
+    """Delete the files that the command is about to write."""
     if words[1:3] == ["tasks", "new"]:
         shutil.rmtree(home / words[3])
     for flag in ("-o", "--out"):

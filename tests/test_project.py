@@ -34,7 +34,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def recipe(target: str) -> list[str]:
-    """The commands of a make target, without their `@` and with what its variables stand for."""
+    """The commands of a make target without `@`, with variables expanded."""
     text = (ROOT / "Makefile").read_text("utf-8")
     lines = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
     assert lines is not None
@@ -114,7 +114,7 @@ def test_the_hooks_call_what_make_lint_calls() -> None:
     assert all(h["language"] == "system" and h["pass_filenames"] is False for h in hooks)
 
 
-# --- words to others ------------------------------------------------------------------------------
+# --- templates and citation -----------------------------------------------------------------------
 
 
 def test_the_citation_says_what_the_package_says() -> None:
@@ -181,14 +181,14 @@ def test_both_environments_have_one_torch() -> None:
 
 
 def program(folder: Path, name: str, script: str) -> None:
-    """A program of this name, to be found before the real one."""
+    """Write a program of this name that shadows the real one."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
 
 def checkout(folder: Path) -> Path:
-    """The scripts and pins in a place where nothing was ever set up."""
+    """A folder with the scripts and pins, but without an environment."""
     for name in ("scripts", "requirements", ".ci"):
         shutil.copytree(ROOT / name, folder / name)
     (folder / "bin").mkdir()

@@ -62,7 +62,7 @@ def test_the_schemas_are_those_of_the_types() -> None:
 
 
 def validator(schema: str) -> Callable[[Any], list[str]]:
-    """What a schema has against a value."""
+    """The errors of a value under a schema."""
     jsonschema = pytest.importorskip("jsonschema")
     loaded = json.loads(schema_file(f"soulkit/{schema}@1").read_text(encoding="utf-8"))
     checker = jsonschema.Draft202012Validator(loaded)

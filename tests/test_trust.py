@@ -41,7 +41,7 @@ INERT = """
     tokens_per_minute top_k top_p min_p warmup_steps weight_decay where worked_examples yes
     samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
 """
-"""Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
+"""Settings that reach nothing outside: numbers, choices, and names of declared tasks."""
 
 BY_TASK = ("data", "eval_data", "held_out", "experts", "teacher_adapters")
 """Settings that name a place for each task."""

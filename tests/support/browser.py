@@ -28,7 +28,7 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Becomes the browser, which reads requests from 3 and writes replies to 4."""
+"""A program that turns into the browser, which reads requests from 3 and writes replies to 4."""
 
 
 class Page:

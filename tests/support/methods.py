@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {"max_grad_norm": 1e9, "lora": {"r": 4, "alpha": 8}}
 PROMPTS = {"x": "301 302 303", "y": "311 312"}
 HINTS = {"x": "390 391", "y": "395"}
 BETWEEN = 350
-"""What the partner says between two turns."""
+"""The partner's ids between two turns."""
 
 
 class Numbers:
@@ -88,7 +88,7 @@ def play(
 
 
 D0, D1, D2 = (320, 321, 322), (323, 324), (325, 326, 327, 328)
-"""What the drafts say; `D2` is of example y."""
+"""The ids of the drafts; `D2` belongs to example y."""
 R0, R1, R2 = (330, 331), (332, 333, 334, 335), (336,)
 
 ROLLOUTS = [

@@ -95,7 +95,7 @@ def jitter(index: int, body: dict[str, Any]) -> Fault:
     return Fault.slow(0.004 * random.random())
 
 
-# --- what is compared -----------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def episodes(run: Path) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def differing(one: Any, other: Any, name: str = "") -> dict[str, tuple[Any, Any]
 
 
 SAME_PLACE = ("step", "policy", "dev", "valid", "stream")
-"""What of a position no clock says."""
+"""The parts of a position that do not depend on time."""
 
 
 def states(run: Path) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def states(run: Path) -> dict[str, Any]:
         assert not damage(path)
         contents |= {f"{path.name}/{name}": held for name, held in files(path).items()}
         position = json.loads(contents.pop(f"{path.name}/position.json"))
-        # Offsets depend on how many digits the clock's numbers have.
+        # Offsets depend on the number of digits of the times.
         contents[path.name] = {name: position[name] for name in SAME_PLACE}
     return contents
 

@@ -42,10 +42,10 @@ from soulkit.models.local.loading import quieten
 from soulkit.models.local.tiny import tiny_tokenizer
 
 WINDOW = 7
-"""Of every kind that has a sliding window; sequences of the tests are longer."""
+"""Sliding window of every kind that has one; test sequences are longer."""
 
 LONG = 40
-"""Where a kind with two ways to read positions turns from one to the other."""
+"""Sequence length from which a kind with two position scalings uses the long one."""
 
 WORDS = [a + b + c for a in "bdfgklmn" for b in "aeiou" for c in "nrst"]
 _CONTEXT = 1024
@@ -269,4 +269,4 @@ KINDS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
 }
 
 VISUAL = ("qwen3-vl", "qwen3-vl-tied", "gemma3-vl")
-"""Kinds that also read images: a vision tower beside the language part."""
+"""Kinds that also read images: they have a vision tower."""

@@ -1,6 +1,6 @@
-"""On PYTHONPATH, this makes a Python that has no torch, and nothing that stands on it.
+"""On PYTHONPATH, this file hides torch and the packages that need it.
 
-So the tests of the core can show on any machine that they need none of it (`make test-core`).
+So `make test-core` can show on any machine that the core tests do not need them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ABSENT = {"torch", "transformers", "peft", "safetensors", "vllm"}
 
 
 class CoreFinder(PathFinder):
-    """Finds what is on the path, as if these packages had never been installed."""
+    """A path finder that acts as if these packages were not installed."""
 
     @classmethod
     def find_spec(

@@ -1,4 +1,4 @@
-"""Without torch and matplotlib, as after `pip install .`: what works there, and what it prints.
+"""Commands without torch and matplotlib, as after `pip install .`, and their `next:` lines.
 
 Every command that works without torch runs here, and so does every `next:` line that it prints,
 and every one that these print in turn. The commands run in a process of their own that has neither
@@ -30,7 +30,7 @@ NO_TORCH = Path(__file__).parent
 NEED_TORCH = {"train.py", "distill.py"}
 """Commands that print a `next:` line and cannot run here."""
 
-# Command → what it is called with. They run in this order: later ones read what earlier ones wrote.
+# Command → its arguments, in running order: later commands read the output of earlier ones.
 ESSAYS = f"--tasks {TASKS} --task essay --data essay=essays.jsonl --judge endpoint:j"
 FIRST = {
     "demo.py": "demo --scripted --out demo",
@@ -112,7 +112,7 @@ def fill_sheet(plain: ProcessPoolExecutor, home: Path) -> None:
 
 
 def next_lines(done: Done) -> list[str]:
-    """The commands after `next:`, on one line or one a line; what they leave open is filled in."""
+    """The commands after `next:`, with placeholders filled in."""
     found = re.findall(r"^next: (.+)$", done.err, re.MULTILINE)
     lines = [line for one in found for line in one.split("; ")]
     lines += re.findall(r"^  (soul .+)$", done.out.partition("next:\n")[2], re.MULTILINE)
@@ -127,7 +127,7 @@ def filled(line: str) -> str:
 
 
 def followed(plain: ProcessPoolExecutor, line: str, seen: set[str]) -> list[str]:
-    """Run `line` and what follows from it; the next lines that failed, with what they said."""
+    """Run `line` and its `next:` lines; returns those that failed, with their output."""
     done = plain.submit(run_line, line).result()
     assert done.code == 0, f"soul {line}\n{done.out}{done.err}"
     waiting, failed = next_lines(done), list[str]()
