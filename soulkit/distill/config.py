@@ -167,16 +167,15 @@ class DistillConfig(PlayConfig):
 
 
 def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
-    """The stages affected by a change of these settings: the first that reads one, and all later
-    ones."""
+    """The stages that these settings affect: the first that reads one, and all later ones."""
     first = min((STAGES.index(_FIRST_READ.get(key, "sample")) for key in keys), default=len(STAGES))
     return STAGES[first:]
 
 
 def open_distillation(out: Path, config: DistillConfig, reporter: Reporter = SILENT) -> Run:
-    """The folder of a distillation, new or resumed; RunError if it belongs to another one.
+    """The folder of a new or resumed distillation; RunError if it holds a different distillation.
 
-    A setting may change as long as no affected stage has started.
+    A setting may change if no stage that it affects has started.
     """
     settings, sealed = config.identity(), not config.foreign
     try:

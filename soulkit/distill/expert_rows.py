@@ -191,7 +191,7 @@ def _recorded(run: Path, task: str) -> TaskFacts:
     facts = conditions.of_task(task) if conditions else TaskFacts()
     if not facts.rows:
         raise RunError(
-            f"'{run / CONDITIONS}' lists no rows of {task}.",
+            f"'{run / CONDITIONS}' lists no rows for {task}.",
             "This file should list the rows that the expert was trained on.",
             f"Restore the file, or name the rows with --data {task}=ROWS (and --held-out).",
         )

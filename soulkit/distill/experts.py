@@ -63,7 +63,7 @@ class Base:
         return _cached(self.where, self.revision or None)
 
     def now(self) -> str:
-        """Hash of the weights that are there now; empty if there are none."""
+        """Hash of the weights that this folder holds now; empty if it holds none."""
         return "" if self.here is None else weights_hash(self.here)
 
     @property
@@ -131,7 +131,7 @@ WEIGHTS = ("best", "model")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A folder with weights, and the task that it was named for, if any."""
+    """A folder with weights, and the task that --experts names for it, if any."""
 
     folder: Path
     task: str = ""
@@ -203,7 +203,7 @@ def _weights_of(folder: Path, task: str = "") -> Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRows:
-    """Training and held-out rows of one task, by id."""
+    """Ids of the training and held-out rows of one task."""
 
     source: str | None
     """Source in the form of --data; None: the pulled training files."""
@@ -370,21 +370,19 @@ def _task_of(
         first, where = learned[0] if learned else "TASK", candidate.folder
         raise ConfigError(
             f"'{where}' is not an expert on one task: its {NOTE} names {named}.",
-            "soul cannot choose the task that it should teach.",
+            "soul cannot tell which task this expert should teach.",
             f"Name its task with --experts {first}={where}, or move it elsewhere.",
         )
     task, lines = candidate.task or learned[0], []
     if learned and learned != [task]:
-        lines.append(
-            f"the expert of {task}, '{candidate.folder}', was trained on {', '.join(learned)}"
-        )
+        lines.append(f"the {task} expert '{candidate.folder}' was trained on {', '.join(learned)}")
     if candidate.origin and candidate.folder.name == WEIGHTS[0]:
         lines.append(
-            f"the expert of {task} is the checkpoint with the best dev score, '{candidate.folder}'"
+            f"the {task} expert is the checkpoint with the best dev score, '{candidate.folder}'"
         )
     if note.get("protocol", config.protocol) != config.protocol:
         lines.append(
-            f"the expert of {task} was trained with protocol {note['protocol']}, but its samples "
+            f"the {task} expert was trained with protocol {note['protocol']}, but its samples "
             f"are scored with protocol {config.protocol}"
         )
     return task, tuple(lines)
@@ -410,7 +408,8 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
         raise ModelLoadError(
             f"The tokenizer of '{where}' cannot be loaded.",
             f"transformers reports: {first_line(error)}",
-            "Save it there with save_pretrained, or delete its files from the adapter's folder.",
+            "Save the tokenizer there with save_pretrained, or delete its files from the adapter's "
+            "folder.",
         ) from error
     template = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
     return tokenizer_hash(tokenizer), template
@@ -477,16 +476,16 @@ def _on_one_base(
         base, remarks = bases[expert.task], expert.remarks
         same = same_base(base, common)
         if same is False:
-            owner = "--model" if asked else f"the expert of {first_task}"
+            owner = "--model" if asked else f"the {first_task} expert"
             raise ModelLoadError(
-                f"The expert of {expert.task}, {expert.name}, was not trained on the base that "
+                f"The {expert.task} expert {expert.name} was not trained on the base that "
                 f"{owner} names: it was trained on {base.name} ({base.proof}), not on "
                 f"{common.name} ({common.proof}).",
                 "All experts of a generalist must share one base model.",
                 "Train it again from the common base, or distil it separately.",
             )
         if same is None and base.name != common.name:
-            unsure = f"the expert of {expert.task} may not have been trained on "
+            unsure = f"the {expert.task} expert may not have been trained on "
             remarks = (*remarks, f"{unsure}{common.name}: it names {base.name or 'no base'}")
         expert = replace(expert, base=common.name, base_print=common.proof, remarks=remarks)
         settled.append(_with_tokenizer(expert, common))
@@ -505,13 +504,13 @@ def _check_there(base: Base, expert: Expert) -> None:
         raise ModelLoadError(
             f"The base '{base.where}' of the expert {expert.name} does not exist.",
             "Experts and generalist need their base model.",
-            "Restore it, or name its new place with --model FOLDER",
+            "Restore the folder, or name its new path with --model FOLDER",
         )
     if base.is_folder and base.weights and base.weights != base.now():
         raise ModelLoadError(
             f"The weights of the base '{base.where}' have changed since {expert.name} was trained.",
             "An adapter only works with the base that it was trained on.",
-            "Restore the old weights, or name their new place with --model FOLDER",
+            "Restore the old weights, or name their new path with --model FOLDER",
         )
 
 
@@ -531,14 +530,14 @@ def _one_tokenizer(experts: Sequence[Expert]) -> None:
     for expert in experts[1:]:
         first = experts[0]
         if expert.tokenizer_print != first.tokenizer_print:
-            raise _other_tokenizer(expert, f"the expert of {first.task}", "vocabulary")
+            raise _other_tokenizer(expert, f"the {first.task} expert", "vocabulary")
         if expert.template_print != first.template_print:
-            raise _other_tokenizer(expert, f"the expert of {first.task}", "chat template")
+            raise _other_tokenizer(expert, f"the {first.task} expert", "chat template")
 
 
 def _other_tokenizer(expert: Expert, other: str, what: str) -> ModelLoadError:
     return ModelLoadError(
-        f"The expert of {expert.task}, {expert.name}, has a different {what} than {other}.",
-        "The token ids of its replies would have other meanings for the generalist.",
+        f"The {expert.task} expert {expert.name} has a different {what} than {other}.",
+        "The token ids in its replies would stand for other tokens in the generalist.",
         "Train it again with the tokenizer of the base, or distil it separately.",
     )

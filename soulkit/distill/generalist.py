@@ -79,8 +79,10 @@ def imitation_config(
 
 
 def usual_batch(lines: int) -> int:
-    """Default samples per update, for `lines` selected ones. It does not depend on the epochs, so
-    more epochs give more updates."""
+    """Default number of samples per update for `lines` selected samples.
+
+    It does not depend on the number of epochs, so more epochs give more updates.
+    """
     return max(LEAST_BATCH, min(BATCH, int(BATCH_SHARE * lines)))
 
 

@@ -3,8 +3,8 @@
     OUT/measured/base/TASK  ·  OUT/measured/expert/TASK  ·  OUT/measured/generalist/TASK
 
 All runs are greedy with one reply per row, so that only the weights differ. Gains over the base use
-the rows that all sides scored and the headline of the task: the mean score, or a metric over all
-rows, whose uncertainty comes from leaving out one cluster at a time.
+the task's headline and only rows that have a score on all sides. The headline is the mean score, or
+a metric over all rows, whose interval comes from leaving out one cluster at a time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def measured_folder(out: Path, side: Side, task: str) -> Path:
 
 
 def generalist_weights(out: Path) -> Path:
-    """Folder of the generalist's adapter, once it is trained."""
+    """Folder in which training saves the generalist's adapter."""
     return out / GENERALIST / MODEL
 
 
@@ -125,7 +125,7 @@ def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
 def measurements(
     config: DistillConfig, experts: Sequence[Expert], out: Path
 ) -> list[Measurement]:  # fmt: skip
-    """Every evaluation of the report, the generalist's last."""
+    """Every evaluation that the report needs; the generalist's come last."""
     base, weights = common_base(experts, config), generalist_weights(out)
     there = [expert for expert in experts if expert.task in measured_tasks(config, experts)]
     beside = config.retention and ABILITY not in [expert.task for expert in there]
@@ -212,7 +212,7 @@ class LastLoaded:
         self._model: LocalModel | None = None
 
     def load(self, config: EvalConfig) -> LocalModel:
-        """The model of `config`; the configurations may only differ in tasks and model names."""
+        """The model of this configuration; all of them may only differ in tasks and model names."""
         name = config.model, config.adapter
         if self._model is None or self._name != name:
             self._model = None
@@ -246,7 +246,7 @@ class MeasuredSide:
 
 
 def read_side(folder: Path, task: str) -> MeasuredSide:
-    """The run in `folder`; the task includes its code if that is trusted."""
+    """The results of the run in `folder`, with the task's code if that is trusted."""
     records = drafts(load_records(folder / "episodes.jsonl", light=True))
     return MeasuredSide(
         records=[record for record in records if record.task == task],
@@ -255,7 +255,7 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
 
 
 def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
-    """The sides; an episode that one side did not score counts as lost on all of them."""
+    """The sides' results; an episode that is unscored on one side counts as lost on all sides."""
     episodes = lost_in_all([side.records for side in sides])
     return [replace(side, records=same) for side, same in zip(sides, episodes, strict=True)]
 
@@ -263,7 +263,7 @@ def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
 def side_difference(
     task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE
 ) -> Contrast:
-    """B minus A in a metric; DataError if one of them lacks it."""
+    """The difference B − A in a metric; DataError if A or B lacks the metric."""
     return contrast(_pair(task, a, b), metric)
 
 

@@ -86,7 +86,7 @@ class GateInputs:
 
 
 def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonGate, ...]:
-    """The parsed gates; ConfigError for one on a result that is not measured."""
+    """The parsed gates; ConfigError if one tests a result that is not measured."""
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
     for gate in gates:
@@ -409,7 +409,7 @@ def adapter() -> TypeAdapter[Distillation]:
 
 
 def distillation_values(result: Distillation) -> dict[str, Any]:
-    """Plain JSON values, with their schema."""
+    """The results as plain JSON values, with their schema."""
     values: dict[str, Any] = adapter().dump_python(result, mode="json")
     return {SCHEMA: DISTILLATION_SCHEMA, **values}
 

@@ -73,7 +73,7 @@ def distill(
     """Run `stages` in `out`, resuming it; returns the result if `report` is among them.
 
     UserError for problems with settings, rows, players, gates or earlier stages, before anything is
-    loaded or paid for. With `trust`, settings of runs of unknown origin are used, too.
+    loaded or paid for. With `trust`, settings from runs of unknown origin are also used.
     """
     experts = with_rows_and_players(config, find_experts(config), trust=trust)
     for line in rows_and_players_words(config, experts):
@@ -124,7 +124,7 @@ def stages_of(config: DistillConfig, stages: Sequence[Stage]) -> tuple[Stage, ..
 
 
 def unread_words(config: DistillConfig) -> str:
-    """A remark on given settings without effect; empty if there are none."""
+    """A remark on settings that have no effect; empty if all of them have one."""
     unread = [name for name in UNREAD_BY[config.by] if name in config.model_fields_set]
     return f"ignored with --by {config.by}: {', '.join(unread)}" if unread else ""
 
@@ -132,7 +132,7 @@ def unread_words(config: DistillConfig) -> str:
 def checked_gates(
     config: DistillConfig, experts: Sequence[Expert]
 ) -> tuple[ComparisonGate, ...]:  # fmt: skip
-    """The gates of `config`; ConfigError for one on a result that is not measured."""
+    """The gates in `config`; ConfigError if one tests a result that is not measured."""
     tasks = measured_tasks(config, experts)
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
 
@@ -165,7 +165,7 @@ def _report(
         raise ConfigError(
             "There are no held-out rows to measure on.",
             "Without them the report cannot compare the generalist with its experts.",
-            "Name held-out rows with --held-out [TASK=]ROWS, in the form of --data.",
+            "Name held-out rows with --held-out [TASK=]ROWS, in the same form as --data.",
         )
     if words := unmeasured_words(config, experts):
         reporter.note(words)
@@ -201,7 +201,7 @@ class StagePlan:
 def distillation_plan(
     config: DistillConfig, experts: Sequence[Expert], out: Path, stages: Sequence[Stage]
 ) -> list[StagePlan]:
-    """The plans of all stages that play or train, without finished runs."""
+    """The plans of all stages that play or train, except for finished runs."""
     plans: list[StagePlan] = []
     remarks = tuple(rows_and_players_words(config, experts))
     sampled = [sample_config(config, expert) for expert in experts] if config.by == "sft" else []

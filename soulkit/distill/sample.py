@@ -51,7 +51,7 @@ def expert_weights(expert: Expert) -> PlayerFacts:
 
 
 def folder_weights(model: str, adapter: str | None) -> PlayerFacts:
-    """The weights of a model and adapter, as far as they are local folders."""
+    """The weights of a model and its adapter; empty for those that are not local folders."""
     from soulkit.models.local.loading import adapter_hash
 
     folder = Path(model).expanduser()
@@ -74,7 +74,7 @@ def refuse_other_teachers(folder: Path, adapters: Mapping[str, str]) -> None:
     begun = Conditions.read(folder)
     for task, teacher in begun.teachers.items() if begun else ():
         now = folder_weights(teacher.model, adapters[task])
-        _refuse_other(folder, teacher, now, f"the expert of {task}")
+        _refuse_other(folder, teacher, now, f"the {task} expert")
 
 
 def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str) -> None:
@@ -164,7 +164,7 @@ def named_rows(expert: Expert, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def open_roles_filled(config: DistillConfig, expert: Expert) -> dict[str, dict[str, Any]]:
-    """Task → its players: those of the command, or else those of the expert's training."""
+    """Task → its players: those named in the command, or else those of the expert's training."""
     named = config.task_players.get(expert.task)
     layers = [dict(one) for one in (expert.players, named) if one is not None]
     players = {role: who for layer in layers for role, who in layer.items() if who}
@@ -279,7 +279,7 @@ def refuse_other_samples(out: Path, experts: Sequence[Expert]) -> None:
 
 
 def spent(out: Path) -> tuple[float | None, int]:
-    """(US dollars in the ledgers of a folder, number of calls without a price)."""
+    """The cost in US dollars and the number of calls without a price, from a folder's ledgers."""
     cost, unpriced = None, 0
     for file in sorted(out.rglob("ledger.sqlite")):
         with Ledger(file) as ledger:
@@ -290,8 +290,7 @@ def spent(out: Path) -> tuple[float | None, int]:
 
 
 def budget_left(config: DistillConfig, out: Path, folder: Path) -> float | None:
-    """The part of --max-cost that other runs have not spent; the run in `folder` counts its own
-    ledger."""
+    """What remains of --max-cost for the run in `folder`, whose own cost is not subtracted."""
     if config.max_cost is None:
         return None
     others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)

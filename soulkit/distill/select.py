@@ -3,7 +3,7 @@
     OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows for `soul train sft --data`
                                         OUT/selection.json    counts by task
 
-    scored, not cut, refused, forged or hacked ──▶ high reward ──▶ distinct ──▶ best of each prompt
+    scored, not cut off, refused, forged or hacked ──▶ high reward ──▶ distinct ──▶ best of prompt
 
 * Without --min-reward, a 0/1 score must be 1. A graded score must be above the mean of its prompt,
   or reach the mean of the task if all samples of the prompt have the same score.
@@ -101,7 +101,7 @@ class SampleChoice:
 
 
 def sample_facts(record: Record) -> SampleFacts:
-    """The facts about a record."""
+    """The facts about the sample in one record."""
     score = record.score
     turns = [turn.completion for trace in record.episode.traces for turn in trace.turns]
     texts = [turn.text for turn in turns]

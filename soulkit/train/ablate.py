@@ -48,7 +48,7 @@ SEATED = ("task_players", "coach")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One method with its settings, as spelled in --methods: `ditto:lambda_fb=0`."""
+    """One method with its settings, as written in --methods: `ditto:lambda_fb=0`."""
 
     spelling: str
     method: str
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        """A folder name; a hash is appended if characters of the spelling were replaced."""
+        """A folder name; it ends in a hash if characters of the arm's name had to be replaced."""
         plain = re.sub(r"[^\w.+=-]+", "-", self.spelling)[:80]
         if plain.replace("-", ":") == self.spelling.replace("-", ":"):
             return plain
@@ -204,7 +204,7 @@ def plan_arms(
 
 
 def refuse_unplayable(config: TrainConfig) -> None:
-    """ConfigError for tasks that are unknown, have rows only, or are for evaluation only."""
+    """ConfigError for tasks that are unknown, have rows but no code, or are for evaluation only."""
     if config.playable:  # unplayable tasks are skipped
         return
     registry = config.registry()
@@ -337,7 +337,7 @@ def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
 
 
 def confirm_runs(runs: Sequence[PlannedRun], reporter: Reporter) -> list[PlannedRun]:
-    """The runs with the cost of the unfinished ones confirmed; CostUnconfirmed if it is not."""
+    """The runs, once the cost of the unfinished ones is confirmed; CostUnconfirmed if it is not."""
     left = [run for run in runs if not is_finished(run)]
     if any(pays(run.config) for run in left):
         confirm_cost(comparison_plan(left), left[0].config, reporter)
@@ -350,7 +350,7 @@ def is_finished(run: PlannedRun) -> bool:
 
 
 def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
-    """Train one run; a failure becomes its reason instead of an exception."""
+    """Train one run; if it fails, the outcome has the reason and no exception is raised."""
     from soulkit.train.run import train
 
     try:

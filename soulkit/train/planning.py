@@ -48,7 +48,7 @@ PER_MESSAGE = 5
 
 
 def training_plan(data: TrainingData, times: float = 1.0, label: str = "") -> Plan:
-    """The plan of `times` such runs. `label` is appended to the names of the tasks."""
+    """The plan of `times` runs like this one. `label` is appended to the names of the tasks."""
     config, work = data.config, work_of(data)
     if data.objective is None:
         return _supervised_plan(data, work, times, label)
@@ -296,7 +296,7 @@ class TokenCounter:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def sizes(self, lesson: Lesson) -> tuple[int, int]:
-        """(tokens, learned tokens) of a lesson, estimated."""
+        """The estimated number of tokens in a lesson, and of those that are learned."""
         counts = [len(s.token_ids) or self.count(s.text) for s in lesson.segments]
         learned = sum(n + 1 for n, one in zip(counts, lesson.trained, strict=True) if one)
         return sum(counts) + PER_MESSAGE * len(counts), learned

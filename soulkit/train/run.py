@@ -244,7 +244,7 @@ def refuse_untrainable(config: TrainConfig) -> None:
     if config.model == TINY and config.method != "sft":
         raise ConfigError(
             "The model 'tiny' has random weights.",
-            "Reinforcement learning needs a model that is right at least sometimes.",
+            "Reinforcement learning needs a model that succeeds at least sometimes.",
             "Warm it up first with soul train sft --full --model tiny ..., then use its folder.",
         )
 
@@ -387,7 +387,7 @@ async def _reinforce(
 
 
 def with_sample_lines(loop: Loop, measure: Measure) -> Measure:
-    """`measure`, which also prints some of the held-out episodes that it played."""
+    """A version of `measure` that also prints some of the held-out episodes it played."""
 
     async def both(step: int) -> Mapping[str, float | None]:
         scores = await measure(step)

@@ -133,7 +133,7 @@ def learn(
 def with_advantages(
     sequences_S: Sequence[TrainSequence], config: TrainConfig
 ) -> list[TrainSequence]:
-    """Group advantages over all compared sequences; then drop weight 0 (algorithms §3).
+    """The sequences with group advantages, without those of weight 0 (algorithms §3).
 
     Sequences that are not compared keep the advantage from their objective. A non-finite reward
     is left out of the statistics and gives a NaN advantage, which updates skip.

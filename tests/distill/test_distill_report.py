@@ -543,7 +543,7 @@ def test_a_generalist_of_other_teachers_is_refused(config: DistillConfig, tmp_pa
     write_json(tmp_path / "conditions.json", {"players": {}, "tasks": {}, "teachers": prints})
     refuse_other_teachers(tmp_path, adapters)
     replace_adapter(tmp_path / "experts" / "tomi", tmp_path)
-    with pytest.raises(RunError, match="than the expert of tomi has now"):
+    with pytest.raises(RunError, match="than the tomi expert has now"):
         refuse_other_teachers(tmp_path, adapters)
 
 

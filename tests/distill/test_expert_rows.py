@@ -241,8 +241,8 @@ def _emptied(home: Path) -> None:
         (_gone, "stories.jsonl"),
         (_changed, "gives only 13 of the 24 rows"),
         (_others, "gives only 0 of the 24 rows"),
-        (_unrecorded, "lists no rows of tomi"),
-        (_emptied, "lists no rows of tomi"),
+        (_unrecorded, "lists no rows for tomi"),
+        (_emptied, "lists no rows for tomi"),
     ],
 )
 def test_rows_that_are_gone_or_have_changed_are_refused(

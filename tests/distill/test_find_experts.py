@@ -147,8 +147,8 @@ def test_experts_of_different_bases(root: Path) -> None:
     other = small_base(root / "other", seed=5)
     save_expert(root / "experts" / "c", other, "hitom")
     refused = refusal(distillation(root / "experts"))
-    assert "The expert of secret_keeper" in refused.what or "expert of tomi" in refused.what
-    assert "was not trained on the base that the expert of hitom names" in refused.what
+    assert "The secret_keeper expert" in refused.what or "tomi expert" in refused.what
+    assert "was not trained on the base that the hitom expert names" in refused.what
     alone = distillation(root / "experts" / "c")
     assert find_experts(alone)[0].base_print
     small_base(root / "other", seed=6)

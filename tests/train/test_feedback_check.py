@@ -209,7 +209,7 @@ def test_others_feedback_where_there_are_no_others(
     one, many = shade_options(tmp_path, "kind", rows=1), shade_options(tmp_path, "kind", rows=5)
     write_rows(tmp_path / "kind.jsonl", 1)
     lines = refusal(capfd, method, model, tmp_path / "run", *one, "--shuffle-feedback")
-    assert "has only one" in lines["error"]
+    assert "needs several examples" in lines["error"]
     write_rows(tmp_path / "kind.jsonl", 5)
     refusal(capfd, method, model, tmp_path / "run", *many, "--shuffle-feedback", "--prompts", 1)
     assert train(method, model, tmp_path / "run", *many, "--shuffle-feedback", "--steps", 1) == 0

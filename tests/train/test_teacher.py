@@ -498,13 +498,13 @@ def test_an_adapter_of_another_base_or_tokenizer_is_refused_by_name(
 ) -> None:
     other = _copied(base, tmp_path / "other")
     _move(other)
-    with pytest.raises(ConfigError, match=r"teacher of tomi.* not trained on the base") as raised:
+    with pytest.raises(ConfigError, match=r"tomi teacher.* not trained on the base") as raised:
         expert_teacher_of(opd(other, experts), student)
     assert all(raised.value.lines())
     build_tiny(tmp_path / "words", ["quite", "another", "vocabulary"])
     foreign = _copied(Path(experts["secret_keeper"]), tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((tmp_path / "words/tokenizer.json").read_bytes())
-    with pytest.raises(ConfigError, match=r"teacher of secret_keeper.* a different tokenizer"):
+    with pytest.raises(ConfigError, match=r"secret_keeper teacher.* a different tokenizer"):
         expert_teacher_of(opd(base, {**experts, "secret_keeper": str(foreign)}), student)
 
 

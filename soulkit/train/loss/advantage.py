@@ -301,5 +301,5 @@ def _check_window(window: int) -> None:
         raise ConfigError(
             f"The distillation window is {window}, which is negative.",
             "The window is the number of trained tokens that an advantage looks ahead.",
-            "Use 1 for the token alone, a larger number, or 0 for all remaining tokens.",
+            "Use 1 for only the token itself, a larger number, or 0 for all remaining tokens.",
         )

@@ -297,7 +297,7 @@ def divergence(
 def compared_log_probs(
     student: Tensor, teacher: Tensor, top_k: int | None, tail: Tail
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [n, outcomes] of both over the compared outcomes."""
+    """Log-probabilities [n, outcomes] of both models over the compared outcomes."""
     if top_k is None or top_k >= student.shape[-1]:
         return torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
     likeliest = student.detach().topk(top_k, -1).indices

@@ -4,8 +4,8 @@
 it is transformers' own SDPA, so the sampler and padded rows are unaffected. With one, the layer's
 queries attend in rectangles (`packing.py`): each is a call of SDPA with an additive mask or the
 causal kernel. On a GPU, one FlexAttention call with a block mask does the same. Each layer passes
-its own sliding window. Unknown extras of a layer (soft caps, sinks, biases) are refused;
-`check_packing` compares hidden states to find differences that a layer does not announce.
+its own sliding window. Layers that pass unsupported arguments (soft caps, sinks, biases) are
+refused; `check_packing` compares hidden states to find all other differences.
 """
 
 from __future__ import annotations

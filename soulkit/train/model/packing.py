@@ -212,7 +212,7 @@ class _Plan:
 def plan_blocks(
     trie: Trie, costs: Costs, window: int | None = None
 ) -> tuple[float, list[AttentionBlock]]:
-    """(cost in pairs, rectangles in the order of their queries); they cover all positions.
+    """The cost in pairs, and rectangles that cover all positions, in the order of their queries.
 
     `window` is the sliding window of the planned layers.
     """
@@ -326,7 +326,7 @@ def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True)
 class Pack:
-    """One forward pass: `spans[i]` is number `indices[i]` of the planned spans."""
+    """One forward pass: `spans[i]` is the planned span with index `indices[i]`."""
 
     indices: tuple[int, ...]
     spans: tuple[Span, ...]
@@ -393,7 +393,7 @@ class HeadShape:
     """(sliding window or None for full attention, share of the layers with it)."""
 
     def cost(self, pack: Pack) -> float:
-        """Cost of a pack, forward and backward, in masked pairs of one layer."""
+        """Cost of a pack, forward and backward, in masked pairs in one layer."""
         linear = self.costs.linear * pack.computed
         if pack.trie is None:
             pairs = len(pack.rows) * pack.width**2 * self.costs.causal
@@ -405,9 +405,9 @@ class HeadShape:
 
 
 def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
-    """`spans` as packs of at most `budget` computed tokens (or one sequence).
+    """Packs of `spans` with at most `budget` computed tokens each, or with one longer sequence.
 
-    `shape` None: always padded rows.
+    With `shape` None, every pack has padded rows.
     """
     rows = list(in_rows(spans, budget))
     if shape is None or not spans:
@@ -418,7 +418,7 @@ def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> l
 
 
 def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
-    """Packs of sequences of similar length; equal ones share a row."""
+    """Packs of sequences with similar lengths; equal sequences share a row."""
     order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), spans[i].ids))
     batch: list[int] = []
     rows = 0
@@ -436,8 +436,8 @@ def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
 def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> Iterator[Pack]:
     """Packs of sequences sorted by their ids, so that shared prefixes are adjacent.
 
-    `pays` None shares every prefix. A full pack ends at the point in its second half where the
-    shared prefix is shortest, because the next pack computes that prefix again.
+    With `pays` None, every prefix is shared. A full pack ends at the point in its second half where
+    the shared prefix is shortest, because the next pack computes that prefix again.
     """
     order = sorted(range(len(spans)), key=lambda i: spans[i].ids)
     overlap = [0, *(_overlap(spans[a], spans[b], pays) for a, b in pairwise(order))]

@@ -2,9 +2,10 @@
 
 Log-probs are of logits / T, computed in float32 (`models/local/float32_head.py`) and only at
 trained positions: hidden states are gathered first, and logits are computed in chunks that the
-backward pass recomputes. A probe at load compares this with the model's own forward pass and uses
-that instead if they differ (logit scaling, soft caps). A second check (`attention.py`) compares
-packed attention with plain forward passes, and refuses a model that fails it.
+backward pass recomputes. When a model is loaded, a probe compares these logits with the model's own
+forward pass; if they differ (logit scaling, soft caps), the own forward pass is used. A second
+check (`attention.py`) compares packed attention with plain forward passes, and refuses a model that
+fails it.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Policy:
 
     @property
     def decoder(self) -> Any:
-        """Its layers, without output head and vision parts."""
+        """The language model's layers, without output head and vision parts."""
         return self.causal.get_decoder()
 
     @property
@@ -148,9 +149,9 @@ class Policy:
             yield
 
     def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
-        """`spans` as forward passes of at most `budget` computed tokens (or one sequence).
+        """Forward passes over at most `budget` computed tokens of `spans`, or one longer sequence.
 
-        None: the default of the device.
+        With `budget` None, the device's default applies.
         """
         budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
         if self.turn is None:
@@ -165,7 +166,7 @@ class Policy:
     def hidden(self, pack: Pack) -> Tensor:
         """Last hidden states [n_trained, width] at the parents of the trained tokens of `pack`.
 
-        In the same order as `score`.
+        The order is that of `score`.
         """
         return self.states(pack)[self._tensor(pack_entries(pack).parent)]
 

@@ -98,9 +98,9 @@ def prepare_step(
 ) -> Prepared:
     """Old log-probs, corrections, base log-probs and token advantages, before the first update.
 
-    `before` are all sequences, including those of weight 0; they hold the refined twins of copies.
-    Without a `teacher` it is the policy itself, in the state from the settings. `known` are old
-    log-probs that were already computed.
+    `before` has all sequences, including those of weight 0; the refined twins of copies are among
+    them. Without `teacher`, the policy is its own teacher, in the state that the settings name.
+    `known` are old log-probs that were already computed.
     """
     places = [i for i, s in enumerate(sequences) if s.loss == "policy"]
     rewarded = [sequences[i] for i in places]

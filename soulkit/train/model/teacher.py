@@ -6,7 +6,7 @@ off, or the parameters temporarily point to the average. Averaging the LoRA fact
 approximates the average of their product.
 
 On-policy distillation uses a second, frozen model. It may have one expert adapter per task; they
-share the base, so each only adds its own weights. The expert of its task scores a sequence.
+share the base, so each only adds its own weights. The expert for a task scores its sequences.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def task_teachers(config: TrainConfig) -> dict[str, str]:
 
 
 def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
-    """(frozen model, tokenizer) of the teacher, with one adapter, none, or those of `experts`.
+    """The teacher's frozen model and tokenizer, with one adapter, none, or those of `experts`.
 
     With several, the expert on task T is the adapter `adapter_names(experts)[T]`.
     """
@@ -104,14 +104,14 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
     print_there, place = trained_on.get("weights"), Path(base).expanduser()
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
-            f"The teacher of {task}, '{adapter}', was not trained on the base '{base}'.",
+            f"The {task} teacher '{adapter}' was not trained on the base '{base}'.",
             f"It is an adapter of '{trained_on.get('model')}', which has different weights.",
             "Set --model (or --teacher-model) to the base of the experts.",
         )
     tokens = _vocabulary(folder)
     if tokens is not None and tokens != student.tokenizer.get_vocab():
         raise ConfigError(
-            f"The teacher of {task}, '{adapter}', was trained with a different tokenizer.",
+            f"The {task} teacher '{adapter}' was trained with a different tokenizer.",
             "The teacher reads the token ids that the student sampled.",
             "Use experts that share the base and the tokenizer of the student.",
         )

@@ -93,7 +93,7 @@ class Denominators:
     sequences: Mapping[str, int]
 
     def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
-        """(tokens, sequences) in the denominators of a sequence; `joint` applies to policy loss."""
+        """Token and sequence counts that divide a sequence's loss; `joint` is for policy loss."""
         policy = joint and sequence.loss == "policy"
         names = ("base", "feedback") if policy else (sequence.component,)
         tokens, sequences = self.tokens, self.sequences
@@ -101,7 +101,7 @@ class Denominators:
 
 
 def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
-    """The denominators of a whole mini-batch; include sequences of weight 0 that are `counted`."""
+    """Denominators of a whole mini-batch; include sequences of weight 0 that are `counted`."""
     tokens: dict[str, int] = defaultdict(int)
     counts: dict[str, int] = defaultdict(int)
     for sequence in sequences:
@@ -128,7 +128,7 @@ class Share:
         return [self.prepared.sequences[i] for i in self.indices]
 
     def per_token(self, values: Sequence[float]) -> Tensor:
-        """One value per sequence → [n_trained]."""
+        """One value per sequence, repeated for each of its trained tokens: [n_trained]."""
         return self.scored.log_prob.new_tensor(values)[self.scored.owner]
 
     def flat(self, parts: list[Tensor] | None) -> Tensor | None:
@@ -355,7 +355,7 @@ class NotFinite(SoulError):
 
 
 def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[int]]:
-    """Indices of all sequences of `prompts` examples at a time, in the order of the examples."""
+    """Indices of the sequences in each mini-batch of `prompts` examples, in the examples' order."""
     by_example: dict[str, list[int]] = {}
     for index, sequence in enumerate(sequences):
         by_example.setdefault(sequence.example_id, []).append(index)

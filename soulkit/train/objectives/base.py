@@ -51,7 +51,7 @@ class Method:
 
     @classmethod
     def own_defaults(cls, config: Any) -> dict[str, Any]:
-        """The values behind `default_words` for `config`; values that the user set win."""
+        """The values that `default_words` describes, for `config`; values set by the user win."""
         return {}
 
     @classmethod
@@ -66,7 +66,7 @@ class Method:
 
     @classmethod
     def futile(cls, config: Any, highs: Mapping[str, float]) -> Lines | None:
-        """Why the method would learn nothing, if so; `highs`: task → its highest reward."""
+        """Why the method cannot learn anything, or None; `highs`: task → highest reward."""
         return None
 
 
@@ -108,7 +108,7 @@ class Objective(Method, ABC):
 
 def no_slot(record: Record, seat: str, feedback: Feedback) -> Segment:
     """Slot for methods that never use it."""
-    raise LookupError(f"no task to fill the feedback slot of {record.key} with")
+    raise LookupError(f"no task is available to fill the feedback slot of {record.key}")
 
 
 def scored_records(records: Sequence[Record], kind: str) -> list[Record]:

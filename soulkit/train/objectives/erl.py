@@ -75,7 +75,7 @@ class ERL(Objective):
         return sequences
 
     def accepts(self, draft: float | None, refined: float | None) -> bool:
-        """Whether a refined rollout of this reward is imitated."""
+        """Whether a refined rollout with this reward is imitated."""
         if refined is None:
             return False
         if self.accept_from is not None:

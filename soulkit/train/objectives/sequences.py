@@ -94,14 +94,14 @@ class TrainSequence:
 
     @property
     def component(self) -> str:
-        """The component that shares a denominator, if denominators are separate."""
+        """The component whose sequences share a denominator, if denominators are separate."""
         if self.loss != "policy":
             return self.loss
         return "feedback" if self.part == "refined" else "base"
 
 
 def spans(turns: Iterable[TurnIds]) -> list[Span]:
-    """The turns of one trace as sequences; a turn that continues the last one is merged."""
+    """The turns of one trace as sequences; a turn that continues the last one is merged with it."""
     merged: list[Span] = []
     for turn in turns:
         head = merged.pop() if merged and _continues(merged[-1], turn) else None
@@ -144,7 +144,7 @@ def emitted_spans(trace: Trace) -> list[Span]:
 
 
 def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
-    """The same emissions with feedback removed from the prompts; log-probs are the sampler's."""
+    """The sampled tokens after prompts without feedback; log-probs stay those of the sampler."""
 
     def bare(turn: Turn) -> list[int]:
         return renderer.prompt_ids(renderer.bare(turn.context))

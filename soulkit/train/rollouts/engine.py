@@ -176,7 +176,7 @@ class TrainingEngine:
 
     @property
     def weights_basis(self) -> str:
-        """How the weights of attached servers are known: every push is verified."""
+        """`verified` for attached servers, because every push to them is verified; else empty."""
         return "verified" if self.choice.attached else ""
 
     # -- players -----------------------------------------------------------------------------------

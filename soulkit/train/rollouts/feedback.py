@@ -7,8 +7,8 @@ or the reward is full), or feedback was *missing*, for the first of these reason
     leaks      the feedback gives the answer away        failed    the call to the coach failed
     silent     the coach returned no feedback            unshared  no other draft had feedback
 
-Consecutive steps with missing and no used feedback are counted in the step line, for resumes;
-gated steps do not change the count. At `STEPS_IN_VAIN` the run stops.
+The step line counts consecutive steps in which feedback was missing and none was used, so that a
+resumed run continues the count; gated steps do not change it. At `STEPS_IN_VAIN` the run stops.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def feedback_policy(
 
 
 def slot_is_filled(context: Iterable[Segment]) -> bool:
-    """Whether a message has feedback in its slot and is known without it, so it can be copied."""
+    """Whether a message has feedback in its slot and a known text without it, as copies need."""
     return any(s.bare is not None and s.bare != s.text for s in context)
 
 

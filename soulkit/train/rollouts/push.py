@@ -100,7 +100,7 @@ class LogprobProbe:
     def probe(self) -> ProbeAdapter:
         """The smallest probe adapter that changes the trainer's log-probs by over twice `MOVED`.
 
-        If none does, a weaker one that never `passes`.
+        If none does, the last one tried.
         """
         before = self.logprobs()
         probing = ProbeAdapter(SMALLEST, before, before)
@@ -340,7 +340,7 @@ class ServedPolicy:
 
     @property
     def context_limit(self) -> int | None:
-        """Maximum tokens of a prompt with its reply; None if unknown."""
+        """Maximum tokens in a prompt and its reply together; None if unknown."""
         return self.model.context_limit
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:

@@ -204,7 +204,7 @@ Compared = tuple[list[Sequence[float]], list[Sequence[float]]]
 def by_server(
     records: Sequence[Record], scores: Scores
 ) -> tuple[dict[str, Compared], Counter[str]]:
-    """(server → log-probs of its replies by it and by the trainer, server → replies without)."""
+    """Each server's and the trainer's log-probs of its replies; counts of replies without any."""
     compared: dict[str, Compared] = defaultdict(lambda: ([], []))
     unchecked: Counter[str] = Counter()
     for trace in traces_of(records):

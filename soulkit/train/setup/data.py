@@ -112,7 +112,7 @@ def _defaults(kind: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 class UnnamedModel(ConfigError):
-    """The data is the user's own, so --model has no default, and it is missing."""
+    """--model is missing; it has no default, because the data is the user's own."""
 
 
 class ServePlayer(Protocol):
@@ -198,7 +198,7 @@ def _is_soul(task: Task, source: str) -> bool:
 
 
 def download_remark(config: TrainConfig) -> str:
-    """A remark about the model that will be downloaded first; empty if it is already here."""
+    """A remark about the model that will be downloaded first; empty if it is on this machine."""
     if config.model == TINY or not any(not gap.fatal for gap in missing_model(config.model)):
         return ""
     return (

@@ -85,7 +85,7 @@ def _mute(task: Task) -> Callable[[Example], Episode]:
 async def gold_turns(
     task: Task, example: Example, feedback: Feedback | None
 ) -> list[tuple[str, tuple[Segment, ...]]]:
-    """(seat, context) of every turn of an actor that recites the gold; empty if that fails."""
+    """The seat and context of each turn when the actor recites the gold; empty if that fails."""
     rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
     try:
         actor, other = Player(_reciter(task.gold(example))), Player(_reciter(None))
@@ -172,7 +172,7 @@ def no_feedback_reason(
         )
     if config.shuffle_feedback and min(len(examples), config.prompts_per_step) < 2:
         return NoFeedbackReason(
-            "--shuffle-feedback takes feedback from another example, and each step has only one",
+            "--shuffle-feedback needs several examples in each step, and there is only one",
             "use more rows and more --prompts, or remove --shuffle-feedback",
         )
     return run_coroutine(_tried(config, objective, task, fixed_examples(examples, ROWS)))

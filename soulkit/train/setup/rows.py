@@ -62,7 +62,7 @@ class TrainingData:
 
     def remarks(self) -> list[str]:
         """Lines printed before the start: skipped tasks, players that differ from evaluation,
-        repeated rows, and dev rows without some part of the headline."""
+        repeated rows, and parts of the headline that no dev row measures."""
         share = self.config.rows_per_task
         lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
         lines += self.measured.players if self.measured else ()
@@ -120,7 +120,7 @@ def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
 
 
 def no_gold_words(task: str) -> tuple[str, str, str]:
-    """The error of a task without gold episodes."""
+    """The error for a task without gold episodes."""
     return (
         f"The task '{task}' has no gold episodes to train on.",
         "Supervised training needs the correct answer for each row.",
@@ -304,7 +304,7 @@ def _refuse_same_rows(
 
 
 def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
-    """The error of lessons that are longer than the model's context."""
+    """The error for lessons that are longer than the model's context."""
     preset = f" (preset {config.preset})" if config.preset else ""
     return ConfigError(
         f"Lessons of {tokens:,} tokens{preset} are longer than the context of '{config.model}', "

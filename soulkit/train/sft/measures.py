@@ -158,8 +158,7 @@ class Measures:
         return await self._scores(step) if every and not (step + 1) % every else {}
 
     async def probe(self, step: int) -> Scores:
-        """`TASK/before` and `TASK/after` a short reinforcement of these weights; empty if none is
-        due."""
+        """Dev scores `TASK/before` and `TASK/after` a probe of the weights, if one is due."""
         every = self.loop.config.probe_every
         if not every or (step + 1) % every:
             return {}

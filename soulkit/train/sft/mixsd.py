@@ -86,7 +86,7 @@ def expert_context(context: Sequence[Segment], fact: str) -> tuple[Segment, ...]
 
 
 def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Prompt]:
-    """`samples` prompts for each (source, lesson); each replaces the lesson's last learned reply.
+    """`samples` prompts for each (source, lesson), to replace the lesson's last learned reply.
 
     Rows with equal questions and facts are distinguished by their order.
     """

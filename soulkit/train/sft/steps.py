@@ -140,7 +140,7 @@ class SupervisedStep:
 def feedback_for(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
-    """Feedback for a lesson, in the selected rows and share of prompts; else None."""
+    """Feedback for a lesson if its row is selected or falls into the random share; else None."""
     always = config.sft_feedback_always
     if rng.random() >= config.sft_feedback and not (always and has_tags(example, always)):
         return None
@@ -285,7 +285,7 @@ class CorpusStep:
         return StepLine(step=step, learned=learned, lessons=batch.counts(), train_seconds=seconds)
 
     def batch(self, size: int) -> Batch:
-        """The next `size` usable lessons; DataError if there seem to be none."""
+        """The next `size` usable lessons; DataError if too many are left out before that."""
         batch, before = Batch(), self.encode.shortened
         while (missing := size - batch.learned.total()) > 0:
             for lesson in self.stream.take(missing):
@@ -330,7 +330,7 @@ class Batch:
 
 
 def nothing_learned(source: str, reasons: Mapping[str, int]) -> DataError:
-    """The error of a source without usable lessons."""
+    """The error for sources without usable lessons."""
     listed = "; ".join(f"{reason} ({n} times)" for reason, n in Counter(reasons).most_common(3))
     return DataError(
         f"No conversation in '{source}' can be used for training.",

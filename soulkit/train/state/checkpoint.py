@@ -276,7 +276,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         for name, parameter in policy.trained:
             parameter.copy_(weights[name])
     if policy.version() != position.policy:
-        raise _other_weights(path, "Their hash differs from the recorded one.")
+        raise _other_weights(path, "The hash of the weights differs from the recorded one.")
     _restore_teacher(path, policy)
     _restore_optimizer(path, policy, optimizer)
     return position
@@ -343,7 +343,7 @@ def ranks(folder: Path, merit: Merit | None, keep_best: int) -> bool:
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
     """Delete all checkpoints except the newest `keep_last` and the best `keep_best`.
 
-    A checkpoint written at a stop is kept only while it is the newest, and does not count.
+    A checkpoint written at a stop does not count and is kept only while it is the newest.
     """
     every = checkpoints(folder)
     planned = [path for path in every if not _is_stopgap(path)]

@@ -148,7 +148,7 @@ def _hash(value: Any) -> str:
 
 
 def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
-    """Record `now` in a new run; RunError if a resumed run was started with other material."""
+    """Record `now` in a new run; RunError if a resumed run has other rows, models or machine."""
     before = Conditions.read(run.path)
     if before is None and not any(run.checkpoints.glob("*")):
         now.write(run.path)

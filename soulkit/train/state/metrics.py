@@ -93,7 +93,7 @@ def unfolded(kind: Any, line: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def names_of(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(names, prefixes) that a record of `kind` uses when written."""
+    """The names and prefixes under which the fields of `kind` are written."""
     about = [one.metadata for one in fields(kind)]
     sections: list[Any] = [one.default_factory for one in fields(kind) if "section" in one.metadata]
     parts = [names_of(one) for one in sections]
@@ -321,7 +321,7 @@ class StepLine(Flat):
 
     @property
     def measures(self) -> bool:
-        """Whether it has measurements, which are written to a second line."""
+        """Whether the step has measurements, which are written to a second line."""
         return bool(self.dev or self.valid or self.probe)
 
     @property

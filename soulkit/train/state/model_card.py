@@ -54,7 +54,7 @@ SCHEMA = "soulkit/model@1"
 
 
 def model_note(config: TrainConfig, policy: Policy, corpus: Corpus | None = None) -> dict[str, Any]:
-    """The note without the step; `corpus` are the conversations, if trained on instead of tasks."""
+    """The note without the step; `corpus` is None if the run trains on tasks."""
     base = base_of(policy.model)
     if "revision" not in base and Path(base["model"]).is_dir():
         base["weights"] = weights_hash(Path(base["model"]))

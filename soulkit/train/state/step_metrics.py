@@ -136,8 +136,7 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
 
 
 def member_of(sequence: TrainSequence) -> GroupMember:
-    """A sequence as a member of its group; sequences of one rollout share a play, and a non-finite
-    reward counts as None."""
+    """A sequence as a member of its group; a non-finite reward counts as None."""
     play, reward = (sequence.example_id, sequence.rollout), finite_value(sequence.reward)
     return GroupMember(sequence.group, sequence.rollout, reward, play)
 

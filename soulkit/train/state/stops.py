@@ -6,7 +6,7 @@ At `MOST_SKIPS` the run saves a checkpoint and stops. It also stops if feedback 
 after too many consecutive steps without learning.
 
 `--steps` can be raised during or after a run; no other setting may change. A cosine schedule then
-ends at the new last step, and the default warm-up stays that of the old number.
+ends at the new last step, and the default warm-up stays as computed from the old number.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Stops:
 
 
 def ended_by(method: str, line: StepLine) -> UserError | None:
-    """The error with which the step of `line` alone ends a run, else None."""
+    """The error if the step of `line` ends the run by itself; else None."""
     return feedback_in_vain(method, line) or too_many_skips(line)
 
 

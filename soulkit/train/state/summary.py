@@ -195,7 +195,7 @@ class ValidationTotals(RunTotals):
     def of(
         cls, measured: Sequence[tuple[int, Mapping[str, float | None]]], lessons: Mapping[str, int]
     ) -> Self:
-        """From measurements (step, source → loss), in the order of the steps."""
+        """The losses from measurements (step, source → loss), in the order of the steps."""
         first: dict[str, float] = {}
         last: dict[str, float] = {}
         lowest: dict[str, float] = {}
