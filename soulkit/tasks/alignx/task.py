@@ -4,10 +4,10 @@
 one.", "rejected": "Listen to your body!", "demographic": "Engineer, likes plans.", "icl_pairs":
 [{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ..., "comment": ...}]}
 
-What is known of the person depends on the split. Many models favour one position, so `paper` plays
-every row in both orders: two examples that differ only in `flip`. `reference` plays one order per
-row, drawn from its index. Importing for a split keeps its kinds of evidence. Generated rows have
-invented people with one decisive taste; both replies give the same advice.
+What the actor knows about the person depends on the split. Many models favour one position, so
+`paper` plays every row in both orders: two examples that differ only in `flip`. `reference` plays
+one order per row, drawn from its index. Importing for a split keeps its kinds of evidence.
+Generated rows have invented people with one decisive taste; both replies give the same advice.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class AlignX(LetteredTask):
         return (named.group(1).upper(), "salvaged") if named else ("", status)
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        """`picked_a`: how often the first reply is picked, whatever its text."""
+        """`picked_a`: 1 if the answer picks the first position, else 0."""
         return {"picked_a": float(answer == "A") if answer else None}
 
     def gold_letter(self, example: Example) -> str:
@@ -162,8 +162,8 @@ class AlignX(LetteredTask):
 
         Per play of rows in both orders: `consistency` (both answers readable, and the same reply
         picked in both orders), `right_in_both` (the gold picked in both), and `position_bias`
-        (picks of the first position minus picks of the second, over all readable picks: 1 means
-        always the first). A pair with an unscored order has no value.
+        (picks of the first position minus picks of the second, divided by all readable picks; 1
+        means always the first). A pair with an unscored order has no value.
         """
         metrics = {"row_accuracy": row_mean(records)}
         pairs = [play for plays in row_plays(records).values() for play in plays if len(play) == 2]
@@ -184,7 +184,7 @@ def check_texts(fields: Mapping[str, Any]) -> None:
 
 
 def describe(value: Any) -> str:
-    """A description as text, from text, a list of statements, or a mapping ("" for None)."""
+    """A description (text, a list of statements, or a mapping) as text; "" for None."""
     value = structure(value)
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {describe(v)}" for name, v in value.items() if v is not None)
@@ -383,7 +383,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Taste:
-    """One end of an axis: its signs in a person, in their comments, and in a reply."""
+    """One end of an axis: how it shows in a person, in their comments, and in a reply."""
 
     traits: tuple[str, ...]
     comments: tuple[str, ...]

@@ -5,9 +5,9 @@
 "She counts to ten."}], "current_context": "A shout.", "options_dict": {"A": "...", "B": "..."},
 "right_option_letter": "B"}
 
-The behaviours before a node are always the right ones, whatever a model chose there, so nodes are
-independent questions; `summarise` joins them to chains. Generated rows have invented people with a
-habit for each kind of moment. The profile states all habits but one, which a chapter shows.
+The behaviours before a node are always the right ones, regardless of a model's answers, so nodes
+are independent questions; `summarise` joins them to chains. Generated rows have invented people
+with a habit for each kind of moment. The profile states all habits but one, which a chapter shows.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def _node(number: int | None, steps: Sequence[tuple[str, str]], written: str) ->
 
 
 def whole_chains(records: Sequence[Record]) -> list[Chain | None]:
-    """The chains without a gap: for each play of a persona, its scores by node.
+    """The scores by node for each play of a persona whose chain has no gap.
 
-    A node that was asked twice counts with its lower score. None: a chain with an unscored node.
+    A node that was asked twice counts with its lower score. A chain with an unscored node is None.
     """
     plays: dict[tuple[Any, ...], dict[int, float | None]] = defaultdict(dict)
     for record in records:

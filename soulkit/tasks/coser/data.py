@@ -1,7 +1,7 @@
 """Rows of `coser`: generated scenes of invented books, or CoSER's test set.
 
-Generated: a book has a cast of four with different tempers and a thing they quarrel about; SCENES
-consecutive rows belong to one book. The plot says who wants what and how it ends.
+Generated: a book has a cast of four with different tempers and something to quarrel about; SCENES
+consecutive rows belong to one book. The plot states each character's wish and the outcome.
 
 Imported: each record is one scene of a book, kept as JSON text under `circumstance`:
 

@@ -6,7 +6,8 @@ to 5 (up to 10 for repetition). With n messages of characters
     score of a dimension = 100 − 5 · (Σ severity − 0.3 · n), clipped to [0, 100]
 
 and the value is the mean of the four / 100. `reference`: four marks from 1 to 10, value = mean of
-(mark − 1) / 9; BLEU and ROUGE-L as computed by its implementation without optional packages. All
+(mark − 1) / 9; BLEU and ROUGE-L are computed as in the reference implementation, without optional
+packages. All
 characters get the same note, so it must not contain private knowledge of one of them, later events
 of the book, or the book's lines.
 """
@@ -104,7 +105,7 @@ def flaw_shape(slug: str) -> type[Flaws]:
 
 
 def flaw_score(severity: float, messages: int) -> float:
-    """Score from 0 to 100, from the sum of severities and the number of characters' messages."""
+    """The score of a dimension, 0 to 100; `messages` counts the characters' messages."""
     return max(0.0, min(100.0, 100.0 - POINTS * (severity - TOLERANCE * messages)))
 
 

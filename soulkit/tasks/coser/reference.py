@@ -1,10 +1,10 @@
 """CoSER under `--protocol reference`: the published play, marks and feedback condition.
 
-A scene has ten rounds (fifteen if refined), and each character has 8,192 tokens after its opening,
-including what it hears. Characters read the plot's summary. The next speaker comes from a predictor
-that remembers its answers; an unusable name is replaced by a random one; a silent turn ends the
-scene. One verdict holds four marks from 1 to 10. The coach reads the book's scene and the
-characters' thoughts; its notes are still checked for leaks.
+A scene has ten rounds (fifteen if refined). After its opening, each character has 8,192 tokens,
+including the messages that it hears. Characters read the plot's summary. The next speaker comes
+from a predictor that remembers its answers; an unusable name is replaced by a random one; a silent
+turn ends the scene. One verdict holds four marks from 1 to 10. The coach reads the book's scene and
+the characters' thoughts; its notes are still checked for leaks.
 
 Not reproduced: a failed judge does not give the worst score, and a character that thinks aloud does
 not get half the reward, because all characters of a scene share one reward.
@@ -114,7 +114,7 @@ class PublishedScene(PublishedBook, BookScene):
         return self.settled(name, options, index)
 
     def settled(self, answer: str | None, options: Candidates, index: int) -> str:
-        """A requested random draw counts as an unusable name here."""
+        """If the predictor asks for a random draw, its answer counts as an unusable name."""
         return super().settled(None if answer == "random" else answer, options, index)
 
     def _predictor_table(self) -> Conversation:
@@ -200,7 +200,7 @@ class CoserReference(Coser):
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
-        """Notes that also must not reveal a character's thoughts from the draft."""
+        """Notes that also must not reveal the characters' thoughts in the draft."""
         feedback = await super().critique(example, episode, score, cast, rollout)
         if feedback is None:
             return None

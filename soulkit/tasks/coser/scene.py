@@ -42,14 +42,14 @@ _ANY_CLOSINGS = {kind: re.compile(c.pattern, re.IGNORECASE) for kind, c in _CLOS
 
 
 def audible(text: str, name: str, protocol: Protocol) -> str:
-    """The part of a message by `name` that others hear; empty if there is none."""
+    """The part of `name`'s message that others hear; empty if there is none."""
     if protocol == "reference":
         return without_bracketed(remove_think(text, remove_unclosed=True))
     return _without_labels(one_line(without_thoughts(without_marked(spoken(text, "paper")))), name)
 
 
 def words_out_loud(text: str, name: str) -> str:
-    """The spoken part of a message without thoughts (an environment's), without its name."""
+    """The spoken part of an environment's message, which has no thoughts; without its name."""
     speech = one_line(spoken(text, "paper"))
     mark = _label(name).match(speech) if name else None
     return speech[mark.end() :] if mark else speech
@@ -163,7 +163,7 @@ class SpeakerChoice(VerdictShape):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The possible next speakers after a message, and the ones for a random draw."""
+    """The possible next speakers after a message, and those among whom a random draw picks."""
 
     names: tuple[str, ...]
     drawn_from: tuple[str, ...]
@@ -205,9 +205,9 @@ class Candidates:
 def candidates(
     speakers: Sequence[str], preferred: Sequence[str], current: str, round_index: int
 ) -> Candidates:
-    """The candidates after `current` in a round; random draws prefer those of `preferred`.
+    """The possible next speakers after `current`; random draws pick from `preferred` if possible.
 
-    Names keep the order of the row, so that results do not depend on the iteration order of sets.
+    Names keep the row's order, because the iteration order of a set would change results.
     """
     others = tuple(name for name in speakers if name != current)
     first = tuple(name for name in others if name in preferred)
@@ -253,7 +253,7 @@ def first_speaker(fields: Mapping[str, Any]) -> str:
 
 
 def speakers(fields: Mapping[str, Any]) -> list[str]:
-    """The row's list, with the environment appended if it is missing."""
+    """The row's list of speakers, with the environment appended if it is missing."""
     listed = names_in(fields["speaking_characters_w_env"])
     return listed if ENVIRONMENT in listed else [*listed, ENVIRONMENT]
 
@@ -281,7 +281,7 @@ def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def private_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The private fields of each character: its thoughts, and what becomes of it."""
+    """The private fields of each character: its thoughts and its outcome."""
     plot = _mapping(fields.get("plot"))
     thoughts = _by_name(fields.get("key_characters"), "motivation", "thought")
     outcomes = _by_name(plot.get("key_characters"), "summary", "experience")
@@ -443,7 +443,7 @@ class SceneBook:
         return count, lines[count].seat
 
     def audible_text(self, seat: str, text: str) -> str:
-        """The part of a message by `seat` that others hear."""
+        """The part of `seat`'s message that others hear."""
         if seat == ENVIRONMENT:
             return words_out_loud(text, seat)
         return audible(text, seat, self.task.protocol)
@@ -552,7 +552,8 @@ class BookScene(SceneBook):
         return self.settled(answer, options, index)
 
     def settled(self, answer: str | None, options: Candidates, index: int) -> str:
-        """The predictor's answer, else a random name, which counts as unusable if not requested."""
+        """The predictor's answer, or a random name; a draw that it did not request counts as
+        unusable."""
         counts = self.stage.notes.setdefault("next_speaker", {"asked": 0, "fallback": 0})
         counts["asked"] += 1
         if answer in (*options.names, *((END,) if options.may_end else ())):

@@ -118,7 +118,7 @@ class Coser(Task):
         }
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
-        """The row, with each private text visible only to its character."""
+        """The row as an example; each private text is visible only to its character."""
         example = super().example(row, source=source, split=split)
         fields = example.fields
         cast, private = tuple(characters(fields)), private_fields(fields)
@@ -134,8 +134,8 @@ class Coser(Task):
         return replace(example, fields={**fields, **made}, audience={**example.audience, **readers})
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Every message and every prediction after one; the environment never speaks twice in a
-        row. One question per critic."""
+        """One call per message, and one prediction after each. The environment never speaks twice
+        in a row. One question per critic."""
         rounds = self._played_rounds(example)
         return {
             "actor": rounds, "environment": rounds - 1 + (rounds + 1) // 2,
@@ -150,14 +150,15 @@ class Coser(Task):
         return self.max_rounds - int(example.fields.get("continue_from") or 0)
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
-        """The environment speaks as often as in the book; its turns count as rounds."""
+        """Assume that the environment speaks as often as in the book; its turns count as rounds."""
         lines = self.usual_lines(example)
         predictions = self._played_rounds(example) - 1
         calls = {**lines, "environment": predictions + lines["environment"]}
         return {**self.calls(example), **calls}
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Predictions of the next speaker appear in no player's prompt."""
+        """Predictions of the next speaker do not count, because no player's prompt contains
+        them."""
         speakers = [line["character"] for line in example.fields["dialogues"]]
         share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
         rounds = self._played_rounds(example)
@@ -173,13 +174,13 @@ class Coser(Task):
     def character_view(
         self, example: Example, seat: str, feedback: Feedback | None
     ) -> tuple[dict[str, Any], dict[str, int]]:
-        """(the values of a character's prompt, words cut by part)."""
+        """The values for a character's prompt, and the number of words cut from each part."""
         fields, cuts = self.within_budget(example.visible(seat))
         view, cut_parts = fitted_view(fields, seat, *self.profile_words(feedback))
         return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **cut_parts}
 
     def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
-        """Word budgets: for the character's own texts, and for all other profiles together."""
+        """Two word budgets: for the character's own texts, and for all other profiles together."""
         options = self.spec.options
         return int(options["profile_words"]), int(options["others_words"])
 
@@ -358,7 +359,8 @@ class Coser(Task):
         return "\n".join(lines)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """Means for books that models may have been trained on and for others, and the gap."""
+        """Means for books that models may have seen in training and for other books, and the
+        gap."""
         return judging.distributions(records)
 
     # -- feedback ---------------------------------------------------------------------------------

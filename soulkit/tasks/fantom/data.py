@@ -8,7 +8,7 @@ of information gives one set of questions.
      "complete_question": "...", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
      "missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7, ...}
 
-`set_size` counts the questions of ALL, `set_beliefs` those that ALL* adds; facts are in no set.
+`set_size` counts the questions in ALL, `set_beliefs` those that ALL* adds. Facts belong to no set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from soulkit.tasks.kit.prompting import Texts
 
 
 def set_part(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
-    """The part of a set that a row belongs to: ALL, only ALL*, or none (None)."""
+    """The part of a set that a row belongs to: `strict` (ALL), `belief` (only in ALL*), or None."""
     kind = str(row["question_type"])
     if kind.startswith("fact") or str(row.get("correct_answer")) == "no:long":
         return None
@@ -38,7 +38,7 @@ def set_part(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
 
 
 def with_set_sizes(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one set, with its sizes; identical rows count once."""
+    """The rows, each with the sizes of its set; identical rows count once."""
     members: dict[tuple[str, str | None], set[str]] = defaultdict(set)
     for row in rows:
         content = repr(

@@ -79,7 +79,7 @@ def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
 
 
 def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
-    """One to four sentences of feedback on a draft with this score, or on none.
+    """One to four sentences of feedback on a draft with this score; None: there is no draft yet.
 
     `fields` needs `form`, and `events` and `tom_type` if the row has them; the gold is not used.
     """
@@ -244,10 +244,10 @@ class Fantom(ChoiceTask):
         return advice_on(example.fields, score)
 
     def leak_view(self, example: Example) -> LeakView:
-        """The options of the answer; for names all of them; for sentences the words they add.
+        """The options of the answer. For names, all people are options; for sentences, the words
+        that only the gold contains.
 
-        If each of several words would help, all are options and one of them is the gold; a remark
-        with any of them reveals a part of the answer (`each`).
+        With `each`, a remark that contains any of the options reveals part of the answer.
         """
         question, form = example.fields["complete_question"], example.fields["form"]
         gold = self.gold_text(example)
@@ -305,7 +305,7 @@ class _Set:
 
     @property
     def strict(self) -> bool:
-        """Whether it has all question groups of ALL."""
+        """Whether the set has all question groups that ALL requires."""
         return {"choice", "answerability", "info"} <= set(self.right)
 
     @property
@@ -378,7 +378,7 @@ def _values(records: Sequence[Record], forms: Sequence[AnswerForm]) -> list[floa
 
 
 def name_list(value: Any) -> list[str]:
-    """The names of a list, or of comma-separated text, without brackets and quotes."""
+    """The names in a list or in comma-separated text, without brackets and quotes."""
     if value is None:
         return []
     if isinstance(value, str):

@@ -102,9 +102,8 @@ class HumanLLM(ChoiceTask):
         )
 
     def ranking(self, example: Example, answer: str) -> tuple[int, ...]:
-        """The indices that an answer names in the row's list, most likely first; () if none.
-
-        Indices count from 0.
+        """The candidates that an answer names, as indices from 0 into the row's list, most likely
+        first; () if none.
         """
         places = tuple(_LETTERS.index(letter) for letter in answer.split(",") if letter)
         return places if all(p < len(example.fields["candidates"]) for p in places) else ()
@@ -193,7 +192,7 @@ def _text(fields: Mapping[str, Any]) -> str:
 
 
 def split_history(text: str) -> tuple[str, list[str]]:
-    """(text before the first `History n:`, entries without trailing separators)."""
+    """The text before the first `History n:`, and the entries without trailing separators."""
     intro, *entries = _ENTRY.split(text)
     return intro.strip(), [entry.strip().rstrip(",;").rstrip() for entry in entries]
 
@@ -217,7 +216,7 @@ _TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
 
 class HumanLLMReference(HumanLLM):
     def check(self, candidates: Sequence[str]) -> None:
-        """Blank candidates and other numbers of candidates are played, too."""
+        """Accept blank candidates and any number of candidates."""
 
     def parse(self, text: str) -> tuple[str, str]:
         match = _TAGGED.search(spoken(text, "reference"))

@@ -77,7 +77,7 @@ PER_PERSON = 2
 
 @dataclass(frozen=True, slots=True)
 class Stance:
-    """A trait as a description puts it, and two statements that follow from it."""
+    """A trait, worded as in a description, and two statements that follow from it."""
 
     trait: str
     says: tuple[tuple[str, str], tuple[str, str]]

@@ -7,8 +7,8 @@
 The published factor does not penalise long texts; the two-sided one decreases once a text has more
 than 1 / 0.3 times the person's words (at least twenty).
 
-The judge has read the person's text; the coach has not, and gets the sentences of the verdict that
-repeat nothing of it: “Quotes ‘never again by ferry’. The anger is missing.” → the second.
+The judge has read the person's text; the coach has not, and gets only the verdict's sentences that
+repeat nothing from it: “Quotes ‘never again by ferry’. The anger is missing.” → the second.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sides_mean(scores: Mapping[str, float]) -> float:
 
 
 def word_tokens(text: str | None) -> list[str]:
-    """The words that lengths and F1 count."""
+    """The words of a text, as counted for lengths and F1."""
     return _WORD.findall((text or "").lower())
 
 
@@ -74,7 +74,7 @@ def length_factor(
     generated: str | None, reference: str | None, min_ref_tokens: int = FEWEST_WORDS,
     target_ratio: float = LEAST_SHARE,
 ) -> float:  # fmt: skip
-    """The factor for a text's length, in [0, 1]; only short texts lose."""
+    """The length factor, in [0, 1]; it reduces only the score of short texts."""
     length, measure = len(word_tokens(generated)), len(word_tokens(reference))
     if measure < min_ref_tokens or not measure:
         return 1.0
@@ -82,7 +82,7 @@ def length_factor(
 
 
 def two_sided_factor(generated: str | None, reference: str | None) -> float:
-    """The same in [0, 1], but long texts lose as well."""
+    """The length factor, in [0, 1], that also reduces the score of long texts."""
     length, measure = len(word_tokens(generated)), len(word_tokens(reference))
     most = max(measure, FEWEST_WORDS) / LEAST_SHARE
     return min(length_factor(generated, reference), most / length if length else 1.0)
@@ -107,7 +107,8 @@ _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
 def judge_remarks(score: Score, original: str, public: str) -> str:
-    """The first readable judge's thoughts, one line per aspect, without repeats of the original."""
+    """The first readable judge's thoughts, one line per aspect, without quotations of the
+    original."""
     lines = []
     for axis, (thought, number) in thoughts(score).items():
         sentences = [

@@ -5,9 +5,10 @@ reply in <response> tags; a judge compares this with the original on six aspects
 (judging.py). `paper`: the value is the mean of the six times the length factor. A missing answer
 scores the minimum without a judge. Coach and actor never see the original.
 
-`reference`: any reply is judged; without the tag, all of it. Feedback is in the system prompt with
-the original, without a leak check. Refined replies are scored by another question (covered points
-of the original, minus a penalty) to the `auditor`, which is the judge unless set otherwise.
+`reference`: any reply is judged; a reply without the tag is judged whole. Feedback is in the system
+prompt with the original, without a leak check. Refined replies are scored by another question
+(covered points of the original, minus a penalty) to the `auditor`, which is the judge unless set
+otherwise.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Humanual(ChoiceTask):
     async def rated(
         self, example: Example, episode: Episode, reply: str, status: str, cast: Cast
     ) -> Score:
-        """The score of a reply by the six aspects."""
+        """A reply's score from the six aspects."""
         asked_for = question("score", self.judge_prompt("judge", example, reply), self.sides)
         opinions: Sequence[panel.Opinion[Any]] = await panel.opinions(cast, asked_for, episode)
         scores = {
@@ -185,7 +186,7 @@ class Humanual(ChoiceTask):
         return self._scored("judge", metrics, status, opinions)
 
     def text_metrics(self, example: Example, reply: str, judged: float) -> Metrics:
-        """The headline `likeness` and additional metrics, for the judge's number."""
+        """The headline `likeness` and additional metrics, from the judge's number."""
         original = str(example.fields["completion"])
         factor, both = length_factor(reply, original), two_sided_factor(reply, original)
         return {
@@ -303,10 +304,10 @@ class HumanualReference(Humanual):
     sides = LooseSixSides
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """Every row can be played."""
+        """Accept every row."""
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Only one of the two judges is asked about an episode."""
+        """One call each: the judge scores drafts, the auditor scores refined replies."""
         return {**super().calls(example), "auditor": 1}
 
     # -- prompts ----------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Instructions(ChoiceTask):
         return {SHARE: 1 - len(unmet(checks, answer)) / len(checks) if answer else 0.0}
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """As for every choice task; the score's words list the checks that failed."""
+        """Score as in every choice task; the score's words list the checks that failed."""
         score = await super().score(example, episode, cast)
         missed = unmet(example.fields["checks"], score.words) if score.status in READABLE else []
         return replace(score, words=", ".join(missed))

@@ -138,7 +138,7 @@ _TAG = 1
 
 class LifeChoicesReference(LifeChoices):
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
-        """The first character of the gold, whatever it is."""
+        """The first character of the gold, even if it is not an option's letter."""
         return gold.strip().upper()[:1]
 
     def parse(self, text: str) -> tuple[str, str]:
@@ -146,7 +146,7 @@ class LifeChoicesReference(LifeChoices):
 
 
 def climb(text: str) -> tuple[str, str]:
-    """(letter or "", status) by the published patterns: the first one that matches counts.
+    """(letter or "", status), read with the first published pattern that matches.
 
     The text is upper-cased first, so later patterns match letters in ordinary words.
     """

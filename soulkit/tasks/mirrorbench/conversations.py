@@ -31,7 +31,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 def subset_of(row: Mapping[str, Any]) -> str | None:
-    """The subset of a row, from its `dataset` or its id; None if neither tells."""
+    """The subset of a row, from its `dataset` or its id; None if neither names one."""
     named = str(row.get("dataset") or "").strip().lower()
     if named:
         return named
@@ -127,7 +127,8 @@ def of_tokens(tokens: Sequence[Any]) -> dict[str, float]:
 
 
 def with_people(examples: Sequence[Example]) -> list[Example]:
-    """The examples of a whole data set, each with the statistics of its subset's people."""
+    """The examples of a whole data set, each extended by statistics over the people in its
+    subset."""
     groups: dict[str | None, list[dict[str, float | None]]] = defaultdict(list)
     for example in examples:
         groups[example.fields["subset"]].append(word_measures(user_texts(example.fields["turns"])))
@@ -139,7 +140,8 @@ def with_people(examples: Sequence[Example]) -> list[Example]:
 
 
 def spreads(people: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
-    """Measure → (mean, sample standard deviation); None for fewer than two or equal values."""
+    """Measure → (mean, sample standard deviation); None for fewer than two values, or if all are
+    equal."""
     by_measure: dict[str, Spread | None] = {}
     for measure in MEASURES:
         values = [v for one in people if (v := one.get(measure)) is not None]

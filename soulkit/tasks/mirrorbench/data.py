@@ -7,7 +7,7 @@
 Generated: invented people with one request to an assistant, cycling through the four subsets. Every
 fifth row lacks `dataset`, so its subset follows only from its id. ClariQ and Qulac state a person's
 aim but not the writing style, so their descriptions cover only the aim. Drafted: a model describes
-the person of a recorded chat in other words than theirs; a filter checks both.
+the person in a recorded chat without using their words; a filter checks the description.
 """
 
 from __future__ import annotations

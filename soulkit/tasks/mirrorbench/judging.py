@@ -7,7 +7,7 @@
 The headline is their mean; a part without a readable answer leaves the episode unscored. Controls
 ask the same about two real users (`human_human`) and two simulated ones (`proxy_proxy`). A number s
 becomes (s − PP) / (HH − PP), clipped to [0, 1]; it is undefined if HH − PP is below LEAST_GAP. A
-coach gets the sentences of verdicts that repeat none of the real user's messages.
+coach gets only the verdicts' sentences that repeat none of the real user's messages.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _questions(
 def similarity_question(
     prompts: PromptFolder, real: str, simulated: str
 ) -> JudgeQuestion[Similarity]:
-    """The question of how similar two fenced conversations are, from 0 to 1."""
+    """The question how similar two fenced conversations are; the answer is from 0 to 1."""
     prompt = prompts.render("judge_gteval", real=real, simulated=simulated)
     return question("gteval", prompt, Similarity)
 
@@ -242,7 +242,7 @@ def _calibrated(
 
 
 def undefined_remarks(values: Mapping[str, float | None]) -> Iterator[str]:
-    """A line for each calibrated metric that its anchors leave undefined."""
+    """A line for each calibrated metric that is undefined because its anchors are too close."""
     for part in COMPARING:
         human, proxy = values.get(f"{HUMAN}/{part}"), values.get(f"{PROXY}/{part}")
         if human is not None and proxy is not None and human - proxy < LEAST_GAP:
@@ -292,8 +292,8 @@ def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
 
 
 def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
-    """An attempt without the assistant's sentences that repeat what the real user wrote and the
-    simulated one had not yet said."""
+    """An attempt without those sentences of the assistant that repeat the real user's words before
+    the simulated user has said them."""
     public = view.public
     shown: list[Line] = []
     for line in lines:
@@ -313,7 +313,8 @@ def _hiding(view: LeakView, public: str) -> LeakView:
 
 
 def style_lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
-    """Rule-based remarks on these messages, or general ones (None); the fullest safe version."""
+    """Rule-based remarks on these messages (None: general advice), in the fullest version that
+    leaks nothing."""
     seen = list(_seen(texts)) if texts is not None else []
     general: Sequence[str] = TEXTS["lessons"]
     return first_safe_lesson(((*seen, *general), seen, general), view)

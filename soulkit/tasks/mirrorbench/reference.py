@@ -3,8 +3,8 @@
 The score is GTEval alone, asked once and clipped to [0, 1]. The first ten messages of a
 conversation are played and judged, without an assistant's last one; an assistant's opening is
 generated as well. The assistant sees the whole real conversation; the user gets its replies after
-`AI:`, with the instruction to continue, and an empty reply is skipped. An empty message of the user
-ends the conversation, which is judged as it is, however short.
+`AI:`, with the instruction to continue, and an empty reply is skipped. An empty message from the
+user ends the conversation, which is judged even if it is very short.
 
 Feedback is one sentence from the judge's reasons, followed by the real user's messages; there is no
 leak check.
@@ -124,7 +124,7 @@ class MirrorBenchReference(MirrorBench):
     async def answer(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        """Generated at every position; an empty reply is not requested again."""
+        """Generate a reply at every position; an empty reply is not requested again."""
         context = self.assistant_context(example, talk.lines)
         call = rollout.call("partner", example, index)
         reply = await cast.player("partner").complete(context, call)
@@ -156,7 +156,8 @@ class MirrorBenchReference(MirrorBench):
         return ComparedUsers({"gteval": value}, None, tuple(one.verdict() for one in replies))
 
     def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
-        """Includes the distance to the real user, over all of their messages."""
+        """The word metrics, plus the distances to the real user, computed from all of their
+        messages."""
         texts = [line.text for line in episode.transcript if line.seat == USER]
         turns = episode.traces[0].turns if episode.traces else ()
         messages = len(turns[-1].context) + 1 if turns else 0

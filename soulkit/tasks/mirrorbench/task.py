@@ -175,7 +175,8 @@ class MirrorBench(Task):
         return ""
 
     def prompt_again(self, talk: Conversation) -> None:
-        """Ask again a user who writes twice in a row: chat templates need a message in between."""
+        """Add a reminder if the user writes twice in a row, because chat templates need a message
+        in between."""
         if talk.context[-1].role == "assistant":
             talk.notify(AGAIN)
 
@@ -183,7 +184,7 @@ class MirrorBench(Task):
         talk.hear(line)
 
     def record(self, talk: Conversation, reply: Completion) -> None:
-        """Add the user's message; with token ids, the user remembers the original reply."""
+        """Add the user's message. If the reply has token ids, the user remembers it unchanged."""
         text, _ = read_message(reply.text, self.protocol)
         talk.record(Line(USER, text), memory=reply.text if reply.token_ids else text)
 
@@ -203,7 +204,7 @@ class MirrorBench(Task):
         return text
 
     def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        """The assistant's context: the record, and the conversation from its side."""
+        """The assistant's context: the recorded conversation, and the current one from its side."""
         record = fenced(as_lines(self.messages(example)), "record")
         brief = Segment("system", self.prompts.render("assistant", recorded=record))
         spoken_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]

@@ -1,4 +1,4 @@
-"""MISTAKES: the wrong option that a student with a given misconception picks (school maths).
+"""MISTAKES: which wrong option does a student with a given misconception pick (school maths)?
 
 {"QuestionText": "What is 1/2 + 1/3?", "AnswerAText": "2/5", "AnswerBText": "5/6", "AnswerCText":
 "1/6", "AnswerDText": "2/6", "MisconceptionName": "Adds numerators and adds denominators",
@@ -132,7 +132,8 @@ class Mistakes(WorkedTask):
 
 
 def row_options(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Letter → option text; letters follow the column names, so missing options shift nothing."""
+    """Letter → option text; letters come from the column names, so a missing option does not shift
+    the others."""
     texts = {letter: str(fields.get(f"Answer{letter}Text") or "").strip() for letter in LETTERS}
     return {letter: text for letter, text in texts.items() if text}
 
@@ -146,7 +147,7 @@ _LABELS = tuple(f"Misconception{letter}Id" for letter in _LETTERS)
 def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
     """Rows of an Eedi question file; `names` is the mapping file, by default the one next to it.
 
-    Raises DataError if either file is missing or has another format.
+    DataError if either file is missing or has another format.
     """
     mapping = names or path.with_name(NAMES_FILE)
 

@@ -5,8 +5,8 @@ Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the
 Answer with a or b.", "answer": "a", "question_type": 1.1, "episode": 7}
 
 Types that begin with 1 ask for a belief, those that begin with 2 for a goal. `reference` accepts
-any gold, and one exact form of answer. In generated rows the reader sees everything, the person
-only the contents of containers that they opened; texts.yaml describes the types.
+any gold, and one exact form of answer. In generated rows the reader sees everything, but the person
+sees only the contents of containers that they opened. texts.yaml describes the types.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MMToM(ChoiceTask):
 
 
 def statements_of(question: str) -> dict[str, str]:
-    """`a` and `b` → statement; empty if the text has no two options with these marks."""
+    """`a` and `b` → statement; empty unless the text has both options with these marks."""
     start = question.lower().rfind("(a)")
     match = _OPTIONS.match(question, start) if start >= 0 else None
     if match is None:

@@ -90,7 +90,7 @@ class SecretKeeper(DialogueTask):
         return self.judged_score(value, metrics, status=status, templates=(KEEPER, VISITOR))
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """Names topics but not values: the actor knows its own facts."""
+        """Feedback that names topics but no values, because the actor knows its own facts."""
         lines = episode.transcript if episode else ()
         missing = self._missing_topics(example, lines)
         speech = "\n".join(line.text for line in lines if line.seat == KEEPER)

@@ -485,7 +485,8 @@ def read_arena_row(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def features(value: Any, column: str) -> list[dict[str, str]] | None:
-    """The non-empty features, in order; None if there are none. DataError unless it is a list."""
+    """The non-empty features, in order; None if there are none. DataError unless the value is a
+    list."""
     if value is None or value == "":
         return None
     items = structure(value)
@@ -524,7 +525,7 @@ def _free_label(name: str, taken: Iterable[str]) -> str:
 
 
 def human_lines(fields: Mapping[str, Any], actor: str, partner: str) -> list[Line]:
-    """The recorded conversation as lines of the two seats; empty if it is a single text."""
+    """The recorded conversation as lines of the two seats; empty if the record is a single text."""
     recorded = fields["human_public_conversation"]
     if isinstance(recorded, str):
         return []

@@ -6,8 +6,9 @@
     features            the simulation against the person's traits     Match or not  matches / all
     document            the assistant's final document                 1 to 10       x / 10
 
-A verdict on features names each one once, in any order. Judges see the person's own words, so a
-coach gets only the sentences that do not repeat them, and rules comment only on the manner.
+A verdict on features names each one once, in any order. Judges see the person's own words. A coach
+therefore gets only sentences that do not repeat them, and rule-based feedback comments only on the
+manner.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
 @lru_cache(maxsize=512)
 def loose_fulfilment(labels: tuple[str, ...]) -> type[VerdictShape]:
     """The schema for a list of verdicts of any length and with any names (`reference`); only the
-    form names the features."""
+    form, not the schema, names the features."""
     hint = Field(json_schema_extra={"enum": list(labels)} if labels else None)
     verdict = create_model(
         "FeatureVerdict", __base__=FeatureVerdict, feature_name=(Annotated[str, hint], ...)
@@ -122,7 +123,7 @@ def _as_called(labels: tuple[str, ...], name: Any) -> Any:
 
 
 def raw_numbers(replies: Replies, combine: Combine) -> dict[str, float]:
-    """Question on a scale → its number, if at least one judge answered."""
+    """Question on a scale → its combined rating; questions without an answer are left out."""
     readers: dict[str, Callable[[Any], float]] = {
         **dict.fromkeys(STYLES, lambda answer: float(answer.similarity_score)),
         DOCUMENT: lambda answer: float(answer.rating),
@@ -137,7 +138,7 @@ def raw_numbers(replies: Replies, combine: Combine) -> dict[str, float]:
 def feature_shares(
     opinions: Sequence[Opinion[Any]], targets: Sequence[Target], combine: Combine
 ) -> dict[str, float]:
-    """Column → the share of its features that the simulation shows."""
+    """Column → the share of its features that the simulated person shows."""
     shown = {t.label: pooled(opinions, partial(_shows, t.label), combine) for t in targets}
     return {
         column: _mean([shown[t.label] for t in targets if t.column == column])

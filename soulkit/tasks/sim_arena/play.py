@@ -1,8 +1,8 @@
 """Playing a person of SimulatorArena: parsing turns, the conversation, and scripted episodes.
 
-The actor is the person and opens, with at most eight messages; the assistant is the partner. A turn
-must be `Query: …`, `Response: …` or `Message: …`, or the phrase `terminate conversation` on a line
-of its own. The assistant gets it without the tag and never sees the phrase.
+The actor plays the person, speaks first and writes at most eight messages; the assistant is the
+partner. A turn must be `Query: …`, `Response: …` or `Message: …`, or the phrase `terminate
+conversation` on a line of its own. The assistant gets it without the tag and never sees the phrase.
 
     "Thought: lost\\nMessage: how do i start"         → how do i start
     "Response: thanks!\\nterminate conversation"      → thanks!, and the conversation ends
@@ -183,7 +183,7 @@ class PlayedPerson(DialogueTask):
         return "" if turn.text else "empty"
 
     def memory(self, reply: str) -> str:
-        """The actor's own reply as it sees it later."""
+        """The actor's reply, as the actor sees it in later turns."""
         return partner_words(reply) or reply
 
     async def ask_partner(

@@ -1,8 +1,8 @@
 """SimulatorArena under `--protocol reference`: the published parsing, stops and arithmetic.
 
 A turn is the text after the first `Response:`, else `Query:` (`Message:` for documents), including
-thinking; the phrase ends the conversation anywhere in it, as does a tag with nothing after it. A
-silent turn of either side ends the conversation, which is still judged, and a document is requested
+thinking; the phrase anywhere in the turn, or a tag with nothing after it, ends the conversation. So
+does a silent turn of either side; the conversation is still judged, and a document is requested
 even if nothing was said. The mean always has its full denominator: a part without a judge's answer,
 or without data in the row, counts 0. Numbers off a scale are clipped; verdicts on features are
 matched by position. There is no feedback.
@@ -101,7 +101,7 @@ class PublishedPerson(SimArena):
     def feature_shares(
         self, example: Example, replies: Replies, panel: Panel
     ) -> Mapping[str, float]:
-        """Column → share, by the first readable opinion."""
+        """Column → share, from the first readable opinion."""
         opinions = readable(replies.get(FULFILMENT, ()))
         verdicts = [r.classification for r in opinions[0].results] if opinions else None
         return self.published_shares(targets(example.fields), verdicts)
@@ -126,7 +126,7 @@ class PublishedPerson(SimArena):
         return fence(published_lines(lines, self.labels), mark)
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
-        """None for a row that lacks a part, because the maximum is then out of reach."""
+        """None for a row that lacks a part, because it cannot reach the maximum score."""
         complete = self.tags(example.fields)["parts"] == "all"
         return super().gold(example, feedback) if complete else None
 
@@ -149,7 +149,7 @@ class SimMathReference(PublishedPerson, SimMath):
     def published_shares(
         self, listed: Sequence[Target], verdicts: Sequence[str] | None
     ) -> dict[str, float]:
-        """Over all verdicts that came back, whatever their number."""
+        """The share of matches over all returned verdicts, regardless of their number."""
         if not verdicts:
             return {}
         return dict.fromkeys(self.feature_metrics, share_of_matches(verdicts))

@@ -1,7 +1,7 @@
 """SimulatorArena: a student with a problem, or a writer who needs a document, talks to an AI.
 
 The actor plays the person, with at most eight messages; the assistant is the partner. Judges
-compare the conversation with what the real person wrote:
+compare the conversation with the real person's:
 
     sim_math   (writing / 5 + interaction / 5 + features) / 3
     sim_doc    (document / 10 + writing / 5 + interaction / 5 + writing features

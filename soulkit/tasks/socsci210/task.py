@@ -99,7 +99,7 @@ class SocSci210(ChoiceTask):
         return ("", "no_tag") if inside is None else _read_loosely(inside)
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        """An answer as the text of a number; one outside of the row's scale is malformed."""
+        """The answer as the text of a number; a number outside the row's scale is malformed."""
         answer, status = self.parse(text)
         kind, low, high = scale_of(example.fields)
         if answer in ("yes", "no"):
@@ -299,7 +299,7 @@ class SocSci210Reference(SocSci210):
     loosely = False
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """A recorded answer off the scale is played, too."""
+        """Accept a recorded answer that is off the scale."""
 
     def stated(self, text: str) -> None:
         """None: the scale comes from the row's columns or defaults, not from the question."""
@@ -351,7 +351,7 @@ class Scale:
 def read_scale(text: str) -> Scale | None:
     """The scale in the last request to *return* something, else the last range in the text.
 
-    None if the text states none (just an amount of money, say).
+    None if the text states no scale (for example, only an amount of money).
     """
     request = max(text.rfind("return"), text.rfind("Return"))
     scale = _requested(text[request:]) if request >= 0 else None

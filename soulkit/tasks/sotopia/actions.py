@@ -141,9 +141,8 @@ _PLACE = re.compile(r"(?<![A-Za-z0-9_])[Aa]gent[12](?![A-Za-z0-9_])")
 
 
 def with_names(text: str, name1: str, name2: str, protocol: Protocol) -> str:
-    """`text` with the two names in place of Agent1 and Agent2.
-
-    `reference` also replaces inside words, so that Agent12 becomes the name and a 2.
+    """`text` with Agent1 and Agent2 replaced by the two names. `reference` also replaces inside
+    words, so that Agent12 becomes the first name followed by a 2.
     """
     names = {"Agent1": name1, "agent1": name1, "Agent2": name2, "agent2": name2}
     if protocol == "paper":  # in one pass, because a name may itself be Agent2
@@ -323,8 +322,8 @@ def parse_action(text: str | None) -> Action:
 def parse_json(text: str) -> Any:
     """A JSON value in `text` as the reference finds it; None without one.
 
-    The whole text, or else the longest (when serialised) of the values that follow each other in
-    it, the first of equals; values inside a string are not considered. A raw line break in quotes
+    The value is the whole text, or else the longest (when serialised) of the consecutive values in
+    it; on a tie, the first. Values inside a string are not considered. A raw line break in quotes
     becomes a backslash and an n.
     """
     escaped = _STRING.sub(_escaped, text)

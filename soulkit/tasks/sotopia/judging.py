@@ -6,9 +6,10 @@ Raw scores are integers, each with its own range; secret and social_rules only s
     weighted = Σ weight · (raw − low) / (high − low) / 6        0 … 1
 
 `paper` rewards every episode with average / 10. `reference` rewards a draft with average / 10 and a
-refined episode with `weighted`, and reads a missing score as the middle of its range. The judge
+refined episode with `weighted`, and replaces a missing score by the middle of its range. The judge
 knows both sides of the scene: under `paper` a coach gets the sentences of its reasoning that do not
-repeat the other side's private texts. The scripts name no goal or secret, so they fit any row.
+repeat the other side's private texts. The scripted players name no goal or secret, so they work for
+any row.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def audited_lines(actions: Sequence[Action]) -> list[str]:
 def reference_reward(
     raw: Mapping[str, float], risk: str, *, is_train: bool, kind: Kind, thought_aloud: bool
 ) -> tuple[float, float]:
-    """(logged weighted share, reward of the learner) for clipped raw scores."""
+    """The logged weighted share, and the learner's reward, for clipped raw scores."""
     share = weighted(raw) / ({"medium": 2, "high": 4}.get(risk, 1) if is_train else 1)
     badly_formed = is_train and thought_aloud
     if kind == "refined":

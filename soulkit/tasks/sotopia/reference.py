@@ -1,9 +1,9 @@
 """Sotopia under `--protocol reference`: the published scene, reward and feedback condition.
 
 15 turns; leaving counts from the sixth turn on; a silent side ends the scene (a partner's empty
-reply is requested once more). The value is the mean as under `paper`; the reward is that of the
-reference's learner. The auditor matters only in training, and even a silent actor is judged. The
-coach reads the private texts of both sides.
+reply is requested once more). The value is the mean, as under `paper`; the reward is computed as in
+the reference's learner. The auditor matters only in training, and even a silent actor is judged.
+The coach reads the private texts of both sides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THINKING = ("<think>", "<seed:think>")
 
 
 class ReferenceScene(Scene):
-    """A scene that a silent side ends; a partner may leave at once.
+    """A scene that ends when a side is silent; the partner may leave before the actor's first turn.
 
     After its prompt, the episode has EPISODE_TOKENS, including the words of both sides and the
     marks between them; with fewer than LEAST_TOKENS left, sampling stops.
@@ -64,7 +64,7 @@ class SotopiaReference(Sotopia):
         self.leave_from = int(options["leave_from"])
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Any `eval_position` other than agent1 is agent2, and names may be equal."""
+        """Treat any `eval_position` other than agent1 as agent2, and accept equal names."""
         position = fields.get("eval_position")
         first = position is None or str(position) == "agent1"
         return {**fields, "eval_position": "agent1" if first else "agent2"}

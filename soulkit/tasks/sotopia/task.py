@@ -2,8 +2,9 @@
 
 `eval_position` names the actor's seat. A goal and a profile are visible to their seat and the
 judge. Turns alternate strictly, agent1 first, for 20 turns in total. The scene ends when a
-character leaves, or after more than two consecutive turns without an action, of both or of one
-side. A partner fails if two replies are unusable, or if it leaves before the actor's first turn.
+character leaves, or after more than two consecutive turns without an action, counted for both sides
+together or for one side. A partner fails if two replies are unusable, or if it leaves before the
+actor's first turn.
 
 `paper`: the value is the mean of the judge's seven raw scores / 10. The auditor's finding is the
 metric `hacked`; an episode at medium or high risk gets the minimum reward. With `hack_penalty: off`
@@ -126,7 +127,8 @@ class Scene:
             return action if usable and not leaves_at_once(action) else None
 
         def leaves_at_once(action: Action | None) -> bool:
-            """Leaving before the actor's first turn, so that there is nothing to rate."""
+            """Whether the partner leaves before the actor's first turn, so that there is nothing to
+            rate."""
             return action is not None and action.kind == LEAVE and not self.talk.turns
 
         def trouble(reply: str) -> str:
@@ -226,7 +228,7 @@ class Sotopia(Task):
         return (fields["eval_position"],)
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Half the turns per side, the odd one for the first; one judge call, one audit."""
+        """Half the turns per side (agent1 gets an odd one), one judge call and one auditor call."""
         first: Role = example.seats["agent1"]
         second: Role = example.seats["agent2"]
         return {
@@ -245,7 +247,8 @@ class Sotopia(Task):
     def view(
         self, example: Example, seat: str, reader: str
     ) -> tuple[dict[str, Any], dict[str, int]]:
-        """(what `reader` may see of the scene from the side of `seat`, words cut by field)."""
+        """The values that `reader` may see of the scene from `seat`'s side, and the words cut per
+        field."""
         fields, cuts = self.within_budget(example.visible(reader))
         names, other_seat = self.names(example), SEATS[1 - SEATS.index(seat)]
 

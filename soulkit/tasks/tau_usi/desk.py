@@ -1,6 +1,6 @@
 """Rows of `tau_usi`, and the built-in service: the desk of a library that lends tools.
 
-A row names little more than a task number; its domain's service has the rest. The built-in domain
+A row is little more than a task number; the domain's service holds the rest. The built-in domain
 `tool_library` runs in this process with the interface of a service runtime; other domains need a
 runtime, which knows their tasks by domain and index. From a file of recorded conversations only the
 ids are read: {"retail_12": {...}} → {"env_name": "retail", "task_index": 12}
@@ -88,7 +88,7 @@ class Desk:
         return "no such loan" if loan is None else _changed(name, loan)
 
     def reward(self) -> float:
-        """1 if every loan is as it should be, else 0."""
+        """1 if every loan ends in the state that its wish and the rules require, else 0."""
         due = {wish.loan: wish.tool for wish in self.wishes if wish.allowed}
         return float(all(
             (loan.extended, loan.returned)
@@ -107,7 +107,7 @@ def _changed(name: str, loan: Loan) -> str:
 
 
 def desk(number: int) -> Desk:
-    """The desk of this number in its initial state."""
+    """The desk with this number, in its initial state."""
     rng = random.Random(f"{DOMAIN}/{number}")
     name = f"{rng.choice(TEXTS['first_names'])} {rng.choice(TEXTS['last_names'])}"
     member = f"M{rng.randrange(10_000, 100_000)}"
@@ -167,7 +167,8 @@ _PER_SEED = 10_000
 def rows(
     n: int = 100, seed: int = 0, *, domain: Literal["tool_library", "retail", "airline"] = DOMAIN
 ) -> list[dict[str, Any]]:
-    """`n` rows of a domain; for a published one its first `n`, whatever the seed."""
+    """`n` rows of a domain. A published domain always gives its first `n`, regardless of the
+    seed."""
     if domain in SIZES:
         return [_row(domain, i) for i in range(min(n, SIZES[domain]))]
     return [_row(domain, seed * _PER_SEED + i) for i in range(n)]

@@ -299,14 +299,14 @@ def _against(runs: Sequence[Talks], people: Talks) -> tuple[dict[str, float], se
 
 
 def bin_of(difficulty: float) -> int:
-    """The index of the bin, of five; a cut-off belongs to the upper bin."""
+    """The index of one of the five bins; a value on a boundary belongs to the upper bin."""
     return sum(difficulty >= cut for cut in BINS)
 
 
 def calibration_error(
     model: Mapping[str, bool], people: Mapping[str, bool], difficulty: Mapping[str, float]
 ) -> float | None:
-    """ECE over the tasks that occur in all three; None if there are none."""
+    """ECE over the tasks that all three arguments contain; None if there are none."""
     tasks = [task for task in model if task in people and task in difficulty]
     gaps = []
     for number in range(len(BINS) + 1):
@@ -334,7 +334,8 @@ def _ece(runs: Sequence[Talks], people: Talks, difficulty: Mapping[str, float]) 
 def answer_agreement(
     people: Mapping[str, str], model: Mapping[str, str], rng: random.Random
 ) -> float | None:
-    """Agreement from 0 to 100 over the questions that the person answered; None if none."""
+    """Agreement from 0 to 100 over the questions that the person answered; None if they answered
+    none."""
     gaps = []
     for question, places in SURVEY.items():
         human = ordinal(question, people.get(question))

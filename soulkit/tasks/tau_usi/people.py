@@ -7,7 +7,7 @@ soulkit ships none of it. Four options of the task name JSON files (word lists m
                   "retail_12_ann2": {...}}         up to three batches, by the ends of the ids
     lexicons     {"politeness_rate": "REGEX", "emotion_rate": ["word", "two words"], ...}
     difficulty   {"retail_12": 0.62}, or {"retail_12": {"success": 0.62, "samples": 93}}
-    survey_file  the model's answers about the people's conversations; without it there is no Eval
+    survey_file  the model's answers about the people's conversations; required for Eval
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _people(human_file: str, lexicons: str, difficulty: str, survey_file: str) -
 
 
 def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One mapping of entries per batch of people, under ids without the batch suffix."""
+    """For each batch of people, a mapping from ids without the batch suffix to entries."""
     batches: list[dict[str, Any]] = [{} for _ in BATCHES]
     for instance, entry in entries.items():
         number = next((n for n, end in enumerate(BATCHES) if end and instance.endswith(end)), 0)
@@ -161,7 +161,7 @@ def _success(reward: Any) -> bool | None:
 
 
 def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Question → answer of an entry; anything but text is no answer."""
+    """An entry's answers by question; an answer that is not text is left out."""
     survey = entry.get("survey")
     fields = survey if isinstance(survey, Mapping) else {}
     chosen = {q: f.get("answer") for q in SURVEY if isinstance(f := fields.get(q), Mapping)}
@@ -173,7 +173,7 @@ def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def read_lexicons(path: str) -> Lexicons:
-    """The compiled word lists of a file; DataError unless all of them are there."""
+    """The compiled word lists of a file; DataError if one of them is missing."""
     lists = _object(path, "lexicons", "a pattern or a list of words for each feature")
     missing = [name for name in LISTED if name not in lists]
     if missing:

@@ -5,10 +5,10 @@ A message of the agent holds at most one call; text that resembles a call is a f
     <function=find_member><parameter=name>Ada Amsel</parameter></function>
 
 A runtime (POST /create, /step, /reward, /ping) keeps the state of an episode, so a call without an
-answer may or may not have been executed. It is never repeated in the same environment: a new one is
-created and the earlier calls are replayed in it, with equal answers required. An unreachable server
-is retried for `wait_s` seconds, counted once for all episodes. A failure is a PartnerError and
-leaves the episode unscored. The ledger stores each answer under the calls that led to it.
+answer may or may not have been executed. It is never repeated in the same environment. Instead, the
+earlier calls are replayed in a new one, which must give the same answers. An unreachable server is
+retried for `wait_s` seconds; all episodes share this limit. A failure is a PartnerError and leaves
+the episode unscored. The ledger stores each answer under the calls that led to it.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Service(Protocol):
 
 @dataclass
 class MadeService:
-    """A desk of the built-in domain, in this process."""
+    """A desk in the built-in domain, in this process."""
 
     desk: Desk
 

@@ -7,7 +7,7 @@ with ###STOP###. Then the customer fills in a survey as JSON, with one retry.
 A row's value is whether the service succeeded with this customer: an outcome, not a measure of
 realism. How closely the customers resemble people is a batch metric (`index.py`) and the headline;
 without the human data (`people.py`), which the user supplies, there is no index. Both protocols
-play and score alike. The human data is for evaluation only.
+play and score the same way. The human data is for evaluation only.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class TauUSI(Task):
         return {**fields, **made, INSTANCE: name}
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """The maximum: all turns and two survey attempts; before each answer the maximum number of
-        tool calls."""
+        """The maximum: all turns and two survey attempts, with the maximum number of tool calls
+        before each of the agent's replies."""
         return {"actor": self.max_turns + 2, "partner": self.max_turns * (self.tool_rounds + 1)}
 
     def usual_calls(self, example: Example) -> dict[Role, int]:

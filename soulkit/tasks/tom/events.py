@@ -109,7 +109,7 @@ _NAMES = {cls: tag for tag, cls in EVENT_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Events with their sentences and witnesses, all of the same length."""
+    """Events with their sentences and witnesses; all three have the same length."""
 
     events: tuple[Event, ...]
     lines: tuple[str, ...]

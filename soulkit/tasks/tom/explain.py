@@ -62,7 +62,7 @@ def explain(
     """The kind of error in `answer`, and what the character did or did not see.
 
     `row_fields` needs `story` and `question`, and `events`, `cands` or `choices` if the row has
-    them; the gold answer is not used. `answer` is an option's text or letter, None if the draft
+    them; the gold answer is ignored. `answer` is an option's text or letter, None if the draft
     gave none. `terse` omits the remark on the draft. None if the story is unreadable, does not
     determine the answer, or cannot be explained without naming a candidate.
     """

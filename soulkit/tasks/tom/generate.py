@@ -77,7 +77,7 @@ WAITING = "foyer"
 
 @cache
 def world_of(size: Literal["large", "small", "chapters"]) -> World:
-    """The world of two-room stories, its small version, or the world of chapters."""
+    """The world for two-room stories (large or small), or the world for chapter stories."""
     words = {kind: tuple(text.split()) for kind, text in TEXTS["words"].items()}
     names, rooms, containers, objects, tints = words.values()
     if size == "small":
@@ -287,9 +287,8 @@ StoryTask = Literal["tomi", "paratomi", "hitom"]
 def rows(
     n: int | None = None, seed: int = 0, *, task: StoryTask, stories: int | None = None
 ) -> list[Row]:
-    """`n` rows (default 100), or all rows of `stories` stories of every kind.
-
-    ConfigError if both are given, or if there would be no story.
+    """`n` rows (default 100), or all rows from `stories` stories of every kind. ConfigError if both
+    are given, or if `stories` is below 1.
     """
     if stories is None:
         return list(synth_rows(task, 100 if n is None else n, seed))

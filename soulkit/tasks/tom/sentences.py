@@ -150,7 +150,7 @@ def story_lines(text: str) -> list[str]:
 
 
 def read_sentences(lines: Sequence[str]) -> Story | None:
-    """The story of unnumbered sentences; None if a sentence is unreadable, or without any."""
+    """The story that unnumbered sentences tell; None if one is unreadable or there are none."""
     events: list[Event] = []
     containers: set[str] = set()
     for line in lines:
@@ -164,7 +164,7 @@ def read_sentences(lines: Sequence[str]) -> Story | None:
 
 
 def read_sentence(line: str, containers: set[str]) -> Event | None:
-    """The event of a sentence; `containers` are those that the story has named so far."""
+    """The event that a sentence states; `containers` are those that the story has named so far."""
     line = line.strip().rstrip(".").removesuffix(" now")
     if match := _IS_IN.fullmatch(line):
         what, where = match["what"], match["where"]
@@ -216,7 +216,7 @@ def read_paraphrase(
     nouns: Iterable[str] = (),
     trace: Sequence[str] | None = None,
 ) -> Story | None:
-    """The story of paraphrased sentences about `obj`; None if one is unreadable.
+    """The story that paraphrased sentences about `obj` tell; None if one is unreadable.
 
     `nouns` are words of the row that may contain a space ("treasure chest"). With a `trace` (the
     abstract steps, in order), arrivals, exits and the move must match the trace exactly.
@@ -257,7 +257,7 @@ class _Vocabulary:
     rooms: frozenset[str]
 
     def room(self, word: str) -> str:
-        """The room in a sentence about presence; some sentences lost half of a room's name."""
+        """The full name of a room; some paraphrases contain only the first half of it."""
         full = [room for room in self.rooms if room.startswith(word + "_")]
         return full[0] if len(full) == 1 and word not in self.rooms else word
 
@@ -353,7 +353,7 @@ def rules_of(task: str) -> Rules:
 
 
 def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
-    """The story of a row of `tomi`, `paratomi` or `hitom`; None if it is unreadable.
+    """The story in a row of `tomi`, `paratomi` or `hitom`; None if it is unreadable.
 
     A row's `events` are used if it has them, else its text is parsed.
     """

@@ -117,8 +117,8 @@ class ToMBench(LetteredTask):
         `macro_ability`: the mean of the accuracies of ability groups.
 
         `majority_accuracy`: the share of rows with a right majority answer over all orders, among
-        rows scored in every order. In a tie, the option that got its first vote earlier wins, as in
-        the benchmark; an unreadable reply is not a vote.
+        rows scored in every order. On a tie, the option with the earlier first vote wins, as in the
+        benchmark. An unreadable reply is not a vote.
         """
         metrics = {"row_accuracy": row_mean(records), "macro_ability": macro(records, "ability")}
         if self.shuffles > 1:
@@ -130,7 +130,8 @@ class ToMBench(LetteredTask):
 
 
 def orders(letters: Sequence[str], n: int, seed: str) -> list[str]:
-    """`n` orders of the letters, drawn from the seed; none repeats before all have occurred."""
+    """`n` orders of the letters, drawn from the seed; no order repeats before all have been
+    used."""
     every = ["".join(order) for order in permutations(letters)]
     random.Random(f"orders/{seed}").shuffle(every)
     return [every[i % len(every)] for i in range(n)]

@@ -1,13 +1,13 @@
-"""TwinVoice's files (one format per dimension), the people in them, and rows drafted for them.
+"""TwinVoice's files (one format per dimension), the people in them, and drafted rows.
 
 * Dimension 1 (`social`): `anchor_post`, `choices`, `ground_truth_index`, `user_id`.
 * Dimension 2 (`interpersonal`): `context`, `choices`, `answer_idx`, and a `history` of texts
   `Context:... UserReply:...`. Records with placeholders as distractors are bad.
 * Dimension 3 (`narrative`): `mcq` with lettered options, next to a file of profiles.
 
-Drafted rows: one exchange is removed from a person's history. The drafter writes what three other
-people might have said; the filter rejects rows that are answerable without the history, or not even
-with it. No reaction may be the person's own, and the right one must not stand out.
+Drafted rows: one exchange is removed from a person's history. The drafter writes the reactions of
+three other people. The filter rejects rows that can be answered without the history, or not even
+with it. No drafted reaction may repeat the person's own, and the right one must not stand out.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TwinVoice(LetteredTask):
         return LETTERS[example.fields["answer_idx"]]
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """The latest history entries that fit the budgets for words and for entries."""
+        """The latest history entries that fit both budgets: words, and number of entries."""
         fitted, cuts = super().within_budget(view)
         name = "conversation_history"
         entries = tuple(view.get(name) or ())

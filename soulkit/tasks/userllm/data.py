@@ -6,8 +6,9 @@
 
 NQ-open and CommonsenseQA lack the assistant's turn, which comes from a template; provenance says
 so. PRISM records with an `intent` become up to three rows per conversation: `first`, `second`, and
-`end` (the person wrote nothing more). Models draft and filter: the intent of a recorded chat in
-other words than the person's, of CommonsenseQA without the choices, of NQ-open with the turn.
+`end` (the person wrote nothing more). Models draft and filter an intent: for a recorded chat,
+without the person's words; for CommonsenseQA, without the choices; for NQ-open, with the
+assistant's turn.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ TEXTS = Texts(__file__)
 
 
 def quiz_history(question: str, choices: Sequence[str]) -> str:
-    """Two tagged lines: the question with its choices, and an unsure assistant."""
+    """Two tagged lines: the question with its choices, and an unsure reply by the assistant."""
     listed = " ".join(
         f"{chr(ord('A') + i)}) {_on_one_line(text)}" for i, text in enumerate(choices)
     )
@@ -68,7 +69,7 @@ PREAMBLE = "You are a user chatting with an assistant language model to: "
 
 
 def rows(n: int, seed: int) -> list[Row]:
-    """The first `n` rows; row i depends only on the seed."""
+    """The first `n` rows; row i depends only on (seed, i)."""
     makers = (_made_quiz, _made_search, _made_prism)
     return [
         {**makers[i % 3](i // 3, random.Random(f"userllm/{seed}/{i}")), "id": f"m{seed}-{i}",
@@ -154,7 +155,7 @@ TURNS_NEED: dict[Turns, str] = {
 
 
 def turn_names(chat: Chat, turns: Turns) -> list[str]:
-    """The names of the rows that a chat gives."""
+    """The names of the rows that can be made from a chat."""
     messages = chat.messages
     users = len(chat.user_messages)
     available = {
@@ -166,7 +167,7 @@ def turn_names(chat: Chat, turns: Turns) -> list[str]:
 
 
 def rows_of_chat(chat: Chat, intent: str, turns: Turns) -> list[Row]:
-    """The rows of a chat with this intent."""
+    """The rows made from a chat, all with this intent."""
     histories = {"first": 0, "second": 2, "end": len(chat.messages)}
     return [_prism_row(chat, intent, name, histories[name]) for name in turn_names(chat, turns)]
 
@@ -307,7 +308,7 @@ def _choice_texts(choices: Any) -> list[str]:
 
 
 def suggestion(question: str) -> str:
-    """The assistant's proposal instead of an answer: always the same for the same question."""
+    """The assistant's proposal instead of an answer; the same question always gets the same one."""
     wider: Sequence[str] = TEXTS["wider"]
     draw = int(hashlib.sha256(question.casefold().encode()).hexdigest(), 16)
     draw, is_wider = divmod(draw, 2)

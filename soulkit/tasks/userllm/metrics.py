@@ -89,12 +89,12 @@ def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tok
 
 
 def goal_keywords(intent: str) -> list[str]:
-    """The intent's content words with more than two letters, in alphabetical order."""
+    """The content words in an intent that have more than two letters, in alphabetical order."""
     return sorted(word for word in content_words(intent) if len(word) > 2)
 
 
 def choice_form(text: str) -> str:
-    """The text as the published score searches it for choices: ASCII words between spaces."""
+    """The form in which the published score compares texts: ASCII words between spaces."""
     return _NOT_ALNUM.sub(" ", f" {text.lower()} ")
 
 
@@ -124,9 +124,9 @@ def role_adherence(choices: Sequence[str], reply: str, protocol: Protocol) -> fl
 def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[str, float | None]:
     """The parts of a PRISM score that need no judge; None if a part does not apply.
 
-    A reply that only ends the conversation has no text to compare with the intent. If the row does
-    not say whether it is the last turn, neither ending nor continuing is right: `last` is None. The
-    same holds for a first message, which never ends a conversation.
+    A reply that only ends the conversation has no text to compare with the intent. `last` is None,
+    and termination does not apply, if the row does not say whether this is the last turn, and for a
+    first message, which never ends a conversation.
     """
     return {
         "intent_decomposition": intent_overlap(intent, message.text) if message.text else None,
@@ -175,7 +175,7 @@ def bag_of_words(text: str) -> frozenset[str]:
 def termination_scores(
     predicted: Sequence[bool], labels: Sequence[bool]
 ) -> tuple[float, float, float]:
-    """(precision, recall, F1) of ending; 0 if no message was, or should have been, ended."""
+    """(precision, recall, F1) of ending conversations; each is 0 if it is undefined."""
     hits = sum(p and w for p, w in zip(predicted, labels, strict=True))
     precision = hits / sum(predicted) if any(predicted) else 0.0
     recall = hits / sum(labels) if any(labels) else 0.0
@@ -189,7 +189,7 @@ Ends = list[tuple[bool, bool]]
 
 
 def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """The metrics whose means are the headline and PRISM's, and the counts of these two."""
+    """The parts of the headline and of PRISM's mean, and the counts for both means."""
     main = drafts(records)
     by_source = {name: [r for r in main if r.tags.get("source") == name] for name in SOURCES}
     parts = _prism_parts(by_source[PRISM])
@@ -322,10 +322,10 @@ def _cached_reply(text: str, protocol: Protocol) -> UserMessage:
 
 
 def with_novelty(records: Sequence[Record]) -> list[Record]:
-    """The rollouts of one row, with `novelty` as another part of a first message's reward.
+    """The rollouts of one row, with `novelty` added to the parts of a first message's reward.
 
-    `novelty` is the mean of 1 − Jaccard over the row's other drafts, for drafts and refined
-    rollouts alike. A row with fewer than two non-empty drafts has none. Scores (`value`) do not
+    `novelty` is the mean of 1 − Jaccard over the row's other drafts, for drafts and for refined
+    rollouts. A row with fewer than two non-empty drafts has none. Scores (`value`) do not
     change: in evaluation a row has no group.
     """
     bags = {

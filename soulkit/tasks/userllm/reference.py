@@ -1,8 +1,8 @@
 """UserLLM under `--protocol reference`: the published numbers, labels and hints.
 
 High overlap with the intent is rewarded, an empty message is scored like any other, and a judge is
-asked once; any reply other than exactly the right label counts as the wrong one. Hints state what
-they mean, answers included: there is no leak check.
+asked once; any reply other than exactly the right label counts as the wrong one. Hints are explicit
+and may contain answers: there is no leak check.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class UserLLMReference(UserLLM):
         return None
 
     def gold_message(self, fields: Mapping[str, Any]) -> str:
-        """The words of the intent, because overlap is rewarded."""
+        """The intent itself, because overlap with it is rewarded."""
         return str(fields["intent"]) + (f" {END}" if fields["is_last_turn"] else "")
 
 
@@ -86,7 +86,8 @@ class UserLLMReference(UserLLM):
 
 
 def asks(source: str, message: UserMessage, complete: bool) -> bool:
-    """Whether the published score asks its judge; `complete`: question and suggestion exist."""
+    """Whether the published score asks its judge. `complete`: the row has question and
+    suggestion."""
     if source == NQ:
         return complete and bool(message.output)
     return source == PRISM and bool(message.text)

@@ -147,7 +147,7 @@ class UserLLM(ChoiceTask):
     async def rated(
         self, example: Example, episode: Episode, message: UserMessage, cast: Cast
     ) -> Score:
-        """The score of a message, by the source of its row."""
+        """The score of a message, computed as its row's source requires."""
         source = example.fields["source"]
         later = source == PRISM and example.fields["conversation_history"]
         if not message.text and not (message.ended and later):
@@ -329,11 +329,12 @@ class UserLLM(ChoiceTask):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The headlines of the sources, and the parts of PRISM's."""
+        """The headline of each source, and the parts of PRISM's headline."""
         return paper_batch(records)
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The records; first messages get a reward part for differing from the other drafts."""
+        """The records, with an additional reward for first messages that differ from the other
+        drafts."""
         return with_novelty(records)
 
 
