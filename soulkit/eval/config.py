@@ -327,7 +327,7 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
-    """Task of the suite that is not in `work` → why it cannot be played here."""
+    """Suite task that is missing from `work` → why it cannot be played here."""
     from soulkit.play.requirements import split_playable
 
     registry, played = config.registry(), {part.task.name for part in work}
@@ -356,8 +356,8 @@ def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) ->
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
-    """All rows of the tasks, to look up recorded ones by id. --limit is ignored, because rows that
-    were added to a file since would change the sample.
+    """All rows of the tasks, for finding recorded rows by id. --limit is ignored, because rows
+    added to a file since the run would change the sample.
     """
     return load_work(config.model_copy(update={"limit": None}))
 

@@ -158,8 +158,8 @@ class Build:
         return len(sketches)
 
     def plan(self) -> Plan:
-        """Estimate of calls and cost: expected if every draft is kept; the limit if all records are
-        needed and every question is asked twice."""
+        """Estimated calls and cost. The expected values assume that every draft is kept; the
+        maximum assumes that all records are needed and every question is asked twice."""
         most = self.config.rows
         first = len(self.order) if most is None else self.needed(self.order, most)
         loads = []
@@ -344,7 +344,7 @@ def _report(
 
 
 def outcome_counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The number of records asked about, and counts of their outcomes."""
+    """The number of records that models were asked about, and counts of the outcomes."""
     fates = Counter(outcome.fate for outcome in outcomes)
     faults = Counter(o.fault for o in outcomes if o.fate == "rejected")
     unread = Counter(str(o.stage) for o in outcomes if o.fate == "unreadable")

@@ -64,7 +64,7 @@ def _players(config: EvalConfig, work: Work) -> list[PlayerTerms]:
 def voice_of(
     config: RolesConfig, role: str, settings: RoleSettings, actor: PlayerTerms
 ) -> PlayerTerms:
-    """Plan terms of a player other than the actor, with its price if known."""
+    """The terms of a player other than the actor, for the plan; prices only if they are known."""
     samples = config.judge_samples if role in PANELS else None
     served, paid, prices = settings.player_kind.over_http, is_paid(config, settings), None
     if served:
@@ -139,7 +139,7 @@ def sampler(
 
 def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
     """The plan for judging recorded episodes of `work` again, `opinions` times by every judge of
-    `config`; judges also audit, and no other player is asked."""
+    `config`; judges also act as auditors, and no other player is called."""
     actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
     judges = [
         replace(voice_of(config, role, who, actor), times=opinions, orders="both")

@@ -273,7 +273,7 @@ class LeakView:
 
     def of_draft(self, answer: str, story: str) -> LeakView:
         """The view for feedback on a draft that answered `answer` (letters if the options have
-        them, else text); `story` is the text that its actor has read."""
+        them, else text); `story` is the text that the actor has read."""
         words = answer.upper().replace(",", " ").split()
         if words and set(words) <= set(self.letters):
             pairs = zip(self.letters, self.options, strict=False)

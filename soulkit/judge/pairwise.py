@@ -85,7 +85,7 @@ def pair_questions(
 ) -> list[JudgeQuestion[Preference]]:
     """The question in each order, to ask together with others (`ask_several`).
 
-    The number of opinions is what the task declares for `pairwise` (or for one order:
+    The number of opinions is the one that the task declares for `pairwise` (or for one order:
     `pairwise_first`, `pairwise_second`), else `samples`.
     """
     times = cast.panel.questions.get(PURPOSE, samples)

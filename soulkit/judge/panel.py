@@ -54,7 +54,7 @@ class Opinion(Generic[T]):
 
 
 def judge_call(episode: Episode, sample: int = 0, role: Role = "judge", purpose: str = "") -> Call:
-    """The call of a judge or auditor on an episode; equal whenever the episode is judged again.
+    """The call that asks a judge or auditor about an episode; the same whenever it is judged again.
 
     `purpose` is the cast's purpose, if the question is not about the episode's score.
     """
@@ -83,7 +83,7 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
 async def all_opinions(
     cast: Cast, question: JudgeQuestion[T], episode: Episode
 ) -> list[Opinion[T]]:
-    """`opinions` without an error for judges that have no readable answer."""
+    """Like `opinions`, but a judge without a readable answer raises no error."""
     cast.player(question.role)
     judges = cast.panel_of(question.role)
     times = cast.panel.samples_of(question.purpose, question.samples)

@@ -308,7 +308,7 @@ def _rater_number(name: str, key: Mapping[str, Any]) -> int:
 
 
 def scales_in(key: Mapping[str, Any], task: str) -> dict[str, RatingScale]:
-    """The scales of a task in a key."""
+    """The scales that a key gives for a task."""
     return {
         name: RatingScale(name, tuple(scale["labels"]), scale["numeric"])
         for name, scale in key["scales"].get(task, {}).items()

@@ -88,7 +88,7 @@ class PairJudgement:
 
 
 def grades_in(score: Score) -> dict[str, Grade]:
-    """Dimension → number or label of a score with one opinion of one judge.
+    """Dimension → number or label, for a score based on one opinion of one judge.
 
     `headline` is the score's value. The dimensions of a verdict are its fields that are numbers,
     labels or `{score, reasoning}` objects, without explanations (PROSE). Dimensions of purposes
@@ -131,8 +131,8 @@ class _Ratings:
     level: Level
 
     def agreement(self) -> dict[str, Any]:
-        """All statistics for the level as plain JSON values, with alpha in words: `trust` for its
-        value, `at_worst` for the lower end of its interval."""
+        """All statistics for the level of measurement as plain JSON values, with alpha in words:
+        `trust` for its value, `at_worst` for the lower end of its interval."""
         statistics = {"alpha": self._with_interval(lambda t: stats.alpha(t, self.level), 2)}
         statistics["exact"] = self._point_value(stats.exact_agreement)
         if self.level == "interval":

@@ -184,8 +184,8 @@ class JudgeMaterial:
 
 
 def resembles(words: str, names: Collection[str]) -> bool:
-    """Whether an utterance contains an object with at least two of the keys `names` (or the only
-    one), in any spelling, even if it does not parse."""
+    """Whether an utterance contains an object with at least two of the keys `names` (or with the
+    only key), in any spelling, even if it does not parse."""
     _, _, inside = _squeeze(words).partition("{")
     keys = {_squeeze(name) for name in names}
     seen = sum(f"{key}:" in inside for key in keys if key)

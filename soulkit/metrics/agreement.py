@@ -247,7 +247,7 @@ def _members(clusters: Sequence[Hashable]) -> list[Indices]:
 def columns(
     statistic: Callable[..., float | None],
 ) -> Callable[[Floats], float | None]:
-    """Turn a statistic of two (or three) arrays into one of a table with these columns."""
+    """Turn a statistic of two or three arrays into a statistic of a table with these columns."""
     return lambda rows: statistic(*rows.T)
 
 

@@ -112,7 +112,7 @@ class CorrectedMean:
 class PoweredMean:
     """An estimate of people's mean rating of all judged episodes, with its inputs.
 
-    All in the unit of the values; an interval that the labels cannot support is None.
+    All numbers are in the unit of the values; an interval that the labels cannot support is None.
     """
 
     corrected: Statistic

@@ -2,7 +2,7 @@
 
 Degrees of freedom are real numbers, as for clustered means (Bell & McCaffrey 2002). Quantiles are
 exact at whole numbers and interpolated linearly between them, which is slightly conservative for
-very few clusters. Plain arithmetic, so that the command line does not need scipy.
+very few clusters. The module uses plain arithmetic, so that the command line does not need scipy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
 
 
 def t_p_value(statistic: float, df: float, confidence: float = CONFIDENCE) -> float:
-    """Two-sided p-value of a t statistic, in step with `t_quantile`.
+    """Two-sided p-value of a t statistic, consistent with `t_quantile`.
 
     The statistic is multiplied by exact quantile / `t_quantile` at `confidence` (1 for whole `df`),
     so p is below 1 - confidence exactly if an interval made with `t_quantile` excludes zero.

@@ -179,7 +179,8 @@ class Engine:
         return [draft, refined]
 
     async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
-        """Play every job. The sink gets records as they finish; they are returned in job order."""
+        """Play every job. The sink gets records as they finish; the returned list is in job
+        order."""
         walked = await self.each(jobs, lambda job: self.walk(job, sink))
         return [record for records in walked for record in records]
 

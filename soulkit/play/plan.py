@@ -32,14 +32,14 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 
 
 def words_by_seat(task: Task, example: Example) -> list[int]:
-    """Words in the first prompt of every acted seat."""
+    """The number of words in the first prompt of each acted seat."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
 
 def opening_words(task: Task, example: Example, role: str) -> float | None:
-    """Words in a prompt to `role` (not the actor) without the played turns: its mean template plus
-    the fields that it may see. None if the task has no such template."""
+    """Words in a prompt to `role` (not the actor) without the played turns: the mean length of its
+    templates plus the fields that it may see. None if the task has no template for it."""
     seats = tuple(seat for seat, of_role in example.seats.items() if of_role == role)
     starts = PANEL_TEMPLATES.get(role, seats)
     sizes = task.prompts.sizes(*starts) if starts else {}
@@ -97,7 +97,7 @@ class Work:
 
     @property
     def episode_roles(self) -> frozenset[Role]:
-        """The roles that an episode of these examples may call, which can affect its score."""
+        """The roles that an episode of these examples may call; controls do not count."""
         return frozenset(role for example in self.examples for role in self.task.calls(example))
 
 
@@ -292,13 +292,13 @@ def total(values: Any) -> float | None:
 
 
 def plan_loads(loads: Iterable[Load], *, concurrency: int = 1) -> Plan:
-    """The plan of all `loads`, without this machine."""
+    """The plan of all `loads`, without memory and time on this machine."""
     tasks = tuple(_plan_task(load, work) for load in loads for work in load.work)
     return Plan(tasks=tasks, concurrency=concurrency)
 
 
 def in_turn(plans: Sequence[Plan]) -> Plan:
-    """Plans that run one after the other: times are added, memory is the maximum."""
+    """The plan of several commands that run in turn: times are added, memory is the maximum."""
     machines = [one.machine for one in plans if one.machine is not None]
     machine = Machine(
         memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
@@ -310,8 +310,8 @@ def in_turn(plans: Sequence[Plan]) -> Plan:
 
 
 def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
-    """The load of one player's questions, from the words of each prompt; only `cost_limit` includes
-    re-asks."""
+    """The load of one player's questions, from the number of words in each prompt; only
+    `cost_limit` includes re-asks."""
     calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
     return replace(_priced(terms, calls, tokens, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
 

@@ -247,7 +247,8 @@ def split_playable(
     tasks: Mapping[str, Task], config: PlayConfig, registry: Registry, load: LoadRows,
     *, coached: bool = False, asking: bool = True,
 ) -> tuple[list[Work], dict[str, str]]:  # fmt: skip
-    """(playable work, task → why it cannot be played), in the order of `tasks`.
+    """The playable work, and task → reason for each task that cannot be played, in the order of
+    `tasks`.
 
     `coached`: feedback is needed. Without `asking` no player is needed. DataError if the rows that
     --data names for one task are unusable.

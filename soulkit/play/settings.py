@@ -1,6 +1,6 @@
 """Settings of all commands that play tasks: the model, the rows, the machine.
 
-Rows are chosen in this order: all rows of the files, then --limit, then --where and --example.
+Rows are chosen in three steps: read the files, apply --limit, then apply --where and --example.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PlayConfig(RolesConfig):
         return load_registry(*([Path(self.tasks_file)] if self.tasks_file else []))
 
     def no_tasks(self, what: str = "--task or --suite", fix: str = "") -> MissingSetting:
-        """The error of settings without a task; `fix` names another option instead."""
+        """The error for settings without a task; `fix` names further options that help."""
         registry = self.registry()
         tasks = [name for name, spec in registry.specs.items() if not spec.rows_only]
         return MissingSetting(
@@ -195,7 +195,7 @@ class PlayConfig(RolesConfig):
         return self.data.get(task) or self.data.get("*")
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
-        """The reply limit in tokens of a task with this `sampling`."""
+        """The reply limit of a task with this `sampling`, in tokens."""
         limit: int | None = getattr(self, "max_tokens", None)
         return int(limit or sampling.get("max_tokens", MAX_TOKENS))
 

@@ -187,7 +187,7 @@ class Conditions:
         return None
 
     def write(self, folder: Path) -> None:
-        """Write it to the run folder."""
+        """Write the conditions to the run folder."""
         write_json(folder / CONDITIONS, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:

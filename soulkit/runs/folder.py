@@ -186,7 +186,8 @@ def change_settings(run: Run, config: Mapping[str, Any], changed: Mapping[str, A
 
 
 def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs")) -> Path:
-    """A new folder name: `runs/<date>-<time>-<command>-<tasks>`, with a number if it exists."""
+    """A new folder name: `runs/<date>-<time>-<command>-<tasks>`, with a number appended if that
+    folder exists."""
     names = list(tasks)
     label = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
     words = [datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), command, label]
@@ -219,7 +220,7 @@ def refuse_secrets(config: Mapping[str, Any]) -> None:
 
 
 def is_secret(value: str) -> bool:
-    """Whether a text is recognisable as a key, or as an address with a user name or password."""
+    """Whether a string looks like a key, or like an address with a user name or password."""
     return bool(_SECRET_VALUE.match(value) or _CREDENTIAL_URL.search(value))
 
 

@@ -47,17 +47,17 @@ PACK_FROM = 32_000_000
 
 
 def packed_file(path: Path) -> Path:
-    """The path of the packed lines of `path`."""
+    """The path of the packed file that belongs to `path`."""
     return path.with_name(path.name + ".gz")
 
 
 def has_lines(path: Path) -> bool:
-    """Whether the file of lines `path` exists, packed or plain."""
+    """Whether `path` exists, as a plain or a packed file."""
     return path.is_file() or packed_file(path).is_file()
 
 
 def newest_change(path: Path) -> int:
-    """Time of the last change of the lines of `path`, in nanoseconds; 0 if there are none."""
+    """When `path` or its packed file was last changed, in nanoseconds; 0 if neither exists."""
     files = (path, packed_file(path))
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
@@ -90,7 +90,7 @@ def _packed_lines(packed: Path) -> Iterator[bytes]:
 
 def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
     """Pack the lines of `path` if they have at least `least` bytes or packed ones exist, and return
-    whether they were packed. No other process may write meanwhile."""
+    whether they were packed. No other process may write to `path` meanwhile."""
     packed = packed_file(path)
     size = path.stat().st_size if path.is_file() else 0
     if not (size and packed.is_file()) and size < least:

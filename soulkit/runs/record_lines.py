@@ -243,7 +243,8 @@ class MessageTable:
         return places[-1]
 
     def turn(self, turn: Turn, before: Sequence[int]) -> tuple[TurnLine, list[int]]:
-        """(the turn, numbers of its context and reply); `before` are those of the previous turn."""
+        """The turn, and the message numbers of its context and reply; `before` are the previous
+        turn's."""
         known, shared = len(self.segments), _common(self.segments, before, turn.context)
         seen = list(before[:shared])
         taken = set(seen)

@@ -205,7 +205,7 @@ def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
 
 
 def scored_keys(path: Path) -> dict[str, bool]:
-    """Key → whether its newest line has a score, in order of first lines; parses nothing else.
+    """Key → whether its newest line has a score, in order of first lines. Nothing else is parsed.
     DataError if a line cannot be read or has another schema."""
     form = form_of(KeyFacts)
 

@@ -249,8 +249,8 @@ def test_whoever_fails_a_check_is_named_and_left_out_on_request(sheet: Path, cap
 def test_files_that_are_no_sheets_are_refused(sheet: Path, tmp_path: Path, capfd: Any) -> None:
     wrong = tmp_path / "wrong.csv"
     for text, words in (
-        ("a,b\n1,2\n", "no column sheet"), ("{]", "was not saved by a sheet's page"),
-        ('{"labels": 3}', "was not saved by a sheet's page"), ("", "no column sheet"),
+        ("a,b\n1,2\n", "no column sheet"), ("{]", "was not saved from a rating page"),
+        ('{"labels": 3}', "was not saved from a rating page"), ("", "no column sheet"),
         ('{"labels": [3]}', "No label could be read"),
     ):  # fmt: skip
         wrong.write_text(text)

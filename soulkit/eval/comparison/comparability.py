@@ -105,8 +105,8 @@ class MeasuredRun:
         return {**settings, **self.of_task(task).sampling}
 
     def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
-        """For each player of a role whose server rejected settings: setting → share of its calls
-        that were sent without it. None if the run is unfinished."""
+        """Settings that servers rejected, for each affected player of a role: setting → share of
+        the player's calls that were sent without it. None if the run is unfinished."""
         recorded = self.of_task(task).dropped_settings
         if recorded is None:
             return None
@@ -188,12 +188,12 @@ class Differences(NamedTuple):
     """Differences that do not block a comparison but are reported with it."""
 
     def lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(blocking, remarks) as `task, task: line`, each line once."""
+        """The blocking differences and the remarks, merged as in `by_task`."""
         return by_task(self.blocking), by_task(self.remarks)
 
 
 def by_task(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """(task, line) pairs as `task, task: line`, each line once."""
+    """Merge (task, line) pairs into lines `task, task: line`, one for each distinct line."""
     tasks: dict[str, dict[str, None]] = {}
     for task, line in pairs:
         tasks.setdefault(line, {})[task] = None

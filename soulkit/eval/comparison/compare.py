@@ -137,7 +137,7 @@ class _Sides:
 
     @property
     def ids(self) -> dict[str, frozenset[str]] | None:
-        """Task → the shared rows; None if the sides are not limited to them."""
+        """Task → its shared rows; None if the comparison is not limited to shared rows."""
         return {task: rows.ids for task, rows in self.rows.items()} or None
 
     def rows_apart(self) -> bool:
@@ -147,11 +147,11 @@ class _Sides:
 
     @property
     def trained(self) -> bool:
-        """Whether one of them is a training run."""
+        """Whether at least one of the two runs is a training run."""
         return any(side.trained for side in self.runs)
 
     def cut(self) -> _Sides | None:
-        """Both sides limited to their shared rows. None if there are none, or if a side is a
+        """Both sides limited to their shared rows. None if they share none, or if a side is a
         training run, whose episodes come from steps."""
         rows = shared_rows(*self.runs, self.tasks)
         if not rows or self.trained:
@@ -360,7 +360,7 @@ class _Pairs:
         return compared, lacking
 
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
-        """Every mean over the members of a suite."""
+        """The differences in all means over the members of a suite."""
         metrics = {task: made.metric for task, made in compared.items()}
         # A mean over only some of its parts does not enter the means of a suite.
         paired = {task: made.paired for task, made in compared.items() if not made.over}

@@ -1,4 +1,4 @@
-"""Differences of two runs with intervals, for one metric of a task and for means over a suite.
+"""Differences between two runs, with intervals: in one metric of a task, and in means over a suite.
 
 Only episodes that both runs scored count, so a run cannot win by leaving hard episodes unscored.
 In a suite, tasks are strata and all members have equal weight; the variances of their differences
@@ -63,8 +63,8 @@ def lost_in_all(sides: Sequence[Sequence[Record]]) -> list[list[Record]]:
 
 
 def shared_batches(sides: Sequence[Batch]) -> list[LeaveOneOut]:
-    """The batch of each side whose task code is available, over the episodes that all sides played
-    (`lost_in_all`)."""
+    """For each side whose task code is available: the batch of the episodes that all sides played
+    (see `lost_in_all`)."""
     episodes = lost_in_all([drafts(records) for _, records, _ in sides])
     return [
         LeaveOneOut(calibrated(live, controls), sorted(side, key=episode_key), cluster_of)
@@ -122,8 +122,8 @@ class TaskPair:
         return f"{VALUE}{rest}" if meant and not known else metric
 
     def needs_code(self, metric: str) -> bool:
-        """Whether `metric` is not in the records: it may be a batch statistic, which the task's
-        code computes."""
+        """Whether the records lack `metric`. It may then be a batch statistic, which only the
+        task's code can compute."""
         if metric in ("", HEADLINE):
             return {headline_name(cells) for cells in self.recorded} != {VALUE}
         return not _divided(self.asked(metric), self)[0]
@@ -157,7 +157,7 @@ class Contrast:
 
 
 def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
-    """The difference of two runs in `metric`.
+    """The difference between two runs in `metric`.
 
     DataError if a run lacks the metric (suggesting the nearest name) or could not compute its
     headline.

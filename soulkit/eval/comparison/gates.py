@@ -1,4 +1,4 @@
-"""Gates: limits on the difference of two runs, tested with its confidence interval.
+"""Gates: limits on the difference between two runs, tested with its confidence interval.
 
     TASK/METRIC>=-0.2         B - A is at least -0.2: the lower end of its interval is
     TASK/METRIC<=0.05         B - A is at most 0.05: the upper end of its interval is
@@ -26,7 +26,7 @@ _TAIL = 0.025
 
 @dataclass(frozen=True, slots=True)
 class ComparisonGate:
-    """One condition on the difference of two runs."""
+    """One condition on the difference between two runs."""
 
     text: str
     target: str
@@ -99,8 +99,8 @@ def gate_result(
 def paired_gate(
     gate: ComparisonGate, paired: PairedDifference, name: str, span: float | None
 ) -> GateResult:
-    """Test a gate on a paired difference in the metric `name`, whose scale is `span` wide. A
-    difference without spread gets the interval of `unseen_interval`."""
+    """Test a gate on a paired difference in the metric `name`, whose scale is `span` wide. If the
+    difference has no spread, its interval comes from `unseen_interval`."""
     why = f"{name}, {paired.n_shared} episodes"
     why += " of one cluster" if paired.n_clusters == 1 else ""
     low, high = paired.ci_low, paired.ci_high

@@ -5,8 +5,8 @@
 
 The check has its own run folder and ledger. The folder name is derived from the settings, so the
 same command resumes the check: recorded judgements are kept, and judges that failed are asked
-again. The evaluation's folder is not changed. Models and code that it names are used only if the
-settings are known to be the user's own (trust.py) or with `trust`.
+again. The evaluation's folder is not changed. Models and code that its settings name are used only
+if the settings are known to be the user's own (trust.py), or with `trust`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Check:
 
     @property
     def foreign(self) -> bool:
-        """Whether any of its settings come from a run that may not be the user's own."""
+        """Whether any setting of the check comes from a run that may not be the user's own."""
         return self.config.foreign or self.source.foreign
 
     @classmethod
@@ -222,8 +222,8 @@ def source_of(folder: Path, *, trust: bool = False, unread: Collection[str] = ()
 def judged_episodes(
     folder: Path, source: EvalConfig, limit: int | None
 ) -> tuple[tuple[RecordedEpisode, ...], int]:
-    """(played episodes of judged tasks with their rows, at most `limit` per task; number of
-    episodes left out because their row is gone).
+    """Two values: the complete episodes of judged tasks with their rows (at most `limit` per task),
+    and the number of episodes left out because their row is gone.
 
     ConfigError if no task has a judge, DataError if no episode was played to its end.
     """
@@ -384,7 +384,8 @@ class Asking:
     # -- the report --
 
     def report(self, cost: float | None) -> Report:
-        """Contents of `summary.json`: the measures by task, with the thresholds of their labels."""
+        """Contents of `summary.json`: the measures by task, and the thresholds for `reliable` and
+        `tentative` agreement."""
         names = list(dict.fromkeys(seen.task.name for seen in self.check.seen))
         return {
             "command": COMMAND,

@@ -1,5 +1,5 @@
-"""`soul judge correct`: estimate people's mean rating of a run from its judge and some human
-labels.
+"""`soul judge correct`: estimate people's mean rating of a run from its judge's scores and some
+human labels.
 
 By task and dimension: the judge's mean, the mean of people's labels, a prediction-powered mean of
 both (`metrics.ppi`) whose interval is valid even if the judge is wrong, the judge's bias, and the
@@ -136,7 +136,7 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
     """The report on a run with human labels of some episodes, as plain JSON values.
 
     The scales come from `key`, the key of the labels' sheet, else from the run's ledger if
-    possible. UserError if there is no judged episode, or no label of one.
+    possible. UserError if the run has no judged episode, or if no label belongs to one.
     """
     graded = graded_episodes(run)
     by_task = read_labels(labels, graded)
@@ -168,7 +168,7 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
 
 @dataclass
 class Correction:
-    """The correction of one task from judged episodes, human labels of some, and scales."""
+    """The correction of one task: its judged episodes, human labels of some of them, and scales."""
 
     episodes: Sequence[GradedEpisode]
     labels: Sequence[PersonLabel]
@@ -176,8 +176,8 @@ class Correction:
     remarks: list[str] = field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
-        """`dimensions` by name (first the headline, if it can be computed), `pairs` and
-        `raters`."""
+        """Plain JSON values: `dimensions` by name (the headline first, if it can be computed),
+        `pairs` and `raters`."""
         single = self._on_scale([label for label in self.labels if not label.other])
         by_dimension: dict[str, list[PersonLabel]] = {}
         for label in single:

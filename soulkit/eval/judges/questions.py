@@ -97,7 +97,7 @@ class RecordedEpisode:
 
 
 def human_labels(task: Task, example: Example) -> dict[str, Grade]:
-    """Dimension → label by people, from the row's gold-only `human_<dimension>` columns.
+    """Dimension → human label, from the row's gold-only `human_<dimension>` columns.
 
     The task option `human_labels: {dimension: column}` can name other columns.
     """
@@ -190,7 +190,8 @@ def pair_key(a: RecordedEpisode, b: RecordedEpisode) -> str:
 async def ask_for_preference(
     a: RecordedEpisode, b: RecordedEpisode, name: str, judge: Player
 ) -> tuple[PairJudgement, bool]:
-    """(the judge's preference between two drafts in both orders, whether the judge answered)."""
+    """The judge's preference between two drafts, asked in both orders, and whether the judge
+    answered."""
     listener = CountedJudge(judge.model)
     result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:

@@ -103,7 +103,7 @@ def _grades_of(record: Record) -> dict[str, tuple[Grade, ...]]:
 
 
 def dimensions_of(episodes: Sequence[GradedEpisode]) -> list[str]:
-    """The dimensions of the score, or of all purposes if the score has none."""
+    """The dimensions that judges graded for the score, else those for all purposes."""
     names = list(dict.fromkeys(name for episode in episodes for name in episode.grades))
     return [name for name in names if "/" not in name] or names
 
@@ -117,7 +117,8 @@ def rating_scales(
     names: Sequence[str],
     stated: Mapping[str, RatingScale],
 ) -> list[RatingScale]:
-    """The scale of each dimension: as stated, else as in the judge's form, else the labels used.
+    """The scale of each dimension: the one in `stated`, else the one in the judge's form, else the
+    text labels that judges gave.
 
     ConfigError for a numeric dimension with an unknown range.
     """
@@ -149,7 +150,7 @@ def known_scales(folder: Path, episodes: Sequence[GradedEpisode]) -> dict[str, R
 def _unknown_scale(name: str) -> ConfigError:
     return ConfigError(
         f"The scale of '{name}' is unknown.",
-        "The run's ledger has no question to the judge with that scale, or is missing.",
+        "The run has no ledger, or its ledger has no judge question with that scale.",
         f"Write --scale {name}=0:10 for whole numbers, or --scale {name}=good,poor for labels.",
     )
 
@@ -233,7 +234,8 @@ def _resolved_schema(node: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
 def chosen_dimensions(
     task: str, episodes: Sequence[GradedEpisode], chosen: Sequence[str]
 ) -> list[str]:
-    """The dimensions in `chosen` that judges of the task graded; `dimensions_of` if none chosen."""
+    """The dimensions in `chosen` that judges of the task graded; without `chosen`, those of
+    `dimensions_of`."""
     if not chosen:
         return dimensions_of(episodes)
     return [name for name in chosen if any(name in episode.grades for episode in episodes)]
@@ -498,9 +500,9 @@ def _json_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
         rows = list(saved["labels"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"The sheet '{file}' was not saved by a sheet's page.",
+            f"The sheet '{file}' was not saved from a rating page.",
             f"It is not a JSON object with a list of labels ({error}).",
-            "Save the page again.",
+            "Open the rating page and save the labels again.",
         ) from error
     for number, row in enumerate(rows, start=1):
         source = f"{file}, label {number}"
@@ -512,6 +514,7 @@ def _json_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
 
 
 def write_labels(labels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One JSON object a line: task, key, cluster, example, rollout, dimension, label, rater."""
+    """Write one JSON object per line: task, key, cluster, example, rollout, dimension, label and
+    rater."""
     lines = [json.dumps(dict(line), ensure_ascii=False) + "\n" for line in labels]
     write_aside(path, "".join(lines).encode())

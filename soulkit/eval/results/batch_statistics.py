@@ -1,9 +1,9 @@
 """Statistics of a whole batch with jackknife intervals, and means over parts of a batch.
 
 A bootstrap would draw some texts twice, which lowers diversity, so the jackknife leaves out one
-cluster at a time. Clusters that do not affect a statistic are ignored. A mean over parts is a
-suite mean (variances added); if parts share clusters, the jackknife of the mean accounts for their
-covariance.
+cluster at a time. Clusters that do not affect a statistic are ignored. A mean over parts is
+computed like a suite mean (variances are added); if parts share clusters, the jackknife of the mean
+accounts for their covariance.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class LeaveOneOut:
         return LeaveOneOut(self.summarise, members, self.cluster_of)
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
-        """`metric` over the parts with these numbers: all parts, or all but one. None if it then is
-        a mean over fewer of its parts than in the whole batch."""
+        """`metric` over the jackknife parts with these numbers: all of them, or all but one. None
+        for a mean that would cover fewer of the task's parts than it does in the whole batch."""
         computed = self.metrics(self._left_out(parts)).get(metric)
         whole = self.metrics().get(metric)
         if computed is None or whole is None:
@@ -255,7 +255,7 @@ def batch_cells(
 ) -> dict[str, Cell]:
     """Metric → cell of each of a task's batch statistics.
 
-    `incomplete`: a mean with missing parts is the mean of the other parts.
+    With `incomplete`, a mean with missing parts is the mean of the other parts.
     """
     batch = _Batch(LeaveOneOut(summariser, records, cluster_of), incomplete)
     return {name: batch.cell(name) for name in batch.rows.metrics()}

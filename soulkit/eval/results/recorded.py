@@ -120,9 +120,8 @@ def regrouped(recorded: RecordedRun, records: Sequence[Record]) -> list[Record]:
 async def score_again(
     recorded: RecordedRun, record: Record, cast: Cast
 ) -> tuple[Record, ReplayMiss | None]:
-    """(the record with its new score, the question without a recorded answer, if any).
-
-    A miss makes the episode unscored; an episode that was already unscored keeps its reason.
+    """The record with its new score, and the question without a recorded answer, if any. A miss
+    makes the episode unscored; an episode that was already unscored keeps its reason.
     """
     task, example = recorded.rows[record.example_id]
     episode, table = replace(record.episode, step=record.step), _cast_of_task(recorded, task, cast)
@@ -164,9 +163,8 @@ def recorded_drafts(recorded: RecordedRun) -> list[tuple[ControlRecord, Record |
 async def score_control_again(
     recorded: RecordedRun, control: ControlRecord, draft: Record | None, cast: Cast
 ) -> tuple[ControlRecord, ReplayMiss | None]:
-    """(the control with its new score, the question without a recorded answer, if any).
-
-    The control gets the recorded draft, or none if the draft failed.
+    """The control with its new score, and the question without a recorded answer, if any. The
+    control gets the recorded draft, or none if the draft failed.
     """
     task, example = recorded.rows[control.example_id]
     declared = next((one for one in task.controls if one.name == control.name), None)

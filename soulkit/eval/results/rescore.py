@@ -64,7 +64,7 @@ def templates_in(folder: Path) -> list[Path]:
 
 
 def distinct_tasks(rows: Mapping[str, tuple[Task, Example]]) -> list[Task]:
-    """The distinct tasks of rows by id."""
+    """The tasks in `rows` (row id → task and row), each once."""
     return list({id(task): task for task, _ in rows.values()}.values())
 
 
@@ -76,7 +76,7 @@ def put_prompts(tasks: Iterable[Task], folder: Path) -> None:
 
 
 def copy_prompts(source: Path, run: Path) -> None:
-    """Copy the templates in `source` into a run folder, replacing those with equal names."""
+    """Copy the templates in `source` into a run folder, replacing those with the same names."""
     place = run / PROMPTS
     for path in templates_in(source) if source.resolve() != place.resolve() else ():
         copy = place / path.relative_to(source)
@@ -118,7 +118,7 @@ Config = TypeVar("Config", bound=RolesConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One metric of one task, before and after."""
+    """One metric of one task, before and after rescoring."""
 
     task: str
     metric: str
@@ -193,7 +193,8 @@ async def _scored_again(
 
 
 def command_of(path: Path) -> str:
-    """The command that played the run in `path`; for a rescored run, that of the original."""
+    """The command that played the run in `path`; for a rescored run, the command of the original
+    run."""
     return str(read_environment(path).get("command", "")).removeprefix(PREFIX)
 
 
@@ -255,8 +256,8 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
 def load_recorded(
     kind: type[Config], path: Path, *, trust: bool
 ) -> tuple[Config, dict[str, Any], bool]:
-    """(settings of the run in `path`, the same as plain values, whether they are known to be the
-    user's own).
+    """The settings of the run in `path`, the same settings as plain values, and whether they are
+    known to be the user's own.
 
     RunError for settings unknown to this version. TrustError for foreign settings, unless `trust`,
     before anything that they name is read.

@@ -150,8 +150,8 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 def word_cuts(records: Sequence[Record]) -> dict[str, int]:
-    """The number of `episodes` with texts cut to their word budgets, and of `words` cut; empty if
-    nothing was cut. Every repeat of a row counts."""
+    """How many `episodes` contain texts cut to their word budgets, and how many `words` were cut;
+    empty if nothing was cut. Every repeat of a row counts."""
     notes = [r.episode.notes.get("cut_words") or {} for r in drafts(records)]
     lost = [sum(words.values()) for words in notes]
     episodes = sum(words > 0 for words in lost)
@@ -159,8 +159,8 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def limit_counts(records: Sequence[Record]) -> dict[str, int]:
-    """The number of the actor's `replies`, of those that ended `at_limit`, and of those that were
-    `silent` (no visible text, and no refusal). Empty if there are no such replies."""
+    """Counts of the actor's replies that ended `at_limit`, of those that were `silent` (no visible
+    text, and no refusal), and of all `replies`. Empty if none ended at the limit or was silent."""
     replies = [
         turn.completion
         for record in drafts(records)
@@ -263,8 +263,8 @@ def dropped_by_actor(
 def with_calls(
     dropped: Mapping[str, Shares], calls: TaskCalls
 ) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """`dropped` by task, with the roles in `calls` replaced by their shares. Models that rejected
-    no setting are left out."""
+    """`dropped` by task, in which the shares in `calls` replace those of the same task and role.
+    Models that rejected no setting are left out."""
     joined = {task: {role: {model: dict(names) for model, names in models.items()}
                      for role, models in roles.items()}
               for task, roles in dropped.items()}  # fmt: skip
@@ -319,7 +319,7 @@ def truncation_text(statuses: Counts) -> str:
 
 def limits_text(limits: Counts, statuses: Counts) -> str:
     """`TASK 30 of 60 (50 %)` for tasks whose share of replies at the limit is above WARN_ABOVE.
-    Tasks with as many truncated episodes are left out: the statuses already show them."""
+    Tasks with the same count of truncated episodes are left out: the statuses already show them."""
     truncated = truncated_counts(statuses)
     counts = {
         task: (one["at_limit"], one["replies"])

@@ -217,7 +217,7 @@ class ActorSetup:
 def check_actor(
     reader: Reader | None, work: Sequence[Work], config: EvalConfig, run: Run | None
 ) -> None:
-    """Raise if prompts do not fit the actor's context, or `run` has episodes of other weights."""
+    """Raise if prompts do not fit the actor's context, or `run` has episodes from other weights."""
     if reader is not None:
         check_prompt_lengths(reader, work, config)
         if run is not None:

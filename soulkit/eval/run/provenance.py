@@ -1,6 +1,6 @@
 """Contents of conditions.json: the players, rows and scoring rules of a run.
 
-It is written when a run starts, so that an interrupted run differs from a run with fewer rows.
+It is written when a run starts, so that an interrupted run can be told from a run with fewer rows.
 The parameters of calls (`sent`, `dropped_settings`, `servers`) are added when the run ends.
 """
 
@@ -112,7 +112,8 @@ def sampling_facts(sampling: Sampling) -> dict[str, Any]:
 def player_facts(
     config: RolesConfig, actor: PlayerFacts, players: Players | None = None, task: str = ""
 ) -> Panel:
-    """Role → its players in `task`, or in all tasks. Without `auditor` the judges also audit.
+    """Role → its players in `task`, or by default those for all tasks. Without `auditor` the judges
+    also audit.
 
     Without `players`, the facts come from the settings alone.
     """
@@ -125,7 +126,7 @@ def player_facts(
 
 
 def actor_facts(settings: Mapping[str, Any], model: Any = None) -> PlayerFacts:
-    """Facts about a player that is the actor, from the settings of a run and the live actor."""
+    """Facts about the actor, from the settings of a run and the live model."""
     who = PlayerFacts(model=str(settings.get("model") or ""), adapter=settings.get("adapter"))
     if "method" in settings:
         return replace(who, trained=True)

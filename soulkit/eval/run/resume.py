@@ -72,8 +72,8 @@ class ResumeState:
 def resume_state(
     run: Run, work: Sequence[Work], repeats: int, before: ResumeState | None = None
 ) -> ResumeState:
-    """The state of `run`; returns `before` if no file has changed since. RunError if the run
-    has episodes of other rows."""
+    """The state of `run`; returns `before` if no file has changed since. RunError if the run has
+    episodes of rows that are not in `work`."""
     changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
     if before is not None and before.changed == changed:
         return before
@@ -155,8 +155,8 @@ def is_unbegun(folder: Path, command: str) -> bool:
 
 
 def begun_engine(run: Run) -> Mapping[str, Any]:
-    """The engine that sampled the actor of `run` so far: kind, vLLM version, and its context if the
-    model's is longer. Empty if nothing was sampled."""
+    """The engine that sampled the actor of `run` so far: kind, vLLM version, and the context length
+    if it is below the model's. Empty if nothing was sampled."""
     if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
         return {}  # a failed start leaves empty files
     conditions = Conditions.read(run.path)
@@ -329,7 +329,8 @@ def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:
-    """A note before a run: controls exist but are off, or are on but do not exist; else empty."""
+    """A note to show before a run if the tasks have controls but these are off, or if controls are
+    on but no task has any; else empty."""
     names = control_names(work)
     if names and not on:
         return f"controls are off for {names}; turn them on with --controls"

@@ -425,8 +425,9 @@ async def run_evaluation(
 ) -> Summary:
     """Play the episodes of `run` without a score, write `summary.json` and return it.
 
-    ConfigError if a role is not filled, RunError if the folder has other rows, ProviderError after
-    too many failures in a row. `standing` is the run's state, if the caller has it.
+    ConfigError if a role is not filled, RunError if the folder has episodes of other rows,
+    ProviderError after too many failures in a row. `standing` is the run's state, if the caller has
+    it.
     """
     _check_roles(work, players)
     standing = standing or resume_state(run, work, config.repeats)

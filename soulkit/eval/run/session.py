@@ -99,7 +99,7 @@ def _turns(part: Work) -> int:
 
 
 def batch_words(config: EvalConfig) -> list[str]:
-    """Notes of a plan on players with batch calls."""
+    """Notes for a plan about players that use batch calls."""
     names = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
     if not names:
         return []
