@@ -1,8 +1,8 @@
 """Settings of a distillation, and its folder.
 
     OUT/config.yaml         the settings            OUT/selected.jsonl    the generalist's rows
-    OUT/samples/TASK/       a run of each expert    OUT/selection.json    counts of the selection
-    OUT/rows.json           ids of rows that the command did not name
+    OUT/samples/TASK/       a run of each expert    OUT/selection.json    counts by task
+    OUT/rows.json           ids of the rows chosen by default
 
 A folder belongs to one configuration, like every run folder. If a setting has changed, the error
 names the stages that would have to be repeated.

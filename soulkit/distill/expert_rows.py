@@ -246,8 +246,8 @@ def _changed(
     where = "The pulled training files" if source is None else f"'{source}'"
     options = json.dumps(settings.get("option") or {})
     return DataError(
-        f"{where} gives only {counts[0]} of the {counts[1]} rows that the expert of {expert.task}, "
-        f"{expert.name}, was trained on.",
+        f"{where} gives only {counts[0]} of the {counts[1]} rows that the {expert.task} expert "
+        f"{expert.name} was trained on.",
         f"The file has changed, or this distillation has different settings from '{run}': protocol "
         f"{settings.get('protocol')}, options {options}.",
         f"Restore the old rows, use the same --protocol and --option, or name other rows with "
@@ -287,7 +287,7 @@ def _with_players(expert: Expert, players: Mapping[str, Any], part: Work) -> Exp
 
 
 def rows_and_players_words(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
-    """Lines on default rows and players, where the command named none."""
+    """Lines that name the default rows and players."""
     lines = [line for one in experts if one.rows for line in _words(config, one, one.rows)]
     return lines + [_players_words(one.task, one.players) for one in experts if one.players]
 
@@ -299,7 +299,7 @@ def _players_words(task: str, players: TaskPlayers) -> str:
         for role, several in panels.items()
         for one in (several if isinstance(several, tuple) else (several,))
     ]
-    return f"players of {task}, as in the training of its expert: {', '.join(named)}"
+    return f"players of {task}, as in its expert's training: {', '.join(named)}"
 
 
 def _words(config: DistillConfig, expert: Expert, rows: ExpertRows) -> Iterator[str]:

@@ -312,7 +312,7 @@ def find_overlaps(
 ) -> Overlaps:
     """Training rows that overlap evaluation rows; DataError without --exclude-overlap.
 
-    Rows that overlap those in `aside` (held out by default) are always left out.
+    Rows that overlap a row in `aside` (by default the held-out rows) are always left out.
     """
     named = list(chain.from_iterable(
         _evaluation_rows(config, part.task.name) for part in work

@@ -3,7 +3,7 @@
     OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows for `soul train sft --data`
                                         OUT/selection.json    counts by task
 
-    scored, not cut off, refused, forged or hacked ──▶ high reward ──▶ distinct ──▶ best of prompt
+    scored, not cut off, refused, forged or hacked ──▶ high reward ──▶ distinct ──▶ best per prompt
 
 * Without --min-reward, a 0/1 score must be 1. A graded score must be above the mean of its prompt,
   or reach the mean of the task if all samples of the prompt have the same score.

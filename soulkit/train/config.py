@@ -83,7 +83,7 @@ class MeasurementSettings(Settings):
         if self.eval_task and not (getattr(self, "eval_every", None) or self.probe_every):
             raise ValueError(
                 "--eval-task needs --eval-every STEPS or --probe-every STEPS, which set how often "
-                "it is played"
+                "the task is played"
             )
         if self.probe_every and not (self.eval_task or tasks):
             raise ValueError(NOTHING_TO_PLAY)
@@ -390,7 +390,7 @@ if TYPE_CHECKING:
     from soulkit.train.objectives.sft import SftSettings
 
     class MethodSettings(DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings):
-        """Method settings that other modules read, for the type checker."""
+        """Type declarations of method settings that other modules read."""
 else:
     # Collected from every file in `objectives/`: a new method needs no change here.
     MethodSettings = type("MethodSettings", built_in_settings(), {"__module__": __name__})

@@ -109,7 +109,7 @@ def final_episodes(run: Path) -> list[Record]:
 
 
 def confirm_final_judge(judge: RoleSettings, config: RolesConfig, reporter: Reporter) -> None:
-    """Ask to confirm a judge that costs money, before training, when its cost is still unknown.
+    """Before training, confirm a judge that costs money, because its cost is not known yet.
 
     CostUnconfirmed if it is not confirmed.
     """

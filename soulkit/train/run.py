@@ -93,7 +93,8 @@ def train(
 
     The final weights are in `out/model`; with `eval_every`, those with the best dev score are in
     `out/best`. A resume needs the same rows and models and, if deterministic, the same arithmetic:
-    RunError names the differences. `ready` is the result of `prepare_training`, if already done.
+    RunError names the differences. `ready` is the result of `prepare_training`, if that was already
+    called.
     """
     with _open_training(config, out, ready, reporter) as parts:
         return run_coroutine(_train(*parts, reporter))

@@ -96,7 +96,7 @@ class Step:
         return await self.rollouts.evaluate(step, self.loop.policy, self.loop.reporter)
 
     def keep(self, records_R: Sequence[Record]) -> None:
-        """Write the step's rollouts. CallError if all failed; the weights are saved first."""
+        """Write the step's rollouts. CallError if all failed, after the weights are saved."""
         error = step_failure(records_R)
         if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
@@ -117,7 +117,7 @@ def learn(
 ) -> Learned:
     """Update the weights on the sequences of one step; returns the metrics of the updates.
 
-    Without a `teacher` it is the policy itself. Log-probs in `checked` are reused.
+    Without `teacher`, the policy is its own teacher. Log-probs in `checked` are reused.
     """
     trained_S = with_advantages(sequences_S, config)
     # Fixed before the weights change, [tokens] per sequence: old log-probs, teacher's log-probs.

@@ -132,9 +132,7 @@ def test_rows_are_those_of_each_experts_run_and_players_too(
     assert keeper.data == {"secret_keeper": "synth:10@5"} and keeper.seed == config.seed == 0
     (partner,) = keeper.cast_as("partner", "secret_keeper")
     assert partner.base_url == made[1]
-    players = (
-        f"players of secret_keeper, as in the training of its expert: partner {partner.written()}"
-    )
+    players = f"players of secret_keeper, as in its expert's training: partner {partner.written()}"
     assert players in rows_and_players_words(config, list(experts.values()))
     sides = measurements(config, list(experts.values()), home / "out")
     assert {p.config.split for p in sides} == {"train"} and len(sides) == 6

@@ -291,7 +291,7 @@ def _check(name: str, value: str, values: Sequence[str]) -> None:
     if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
-            f"It sets how advantages are computed; the values are {', '.join(values)}.",
+            f"It chooses how advantages are computed; its values are {', '.join(values)}.",
             did_you_mean(value, values),
         )
 

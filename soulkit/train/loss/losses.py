@@ -77,7 +77,7 @@ def clipped_loss(
     if clip_ratio_c <= 1.0:
         raise ConfigError(
             f"clip_ratio_c is {clip_ratio_c}, which is not above 1.",
-            "It bounds the ratio of tokens with negative advantage, which starts at 1.",
+            "It bounds the ratio of tokens with negative advantage; this ratio starts at 1.",
             "Use a value above 1; the default is 10.",
         )
     log_ratio = clamp_log_ratio(log_prob - old_log_prob)
@@ -135,7 +135,8 @@ def importance_weights(old_log_prob: Tensor, sampler_log_prob: Tensor, cap: floa
     if cap <= 0:
         raise ConfigError(
             f"--sampler-cap is {cap}, which is not positive.",
-            "Importance weights are capped at this value, so every token would be lost or negated.",
+            "Importance weights are capped at this value, so every token's "
+            "loss would become zero or change its sign.",
             "Use a positive cap, for example 2, or remove the option for no correction.",
         )
     return clamp_log_ratio(old_log_prob - sampler_log_prob).exp().clamp(max=cap).detach()
@@ -179,7 +180,7 @@ def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str = "k3") -> Tens
     if name not in _KL:
         raise ConfigError(
             f"'{kind}' is not a KL estimate from token log-probabilities.",
-            "The penalty sees one log-probability per token, not whole distributions.",
+            "The penalty has one log-probability per token, not whole distributions.",
             did_you_mean(name, _KL),
         )
     difference = log_prob - ref_log_prob
@@ -335,6 +336,6 @@ def _check(name: str, value: str, values: tuple[str, ...]) -> None:
     if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
-            f"It sets how distributions are compared; the values are {', '.join(values)}.",
+            f"It chooses how distributions are compared; its values are {', '.join(values)}.",
             did_you_mean(value, values),
         )

@@ -324,6 +324,6 @@ def _attends(module: Any) -> bool:
 def _refused(why: str) -> ModelLoadError:
     return ModelLoadError(
         "This model's attention does not support packed sequences.",
-        f"Packing must give the same results as the model without it, but {why}.",
+        f"Packing must give the same results as unpacked sequences, but {why}.",
         "Train it with --packing off, which gives every sequence its own row.",
     )

@@ -1,4 +1,4 @@
-"""Values that a step fixes before its first update: old log-probs, corrections, teacher log-probs.
+"""Values computed before a step's first update: old log-probs, corrections, teacher log-probs.
 
 Lists are by sequence; each tensor has one value per trained token.
 """
@@ -33,7 +33,7 @@ before the step's first update."""
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Values fixed before a step's first update. Lists are by sequence, [n_trained] each."""
+    """Values computed before a step's first update. Lists are by sequence, [n_trained] each."""
 
     sequences: list[TrainSequence]
     old: list[Tensor] | None

@@ -44,7 +44,7 @@ def task_teachers(config: TrainConfig) -> dict[str, str]:
     if strays:
         raise ConfigError(
             f"--teacher-adapter names {', '.join(strays)}, which this run does not train on.",
-            f"The tasks of this run are {', '.join(config.tasks)}.",
+            f"This run trains on {', '.join(config.tasks)}.",
             f"Remove --teacher-adapter {strays[0]}=..., or add the task with --task.",
         )
     experts = {task: config.teacher_adapters.get(task) or config.teacher_adapter
@@ -105,7 +105,7 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
             f"The {task} teacher '{adapter}' was not trained on the base '{base}'.",
-            f"It is an adapter of '{trained_on.get('model')}', which has different weights.",
+            f"It is an adapter for '{trained_on.get('model')}', which has different weights.",
             "Set --model (or --teacher-model) to the base of the experts.",
         )
     tokens = _vocabulary(folder)
@@ -118,7 +118,7 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
 
 
 def check_heads(teacher: Policy) -> None:
-    """ConfigError if an expert changes the output layer, for methods on whole distributions."""
+    """ConfigError if an expert changes the output layer, for methods that compare distributions."""
     names = [name for name, _ in teacher.causal.get_output_embeddings().named_parameters()]
     if any("lora_" in name or "modules_to_save" in name for name in names):
         raise ConfigError(
@@ -266,7 +266,7 @@ def move_ema(policy: Policy, tau: float) -> None:
 def _average_of(policy: Policy) -> dict[str, Tensor]:
     if policy.ema is None:
         raise ConfigError(
-            "The teacher is a moving average that was not started.",
+            "The teacher is a moving average that has not been started.",
             "It starts as a copy of the student before the first update.",
             "Call start_ema(policy) before training, or use another teacher.",
         )

@@ -40,7 +40,7 @@ class Renders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Ids of one sequence, which of them are trained, and the sampler's log-probs of those."""
+    """Token ids of one sequence, flags for trained ids, and the sampler's log-probs of these."""
 
     ids: tuple[int, ...]
     trained: tuple[bool, ...]

@@ -22,7 +22,7 @@ def preset_names() -> list[str]:
 
 @cache
 def preset_settings(name: str) -> Mapping[str, Any]:
-    """The settings of a preset; ValueError with the nearest name for an unknown one."""
+    """The settings of a preset; ValueError, with the nearest name, if there is no such preset."""
     if name not in preset_names():
         raise ValueError(f"there is no preset '{name}'. {did_you_mean(name, preset_names())}")
     file = Path(__file__).parent / f"{name}.yaml"

@@ -65,7 +65,7 @@ def _refuse_unserved(config: TrainConfig) -> None:
     if config.method == "sft":
         raise ConfigError(
             "soul train sft does not support --engine vllm.",
-            "It samples little: dev scores, probes and the texts of --objective mixsd.",
+            "This method samples little: dev scores, probes and the texts of --objective mixsd.",
             f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
         )
     if config.full:

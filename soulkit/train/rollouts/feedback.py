@@ -216,7 +216,7 @@ def newest_rollout_line(metrics: Path) -> StepLine:
 
 
 def feedback_in_vain(method: str, line: StepLine) -> UserError | None:
-    """The error that stops a run after the step of `line`; None if it may continue."""
+    """The error that stops a run after the step in `line`; None if the run may continue."""
     streak, missing = line.feedback.in_vain, line.feedback.missing
     if streak < STEPS_IN_VAIN or not missing:
         return None

@@ -55,7 +55,7 @@ def with_reward(record: Record) -> Record:
 
 
 def step_failure(records: Sequence[Record]) -> CallError | None:
-    """The error of a step in which no draft was scored or all feedback failed; else None.
+    """The error if no draft of a step was scored or all its feedback failed; else None.
 
     It stops the run, which could otherwise spend hours on a server that is down.
     """

@@ -300,7 +300,7 @@ def check_adapter(policy: Policy) -> None:
     if reasons:
         raise ConfigError(
             f"vLLM cannot sample with the trained adapter: {'; '.join(reasons)}.",
-            "Servers would reject it at the first push, after the run has started.",
+            "Servers would reject this adapter at the first push, after the run has started.",
             "Train another adapter (--lora-r, or without --adapter), or use --engine local.",
         )
 

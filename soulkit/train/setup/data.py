@@ -371,7 +371,7 @@ def check_names(config: TrainConfig) -> None:
         if name not in (*config.tasks, "*"):
             raise ConfigError(
                 f"--data names rows for '{name}', which this run does not train on.",
-                f"The tasks of this run are {', '.join(config.tasks)}.",
+                f"This run trains on {', '.join(config.tasks)}.",
                 did_you_mean(name, config.tasks),
             )
 

@@ -205,8 +205,7 @@ async def note_players(loop: Loop, measured: TrainingData, players: Players) -> 
 def supervised_summary(
     loop: Loop, material: TrainingData, validated: Mapping[str, int]
 ) -> TrainSummary:
-    """The loss over the last steps for every task of the mixture or source of conversations, with
-    the validation losses."""
+    """The loss over the last steps by task or source of conversations; the validation losses."""
     config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
     unusable = material.corpus.stream.unusable if material.corpus else {}

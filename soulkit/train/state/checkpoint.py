@@ -72,7 +72,7 @@ class Position:
         return merit_of(self.dev, self.valid)
 
     def serves(self, other: Position) -> bool:
-        """Whether this checkpoint can replace `other`: same state, and kept for as long."""
+        """Whether this checkpoint has the same state as `other` and is kept for as long."""
         names = ("step", "metrics", "episodes", "policy", "unmeasured")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and (other.stopgap or not self.stopgap)
@@ -246,7 +246,7 @@ def resume_checkpoint(
         reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
         raise RunError(
             f"All {len(broken)} checkpoints in {folder} are damaged ({reasons}).",
-            "The run cannot resume, and it does not start again from step 0 by itself.",
+            "The run cannot resume, and it does not restart from step 0 automatically.",
             f"Restore the files, or delete {folder} to start from step 0.",
         )
     return None, []

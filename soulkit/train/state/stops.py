@@ -73,7 +73,7 @@ def skip_remarks(line: StepLine) -> list[str]:
 
 
 def too_many_skips(line: StepLine) -> UserError | None:
-    """The error that stops a run after the step of `line`; None if it may continue."""
+    """The error that stops a run after the step in `line`; None if the run may continue."""
     row, reasons = line.learned.skipped_row, list(line.learned.not_finite.items())
     if row < MOST_SKIPS or not reasons:
         return None
@@ -195,7 +195,7 @@ class Stops:
         ]
 
     def after(self, line: StepLine, *, last: bool) -> UserError | None:
-        """The error that stops the run after the step of `line`; None if it may continue."""
+        """The error that stops the run after the step in `line`; None if the run may continue."""
         if error := ended_by(self.config.method, line):
             return error
         self.flat_row = self.flat_row + 1 if flat_groups(line) and not line.learned.grad_norm else 0
@@ -205,7 +205,7 @@ class Stops:
 
 
 def ended_by(method: str, line: StepLine) -> UserError | None:
-    """The error if the step of `line` ends the run by itself; else None."""
+    """The error if the step in `line` ends the run by itself; else None."""
     return feedback_in_vain(method, line) or too_many_skips(line)
 
 
@@ -259,13 +259,13 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
 
 
 def identity_before(config: TrainConfig, path: Path) -> dict[str, Any]:
-    """The settings that identify the run in `path`: those of `config`, with its recorded steps."""
+    """The settings that identify the run in `path`: `config` with the run's recorded steps."""
     before = steps_before(path)
     return {**config.identity(), **({} if before is None else {"steps": before})}
 
 
 def take_more_steps(run: Run, config: TrainConfig, reporter: Reporter) -> None:
-    """Record a raised number of steps, and print what depended on the old one.
+    """Record a raised number of steps, and print which settings depended on the old one.
 
     The old summary is renamed, because the run is unfinished until a new one is written.
     """

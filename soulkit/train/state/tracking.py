@@ -1,8 +1,8 @@
 """Optional trackers: TensorBoard, Weights & Biases, trackio. `metrics.jsonl` is always written.
 
-`tracking.json` in the run folder has the id of the run in the service and the last logged step, so
-a resumed run continues there and logs no step twice. If a tracker fails (no network, no key, a full
-disk), that is printed once, and the run continues without it.
+`tracking.json` in the run folder has the run's id in the tracking service and the last logged step,
+so a resumed run continues there and logs no step twice. If a tracker fails (no network, no key, a
+full disk), that is printed once, and the run continues without it.
 """
 
 from __future__ import annotations
