@@ -7,9 +7,8 @@ to 5 (up to 10 for repetition). With n messages of characters
 
 and the value is the mean of the four / 100. `reference`: four marks from 1 to 10, value = mean of
 (mark − 1) / 9; BLEU and ROUGE-L are computed as in the reference implementation, without optional
-packages. All
-characters get the same note, so it must not contain private knowledge of one of them, later events
-of the book, or the book's lines.
+packages. All characters get the same note, so it must not contain private knowledge of one of them,
+later events of the book, or the book's lines.
 """
 
 from __future__ import annotations

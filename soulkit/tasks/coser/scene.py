@@ -317,7 +317,7 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
         raise RowError("The row's dialogues are not a list of messages.", why)
     if not _filled_object(fields.get("plot")):
         what = "The row's plot is empty or not an object."
-        raise RowError(what, "Judges need its summary for comparison.")
+        raise RowError(what, "Judges compare the scene with the plot's summary.")
     if not _filled_object(fields.get("character_profiles")):
         what = "The row's character_profiles are empty or not an object."
         raise RowError(what, "A character without a profile cannot be played.")

@@ -119,7 +119,9 @@ class Fantom(ChoiceTask):
         kind = str(fields["question_type"])
         form = answer_form(kind, free=self.free_beliefs)
         if form is None:
-            raise RowError(f"The question type '{kind}' is unknown.", "It determines the scoring.")
+            raise RowError(
+                f"The question type '{kind}' is unknown.", "The type determines the scoring."
+            )
         if not question:
             raise RowError("The row has no question.", "Fill in 'complete_question' or 'question'.")
         prepared = {**fields, "complete_question": str(question), "form": form}
@@ -453,7 +455,7 @@ def _gold_polarity(gold: Any) -> str:
 def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():
-        raise RowError("The row has no conversation.", "The question is about it.")
+        raise RowError("The row has no conversation.", "The questions are about the conversation.")
     if form == "choice" and _gold_letter(gold) not in _options(fields):
         raise RowError(
             f"The gold answer '{gold}' is not the index of an option.", "Indices count from 0."

@@ -61,7 +61,7 @@ class HumanLLM(ChoiceTask):
         """DataError for candidates that cannot all be shown and ranked."""
         if not all(candidates):
             what = f"The row's candidate {candidates.index('') + 1} is blank."
-            raise RowError(what, "It cannot be shown or bought.")
+            raise RowError(what, "A blank candidate cannot be shown or bought.")
         if not N_RANKED <= len(candidates) <= len(_LETTERS):
             raise RowError(
                 f"The row has {len(candidates)} candidates.",
@@ -177,7 +177,7 @@ _UNREAD = {
 
 def _check_gold(candidates: Sequence[str], index: int) -> None:
     if not 0 <= index < len(candidates):
-        what = f"The row's answer_index {index} is outside of its {len(candidates)} candidates."
+        what = f"The row's answer_index {index} is outside its {len(candidates)} candidates."
         raise RowError(what, "It is an index into the list of candidates, counted from 0.")
 
 

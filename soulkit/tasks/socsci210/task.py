@@ -411,7 +411,7 @@ def _imported_row(raw: RawRow, _: int) -> Row:
     response = float(answer[1]) if "." in answer[1] else int(answer[1])
     if not scale.low <= response <= scale.high:
         where = f"from {scale.low} to {scale.high}"
-        raise BadRecord(f"its recorded answer {answer[1]} is outside of its scale {where}")
+        raise BadRecord(f"its recorded answer {answer[1]} is outside its scale {where}")
     return {
         "prompt_text": text.strip(),
         "persona": persona or None,

@@ -6,9 +6,8 @@
 
 Generated: a template with random things, sums and days, in which two people have partly conflicting
 goals. Rows 2k and 2k + 1 are the same pair, played from each side. Imported: a row joins the
-release's
-scenarios, characters, pairs and relationships. From the folder, the 14 hard scenarios are imported
-(70 pairs); from the file of pairs, all of them. Text for the referee alone
+release's scenarios, characters, pairs and relationships. From the folder, the 14 hard scenarios are
+imported (70 pairs); from the file of pairs, all of them. Text for the referee alone
 (`viewer="environment"`) is removed.
 """
 

@@ -167,7 +167,7 @@ def test_white_space_and_null_are_blank(service: Path, wish: str | None, tmp_pat
 
 EMPTY = [
     ("twinvoice", "answer_choices", [], "not an index of the row's 0 reactions"),
-    ("humanllm", "candidates", [], "outside of its 0 candidates"),
+    ("humanllm", "candidates", [], "outside its 0 candidates"),
     ("secret_keeper", "wanted", [], "needs wanted topics"),
     ("secret_keeper", "facts", {}, "needs wanted topics"),
     ("instructions", "checks", [], "checks cannot be used"),

@@ -246,7 +246,7 @@ def test_what_cannot_be_valued_is_bad_with_its_reason(tmp_path: Path) -> None:
     assert [bad.source for bad in imports.bad] == [f"rows.jsonl:{n}" for n in (2, 3, 4, 5)]
     whys = " / ".join(bad.why for bad in imports.bad)
     for words in (
-        "outside of its scale from 1 to 5",
+        "outside its scale from 1 to 5",
         "states no scale",
         "has no number",
         "no text under",
