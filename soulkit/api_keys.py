@@ -1,4 +1,4 @@
-"""The API keys that this process has read, and their removal from texts of servers."""
+"""The API keys that this process has read, and their removal from texts that servers send."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def holds_key(text: str) -> bool:
 
 
 def masked(text: str) -> str:
-    """`text` with masked keys; only a mask if a key cannot be separated from its surroundings."""
+    """`text` with masked keys. If a key cannot be separated from its surroundings, the result is
+    only a mask."""
     if not holds_key(text):
         return text
     for escapes in (True, False):

@@ -50,9 +50,9 @@ def setting(
 ) -> Any:  # fmt: skip
     """A field of Settings with its option and help.
 
-    `flag` is the option: empty for --its-name, None for --set NAME=VALUE only. `only` lists the
-    commands, methods or traits that the setting applies to; empty means all. `unset` describes the
-    value None, `complete` names the shell completion.
+    `flag` is the option's flag: empty for a flag made from the name, None if only --set NAME=VALUE
+    can set it. `only` lists the commands, methods or traits that the setting applies to; empty
+    means all. `unset` describes the value None, `complete` names the shell completion.
     """
     facts: dict[str, Any] = {
         "flag": flag, "section": section, "only": sorted(only), "unset": unset, "metavar": metavar,
@@ -164,7 +164,8 @@ class Settings(BaseModel):
     def read_rows(
         cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
     ) -> dict[str, str]:
-        """`[TASK=]ROWS` texts of the setting `name` as task → rows; `settings` are all others."""
+        """The `[TASK=]ROWS` strings of the setting `name` as task → rows; `settings` are the other
+        settings."""
         return row_sources(texts, ())
 
     @classmethod

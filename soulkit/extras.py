@@ -1,9 +1,9 @@
 """The extra of an optional package, and the command that adds it to *this* installation.
 
-A bare package name would install whatever the current index has under it. So the command names the
-source of this installation: the running checkout, or the folder, archive or repository commit that
-the installer recorded (`direct_url.json`, PEP 610). Without such a record the package came from an
-index, and the command pins the installed version.
+A bare package name would install any package that the current index has under that name. So the
+command names the source of this installation: the running checkout, or the folder, archive or
+repository commit that the installer recorded (`direct_url.json`, PEP 610). Without such a record
+the package came from an index, and the command pins the installed version.
 
 To add an optional package: a row in EXTRAS, and its extra in `pyproject.toml`.
 """

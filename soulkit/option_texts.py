@@ -1,4 +1,4 @@
-"""Settings as texts: how a command line and a settings file write lists, mappings and players.
+"""Settings as strings: how a command line and a settings file write lists, mappings and players.
 
 a,b:0.5              task → mixing ratio
 TAG=REGEX            name → text
@@ -32,7 +32,7 @@ _PAIRS = {
 
 
 def text_form(annotation: Any, metavar: str | None) -> str:
-    """How several texts of an option are read; empty for a single value.
+    """How several strings of an option are read; empty for a single value.
 
     `players`, `panel` and `adapters` are for all tasks or for single ones; `rows`, `numbers` and
     `texts` have names; `tasks` and `list` are lists.
@@ -60,7 +60,7 @@ def plain_parts(annotation: Any) -> list[Any]:
 
 
 def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str, Any]:
-    """The settings that texts in the given form stand for."""
+    """The settings that strings in the given form stand for."""
     if form == "numbers":
         return {name: mixing_ratios(",".join(value))}
     if form == "texts":
@@ -73,7 +73,8 @@ def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str
 
 
 def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
-    """The error for an option given twice; `how` says for what, or in which two ways."""
+    """The error for an option given twice; `how` adds the task, or the two ways in which it was
+    given."""
     see = f"; see: {command} --help" if command else ""
     return ConfigError(
         f"{option} is given twice{f' {how}' if how else ''}.",
@@ -83,12 +84,12 @@ def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
 
 
 def split_names(texts: Sequence[str] | None) -> list[str]:
-    """The names in texts such as `a,b`."""
+    """The names in strings such as `a,b`."""
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
 def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """`TAG=REGEX` or `NAME=VALUE` options → tag or name → the text behind it."""
+    """`TAG=REGEX` or `NAME=VALUE` options as tag or name → regular expression or value."""
     forms: dict[str, str] = {}
     for text in texts:
         name, equals, form = text.partition("=")

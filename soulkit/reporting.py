@@ -28,7 +28,7 @@ class Bar:
 
     def begin(self, what: str, *, alone: bool = False) -> None:
         """Show `what` as the current activity. `alone`: other code, such as a download, may draw
-        its own bars meanwhile, so a live bar steps aside."""
+        its own bars meanwhile, so a live bar is hidden."""
 
 
 class Reporter:

@@ -1,4 +1,4 @@
-"""Safe display of text from models and files; sizes, money, times and lists in words.
+"""Safe display of text from models and files; formatting of sizes, money, times and lists.
 
 Model text may contain terminal escape sequences, carriage returns that overwrite a line, or
 bidirectional overrides that reorder it. Everything shown in a terminal or report goes through

@@ -277,14 +277,15 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
 
 
 def inside_runs(settings: Mapping[str, Any]) -> dict[str, Path]:
-    """The endpoints and tasks files of `settings` in a run folder; no seal covers them."""
+    """The endpoints and tasks files in `settings` that are in a run folder; no seal covers them."""
     named = [name for name in ("endpoints", "tasks_file") if settings.get(name)]
     paths = {name: Path(str(settings[name])) for name in named}
     return {name: path for name, path in paths.items() if in_run(path)}
 
 
 def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:
-    """TrustError with everything that foreign settings reach; returns if that is nothing."""
+    """Raise TrustError with everything that foreign settings reach; return if they reach
+    nothing."""
     words = reach_of(settings).words()
     if words:
         raise TrustError(

@@ -441,7 +441,8 @@ class BatchMetric:
 
 
 def row_id(example_id: str) -> str:
-    """The common prefix of the ids of all forms of a row; the id itself for a row in one form."""
+    """The common prefix of the ids of all forms of a row; the id itself for a row with only one
+    form."""
     return example_id.partition("-")[0]
 
 

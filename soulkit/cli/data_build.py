@@ -253,7 +253,7 @@ def import_(
 
 
 def own_options(context: typer.Context) -> dict[str, str]:
-    """The task's own options on the command line: flag → text."""
+    """The task's own options on the command line: flag → value."""
     options: dict[str, str] = {}
     words = iter(context.args)
     for word in words:
@@ -274,8 +274,8 @@ def own_options(context: typer.Context) -> dict[str, str]:
 def write_original(
     task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
 ) -> None:
-    """Write the rows that `read` makes of original files and print what it left out; exit 2 if
-    any."""
+    """Write the rows that `read` makes from original files and print the records it left out; exit
+    2 if there are any."""
     from soulkit.data.files import check_target, refuse_same, write_rows
 
     target = output or Path(f"{task}_{path.stem}.jsonl")

@@ -88,7 +88,7 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
     return DataError(
         f"'{path}' holds chats, but without --side the command shows rows of a task.",
         "--side decides which messages of a chat are learned and which are only context.",
-        f"To see what is trained on, write: soul data show {where} --side human{number}",
+        f"To see which messages are learned, write: soul data show {where} --side human{number}",
     )
 
 

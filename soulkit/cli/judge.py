@@ -92,7 +92,7 @@ def _guide(file: Path | None) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"The guide '{file}' cannot be read.", str(error), "Name a file of UTF-8 text."
+            f"The guide '{file}' cannot be read.", str(error), "Use a UTF-8 text file."
         ) from error
 
 
@@ -152,7 +152,7 @@ def _key_of(run: Path | None, key: Path | None) -> Path:
         raise RunError(
             f"There is no run '{run}'.",
             "The key of the sheet is expected next to the run folder.",
-            "Name the folder of the run, or the key with --key.",
+            "Give the run folder, or the key with --key.",
         )
     return sheet_folder(run) / KEY
 

@@ -1,7 +1,7 @@
 """`soul ledger stats|show|export|verify`: inspect the recorded calls of a run.
 
-Each takes a ledger file or a run folder; for a run that replayed another ledger, that one is
-shown. All commands only read. Text from models is sanitised before it is shown.
+Each takes a ledger file or a run folder; for a run that replayed another ledger, the commands use
+that ledger. All commands are read-only. Text from models is sanitised before it is shown.
 """
 
 from __future__ import annotations

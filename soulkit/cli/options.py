@@ -1,9 +1,9 @@
 """Command line options: the shared ones, and those made from settings.
 
-A command made from settings has a Settings class and traits that select its fields (`only` of
-`setting`). The options with their help, defaults, choices and sections follow from these fields,
-and the command line is read back into settings. The class is imported only when the command is
-called, listed in full or completed.
+A command made from settings has a Settings class and traits that select its fields (the argument
+`only` of `setting`). The options with their help, defaults, choices and sections follow from these
+fields, and the command line is read back into settings. The class is imported only when the command
+is called, listed in full or completed.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def options_for(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
 
 
 def in_reading_order(options: Iterable[Option]) -> list[Option]:
-    """Options by section, those of FIRST first."""
+    """Options by section; in each section, those in FIRST come first."""
 
     def place(option: Option) -> tuple[int, int]:
         first = FIRST.index(option.flag) if option.flag in FIRST else len(FIRST)
@@ -245,7 +245,7 @@ def settings_from(
 ) -> dict[str, Any]:
     """The options given on the command line, under the names of their settings.
 
-    `rows` reads --data for the tasks of --task, else for `tasks`, those of a settings file.
+    `rows` parses --data for the tasks in --task, else for `tasks`, which come from a settings file.
     """
     settings: dict[str, Any] = {}
     names = [text.partition(":")[0] for text in split_names(values.get("task"))] or list(tasks)
@@ -423,5 +423,5 @@ def metavar_of(option: Option) -> str | None:
 
 
 def merged_options(lists: Sequence[Sequence[Option]]) -> list[Option]:
-    """The options of several commands, each once, in reading order."""
+    """The options of several commands, without duplicates, in reading order."""
     return in_reading_order({option.flag: option for one in lists for option in one}.values())

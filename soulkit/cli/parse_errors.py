@@ -29,7 +29,7 @@ RUN_ARGUMENTS = {"RUN": 1, "LEDGER": 1, "A": 2, "B": 2}
 
 
 class OnceCommand(TyperCommand):
-    """A command that refuses an option with one value that is given twice.
+    """A command that rejects a single-value option that is given twice.
 
     Its help pages look the same with every version of Typer.
     """
@@ -92,7 +92,7 @@ class CommandTable(typer.Typer):
 
 
 def help_instead(error: Any) -> str:
-    """The help of a group that was called without a command; empty for a mistake."""
+    """The help of a group that was called without a command; empty for other usage errors."""
     return str(error.message) if type(error).__name__ == "NoArgsIsHelpError" else ""
 
 
@@ -155,7 +155,8 @@ def _parameter(error: Any, command: str) -> ConfigError:
 
 
 def missing_run_error(command: str, needed: int = 1) -> ConfigError:
-    """The error of a command that needs the folders of `needed` runs. Prints the runs in ./runs."""
+    """The error for a command called without the folders of the `needed` runs. Prints the runs in
+    ./runs."""
     from soulkit.cli.console import out
     from soulkit.report.episode_search import shell_path
     from soulkit.report.listing import list_runs, runs_table
@@ -188,7 +189,7 @@ def _words(error: Any, command: str) -> ConfigError:
         return ConfigError(
             f"'{command}': {message}",
             "Every word that is neither an option nor its value counts as an argument.",
-            f"Put texts with spaces in quotes, and remove surplus words; see: {command} --help",
+            f"Put values with spaces in quotes, and remove surplus words; see: {command} --help",
         )
     words = [*error.ctx._protected_args, *error.ctx.args]
     return no_command(

@@ -66,7 +66,7 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
 
 
 def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None) -> None:
-    """Print the plan of a training on conversations: a table by source, totals, and the plan of
+    """Print the plan of a training run on conversations: a table by source, totals, and the plan of
     the episodes `played` to evaluate it."""
     from soulkit.train.planning import learned_text
 

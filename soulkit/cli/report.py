@@ -130,7 +130,7 @@ def _not_beside(runs: list[Path]) -> RunError:
     return RunError(
         "A distillation and other runs cannot be shown in one table.",
         "A distillation has scores for base, experts and generalist, not one score.",
-        f"Report it alone, or report its evaluation: {runs[0]}/measured/generalist",
+        f"Report it on its own, or report its evaluation: {runs[0]}/measured/generalist",
     )
 
 

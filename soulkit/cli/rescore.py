@@ -146,7 +146,7 @@ def _recorded(run: Path, trust: bool) -> RecordedRun:
         return recorded_training(run, trust=trust)
     raise RunError(
         f"{run} was made by 'soul {command}'.",
-        "Only evaluations and trainings have episodes to score again.",
+        "Only evaluation and training runs have episodes to score again.",
         "Name the folder of a soul eval or soul train run.",
     )
 
