@@ -54,7 +54,7 @@ class CheckLine:
 
     @classmethod
     def of_error(cls, part: str, name: str, error: UserError) -> CheckLine:
-        """A problem line with the texts of `error`."""
+        """A problem line with the message of `error`."""
         words = f"{error.what} {error.why}"
         return cls(part=part, name=name, health="problem", words=words, way=error.way_out)
 
@@ -65,7 +65,7 @@ def line(part: str, name: str, health: Health, words: str, way: str = "") -> Che
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerCheck:
-    """A player's reply to one real question, or why it was not asked."""
+    """A player's reply to one real question, or why the player was not asked."""
 
     role: str
     who: str

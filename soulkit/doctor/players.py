@@ -1,4 +1,5 @@
-"""Players of a trial: models that record the outcome of each call, and models loaded for it."""
+"""Players of a trial: models that record the outcome of each call, and models loaded for the
+trial."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ class PlayerReport:
         if self.stop_reason == "length":
             return "note", f"{words} (truncated at the length limit)", _way_to_room(self)
         if self._schema() in ("ignored", "refused"):
-            words += "; the server does not enforce the JSON schema, only the prompt asks for it"
+            words += "; the server does not enforce the JSON schema; only the prompt asks for it"
             return "note", words, ""
         return "ok", words, ""
 

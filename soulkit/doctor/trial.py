@@ -85,7 +85,7 @@ class TaskTrial:
 
 
 def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
-    """The fewest tasks, in order, in which every player is asked."""
+    """The tasks to try, in order. Each has at least one player that no earlier task asks."""
     trials: list[TaskTrial] = []
     placed: set[SeatKey] = set()
     for part in parts:

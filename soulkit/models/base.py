@@ -1,8 +1,8 @@
 """Interfaces of models: ChatModel, Player, Cast, and the maximum length of a reply.
 
-Tasks use local, vLLM and API models alike. A reply may have min(limit, context − prompt) tokens.
-If that is less than LEAST_ROOM tokens (or than the limit, if the limit is lower), the row does not
-fit: a reply truncated after a few tokens says nothing about the model.
+Tasks use local, vLLM and API models in the same way. A reply may have min(limit, context − prompt)
+tokens. If that is less than LEAST_ROOM tokens (or than the limit, if the limit is lower), the row
+does not fit: a reply truncated after a few tokens says nothing about the model.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MAY_NOT_REFUSE: tuple[Role, ...] = ("partner", "environment", "coach")
 
 
 class ChatModel(Protocol):
-    """A live model. `complete` raises `CallError` (never returns an error as text)."""
+    """A live model. `complete` raises `CallError`; it never returns an error as text."""
 
     name: str
 
@@ -66,7 +66,7 @@ class ChatModel(Protocol):
 
 
 class TrainedWeights(Protocol):
-    """The weights in training, in the form in which a sampler receives them."""
+    """The weights of the model in training, as a sampler receives them."""
 
     def version(self) -> str:
         """Hash of the weights."""
@@ -103,7 +103,7 @@ class Player:
     """Sampling when one question is asked several times; None: the same as `sampling`."""
 
     def asked_times(self, times: int) -> Player:
-        """The player with the sampling for `times` samples of one question."""
+        """The player with the sampling settings for asking a question `times` times."""
         if times == 1 or self.repeated is None:
             return self
         return replace(self, sampling=self.repeated)
@@ -152,7 +152,8 @@ class Panel:
     """Pairwise judging: ask in both orders, or in one order that the example determines."""
 
     def samples_of(self, purpose: str, usual: int = 1) -> int:
-        """Samples per judge for a question whose own number is `usual`."""
+        """Samples per judge for the question `purpose`, which by itself asks for `usual`
+        samples."""
         return self.samples or self.questions.get(purpose, usual)
 
 

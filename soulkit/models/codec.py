@@ -1,8 +1,8 @@
 """Converts between text and one model's token ids: contexts to prompt ids, ids to a Completion.
 
 Every engine that is prompted with ids uses it, so models in this process and behind HTTP cut a
-reply at the same token, split off its reasoning alike and report the same dropped settings. No
-torch import.
+reply at the same token, split off its reasoning the same way and report the same dropped settings.
+No torch import.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Codec:
         return ids[:end], text[: min(text.find(s) for s in stop if s and s in text)], True
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt itself ends inside the reasoning, as with some templates."""
+        """Whether the prompt already opens the reasoning, as some chat templates do."""
         tail = str(self.tokenizer.decode(list(prompt[-4:]), skip_special_tokens=False)).rstrip()
         return tail.endswith(START_OF_THINKING)
 

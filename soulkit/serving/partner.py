@@ -23,7 +23,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the command that uses the partner owns the console."""
+        """Log nothing: only the command that uses the partner prints to the console."""
 
     def do_GET(self) -> None:
         self._reply(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})

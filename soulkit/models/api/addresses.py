@@ -1,13 +1,13 @@
 """How a server is reached: its address, its key, and the headers of every request.
 
 * **Address**: defaults to OPENAI_BASE_URL, or else OpenAI. Addresses are written into run folders
-  and ledgers, so they must not contain secrets. Azure's api-version is a separate setting; it is
-  removed from an address that was copied with it.
+  and ledgers, so they must not contain secrets. An api-version in an Azure address is moved to its
+  own setting.
 * **Key**: read from an environment variable and never stored. Sent as `Authorization: Bearer KEY`,
   or to Azure hosts as `api-key: KEY`.
-* **Headers**: written as NAME=ENV, where ENV names the variable with the value. A header called
-  `Authorization` or `api-key` replaces the key. OPENAI_ORG_ID and OPENAI_PROJECT_ID are only sent
-  to the default address.
+* **Headers**: written as NAME=ENV, where ENV is the environment variable that holds the value. A
+  header called `Authorization` or `api-key` replaces the key. OPENAI_ORG_ID and OPENAI_PROJECT_ID
+  are only sent to the default address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def checked_url(base_url: str | None) -> str:
 
 
 def default_url() -> str:
-    """Address of players that set none. ModelLoadError if it cannot be used."""
+    """The address for players that set none. ModelLoadError if it cannot be used."""
     address = os.environ.get(VARIABLE, "").strip()
     return _checked(address, VARIABLE) if address else OPENAI_URL
 
@@ -55,7 +55,9 @@ def with_address(settings: Mapping[str, Any]) -> dict[str, Any]:
     if version is None:
         return {**settings, "base_url": base_url}
     if settings.get("api_version") not in (None, version):
-        raise ValueError(f"the address has api-version {version}, but api_version is different")
+        raise ValueError(
+            f"the address has api-version {version}, but the api_version setting differs"
+        )
     return {**settings, "base_url": base_url, "api_version": version}
 
 
@@ -77,7 +79,7 @@ def _checked(base_url: str, variable: str = "") -> str:
         subject = f"in {variable}" if variable else f"'{shown_address(url)}'"
         raise ModelLoadError(
             f"The base URL {subject} is not an http or https address.",
-            "Requests are sent to /chat/completions below it.",
+            "Requests are sent to /chat/completions under this URL.",
             f"{_EXAMPLE}{way_out}.",
         )
     subject = f"in {variable}" if variable else f"of '{parts.hostname}'"
@@ -90,8 +92,8 @@ def _checked(base_url: str, variable: str = "") -> str:
     if parts.query or parts.fragment:
         raise ModelLoadError(
             f"The base URL {subject} must not contain ? or #.",
-            "/chat/completions is appended to it, and a key in it would be stored with the run.",
-            f"{_EXAMPLE}, and give a key as the name of a variable{way_out}.",
+            "soulkit appends /chat/completions, and a key in the URL would be stored with the run.",
+            f"{_EXAMPLE}, and give a key as the name of an environment variable{way_out}.",
         )
     return url
 
@@ -115,7 +117,7 @@ def environment_value(
     name: str, what: str, *, optional: bool, hint: str = "", spaces: bool = True
 ) -> str:
     """The value of the environment variable `name`, sent as a header; empty if it is unset and
-    `optional`. Error messages call it `what` and show `hint` if it is missing.
+    `optional`. Error messages call the value `what` and show `hint` if it is missing.
 
     ModelLoadError if it is missing or cannot be sent.
     """
@@ -131,7 +133,7 @@ def environment_value(
             f"The environment variable '{name}' contains characters that cannot be sent.",
             f"{what} is sent in an HTTP header, which only allows printable ASCII"
             f"{'' if spaces else ' without spaces'}.",
-            f"Copy it again and run: export {name}=...",
+            f"Copy the value again and run: export {name}=...",
         )
     remember(value.replace(" ", ""))
     if value.count(" ") == 1:  # also mask the key of `Bearer KEY`
@@ -188,10 +190,10 @@ def open_access(
     keyless: bool = False,
     protocol: ApiProtocol = CHAT,
 ) -> Access:
-    """The access to a server; `headers` maps header names to names of variables.
+    """Address and headers for a server; `headers` maps header names to environment variables.
 
     The key is optional for servers on this machine and if nothing will be sent (`keyless`).
-    ModelLoadError for an unusable address or a missing value.
+    ModelLoadError for an unusable address, or a missing key or header value.
     """
     url, named = checked_url(base_url), headers or {}
     if DEPLOYMENT in f"{url}/" and api_version is None:
@@ -212,12 +214,13 @@ def open_access(
 
 
 def wants_key(base_url: str | None, headers: Mapping[str, str]) -> bool:
-    """Whether the key variable of a player must be set."""
+    """Whether the environment variable with a player's key must be set."""
     return not (is_loopback(checked_url(base_url)) or FOR_KEYS & {name.lower() for name in headers})
 
 
 def account_headers(base_url: str) -> dict[str, str]:
-    """Header → variable of OpenAI's organisation and project, if they are sent to `base_url`."""
+    """OpenAI's organisation and project headers (header → environment variable) if they are sent to
+    `base_url`, else empty."""
     there = {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
     return there if there and _is_default(base_url) else {}
 
@@ -231,7 +234,8 @@ def _is_default(base_url: str) -> bool:
 
 
 def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Validate header → variable. ValueError (which shows no value) if either is invalid."""
+    """Validate `headers`: header → environment variable. ValueError, which shows no value, if a
+    name is invalid."""
     names = [name.lower() for name in headers]
     for name, variable in headers.items():
         if names.count(name.lower()) > 1:

@@ -4,7 +4,7 @@ Works like endpoint.py, except that calls are collected until no new ones arrive
 and continue with its replies. An interrupted run loses nothing; see batches.py.
 
 * **Live first.** The first call with each set of parameters is sent live at full price, so that
-  refused parameters show within seconds, not after a day.
+  refused parameters are found within seconds, not after a day.
 * **Retries.** Lines of an expired or failed batch are sent again in the next batch, at most ROUNDS
   times. A cancelled batch is not sent again.
 * **Cost.** With a cost limit, the maximum cost of a batch is reserved before it is sent. Calls that

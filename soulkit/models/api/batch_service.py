@@ -4,9 +4,9 @@
 
 The openai package sends each request once, with the HTTP client of `transport.py`. `ServiceSilent`
 means that a retry may help, and the caller decides; every other error is a `UserError`. An
-unreadable answer to a new file or batch means that there is no batch API; about an existing batch,
-it is requested again. Each batch has a mark in its metadata, so that an unconfirmed batch is found
-instead of being created and paid for twice.
+unreadable answer to a new file or batch means that there is no batch API. An unreadable answer
+about an existing batch is requested again. Each batch has a mark in its metadata, so that an
+unconfirmed batch is found instead of being created and paid for twice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _OLDER_S = 3600
 
 
 class ServiceSilent(Exception):
-    """The service gave no readable answer; a retry may help. The text has the details."""
+    """The service gave no readable answer; a retry may help. The message has the details."""
 
     def __init__(self, words: str, wait_s: float = 0.0) -> None:
         super().__init__(words)
@@ -288,7 +288,7 @@ def _words(error: BaseException) -> str:
 
 
 def was_refused(error: UserError) -> bool:
-    """Whether the service refused the request and did nothing; if False, its state is unknown."""
+    """Whether the service refused the request and did nothing; if False, the outcome is unknown."""
     from openai import APIStatusError
 
     return isinstance(error.__cause__, APIStatusError)

@@ -1,4 +1,4 @@
-"""The batches of a run: a record of all batches sent, and the queue of calls waiting for one.
+"""The batches of a run: a record of all batches sent, and the queue of calls for the next batch.
 
 Each step is recorded before and after it, so that a resumed run finds its batches:
 
@@ -217,7 +217,7 @@ class Batches:
         return any(gate.inside or gate.waiting for gates in self._live for gate in gates())
 
     def finish(self) -> None:
-        """The run is complete; close its remaining batches."""
+        """Close the remaining batches that have ended, since the run is complete."""
         for state in list(self.book.unused()):
             if state.stage == "ended":
                 self.close_book(state)
@@ -344,7 +344,7 @@ class BatchQueue:
         return reply
 
     def used(self, reply: BatchReply) -> None:
-        """The reply is in the ledger, or there was none."""
+        """Record that a reply is in the ledger, or that there was none. Closes a complete batch."""
         missing = self._missing.get(reply.state.number, set())
         missing.discard(reply.key)
         if not missing and self.book.states[reply.state.number].stage == "ended":

@@ -5,7 +5,7 @@
 The number in [0, 1] is the human share of the text, or with `machine` the machine share. Anything
 else (another status, a missing field, 1.2, "0.8", NaN) is no score: the request is retried if that
 may help, and then raises UnreadableVerdict, which leaves the episode unscored. The key comes from
-an environment variable and appears in no error or ledger.
+an environment variable and never appears in errors or in the ledger.
 
 Replies are stored in the ledger as chat completions that contain the raw reply, so that all ledger
 tools can read them and no reply is paid for twice.
@@ -49,7 +49,7 @@ class Detector:
         key_env: NAME of the environment variable with the key; empty if the service needs none.
             Optional for a service on this machine and for a ledger in mode `replay`.
         header: name of the header with the key.
-        field: field of the reply's JSON object with the number.
+        field: name of the field with the number in the reply's JSON object.
         machine: whether a high number means machine-written text.
         timeout_s: seconds per attempt.
         backoff_s: maximum seconds before the second attempt, doubled for each further one.
@@ -162,4 +162,4 @@ def _reply_text(entry: LedgerEntry) -> str:
     try:
         return parse_reply(entry.reply).text
     except Unreadable as error:
-        raise UnreadableVerdict(f"the ledger entry of {entry.model} cannot be read") from error
+        raise UnreadableVerdict(f"a ledger entry for {entry.model} cannot be read") from error

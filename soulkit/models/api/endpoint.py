@@ -3,11 +3,11 @@
     ledger lookup ── hit ──▶ completion
           └─ miss ──▶ gate (limits.py) ──▶ request, with retries ──▶ ledger ──▶ completion
 
-A refused sampling parameter is no longer sent and is listed in `Completion.dropped`. If the server
-cannot give such a long reply, a shorter one is requested. The seed sent is derived from
-`Sampling.seed` and the `Call`, so that rollouts of one example differ. An error text never becomes
-a completion. Paid replies are awaited and kept even if their callers are gone. Clients belong to
-one event loop; an endpoint may be used from several.
+A refused sampling parameter is no longer sent and is listed in `Completion.dropped`. If the
+requested reply is too long for the server, a shorter one is requested. The seed sent is derived
+from `Sampling.seed` and the `Call`, so that rollouts of one example differ. An error text never
+becomes a completion. Paid replies are awaited and kept even if the calls are cancelled. Clients
+belong to one event loop; an endpoint may be used from several.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Endpoint:
     `base_url` ends in `/v1`; None means OpenAI. `api_key_env` and the values of `headers` are NAMES
     of environment variables (addresses.py); the key is optional for a server on this machine and in
     a replay. `max_attempts` does not count retries without a refused parameter or after a 429 that
-    states a wait; `rate_limit_wait_s` limits one call's total wait for those, `max_wait_s` the
+    states a wait. `rate_limit_wait_s` limits a call's total wait after such 429s, `max_wait_s` the
     pause between two attempts, `down_after_s` the wait for a server that does not answer. For
-    tokens per minute, prompts are estimated and replies count as their limit, at most RESERVED.
-    Prices are US dollars per million tokens, both or neither, else taken from `prices`. `preflight`
-    checks the server before the first call.
+    tokens per minute, prompts are estimated and each reply counts as its maximum length, at most
+    RESERVED. Set both prices, in US dollars per million tokens, or neither: then `prices` is used.
+    `preflight` checks the server before the first call.
 
     ConfigError for one price without the other and for a budget without a price; ModelLoadError
     for an unusable address or a missing key.
@@ -206,7 +206,8 @@ class Endpoint:
 
     @property
     def unlimited(self) -> bool:
-        """Whether a cost limit is set but calls have no known price and do not count."""
+        """Whether a cost limit is set but does not cover these calls, since their price is
+        unknown."""
         return self._budget is not None and self.price is None
 
     async def probe(self) -> Outcome:
@@ -251,7 +252,7 @@ class Endpoint:
             gate.limit(self.concurrency)
 
     def expect_forms(self) -> None:
-        """Check whether the server enforces JSON schemas, since replies will need them."""
+        """Check whether the server enforces JSON schemas, since the run will request them."""
         self._expects_forms = True
 
     async def _ask_for_forms(self) -> bool | None:
@@ -273,7 +274,7 @@ class Endpoint:
             self._budget.add(cost_of(self.price, reply) or 0.0)
 
     async def close(self) -> None:
-        """Close this event loop's connections after billed replies have arrived."""
+        """Close this event loop's connections once all billed replies have arrived."""
         session = self._sessions.pop()
         if session is None:
             return

@@ -112,13 +112,13 @@ class Breaker:
         return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
 
     def answered(self) -> None:
-        """The server replied, so it is up."""
+        """Record a reply: the server is up."""
         self.failures, self.since, self.last = 0, None, ""
         self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
         self._busy_since, self._has_answered, self._patience_s = None, True, 0.0
 
     def failed(self, now: float, why: str, *, probe: bool = False) -> None:
-        """A call failed; `probe`: it was the probe."""
+        """Record a failed call; `probe`: whether it was the probe."""
         self.failures += 1
         self.last, self._patience_s = why, 0.0
         if self.since is None:
@@ -132,8 +132,8 @@ class Breaker:
             self._probe_at = now + self._next_pause()
 
     def busy(self, now: float, why: str, *, probe: bool = False, patience_s: float = 0.0) -> None:
-        """The server rejected a call for now (429); `probe`: it was the probe. `patience_s`: how
-        long calls wait if the server states a wait."""
+        """Record a 429: the server rejected a call for now; `probe`: whether it was the probe.
+        `patience_s`: how long calls wait if the server states a wait."""
         first = now if self._busy_since is None else self._busy_since
         since = self.since if self._busy_since is not None else None
         self._patience_s = patience_s
@@ -151,12 +151,12 @@ class Breaker:
             self._probe_at = now + self._next_pause()
 
     def abandoned(self) -> None:
-        """The probe was cancelled without a reply, so another call may probe at once."""
+        """Record that the probe was cancelled without a reply. Another call may probe at once."""
         self.probing = False
 
     def gives_up(self, line: int) -> None:
-        """A call gives up while `line` calls wait. The first one counts the whole line, so that all
-        of them report the same number."""
+        """Count a call that gives up while `line` calls wait. The first one counts all of them, so
+        that they all report the same number."""
         if self.gave_up == 0:
             self.gave_up, self._in_line = line, line - 1
         elif self._in_line > 0:
@@ -169,7 +169,7 @@ class Breaker:
         return pause * (0.5 + 0.5 * self._jitter())
 
     def story(self, name: str) -> str:
-        """What happened to the server `name`, for the error of calls that give up."""
+        """What happened to the server `name`, for the error message of calls that give up."""
         since = f"{self.since:%H:%M:%S} UTC" if self.since else "an unknown time"
         calls = "1 call" if self.gave_up == 1 else f"{self.gave_up} calls"
         patience = (
@@ -189,7 +189,7 @@ _SHORTEST_PAUSE_S = 0.05
 
 
 class Bucket:
-    """A token bucket that holds one second's worth, and at least 1.
+    """A token bucket with room for one second's amount, at least 1.
 
     An amount larger than the bucket waits until it is full and then leaves a debt, so the mean rate
     holds for calls of any size: per minute at most `per_minute` plus one bucket pass (plus one call
@@ -212,7 +212,8 @@ class Bucket:
         self.level -= amount
 
     def give_back(self, amount: float) -> None:
-        """Correct an estimate; a negative amount takes more."""
+        """Correct an estimate that was too high; a negative amount corrects one that was too
+        low."""
         self.level = min(self.size, self.level + amount)
 
     def _refill(self, now: float) -> None:
@@ -275,7 +276,8 @@ class Patience:
         self.times += 1
 
     def words(self, asks: str, stated_s: float) -> str:
-        """Why the call gives up: `asks` for a longer wait than allowed."""
+        """Why the call gives up; `asks` begins the sentence, as in "rate limit: the server
+        asks"."""
         before = f" after {round(self.waited_s, 2):g} s of waiting" if self.times else ""
         return (
             f"{asks} to wait {round(stated_s, 2):g} s{before}, but a call waits at most "
@@ -375,7 +377,7 @@ class CallGate:
     # -- leaving -----------------------------------------------------------------------------------
 
     def answered(self, ticket: Ticket, used: float | None) -> None:
-        """The server replied; `used` is its token count, None if unknown."""
+        """Record a reply; `used` is its token count, None if unknown."""
         self._is_up()
         self.room = min(float(self.concurrency), self.room + _REGAINED)
         if used is not None:
@@ -383,7 +385,7 @@ class CallGate:
         self._left()
 
     def refused(self, ticket: Ticket) -> None:
-        """The server is up but did no work for this call."""
+        """Record that the server is up but rejected this call, which used no tokens."""
         self._is_up()
         self._correct(ticket.tokens)
         self._left()
@@ -391,13 +393,13 @@ class CallGate:
     def busy(
         self, ticket: Ticket, pause_s: float, why: str = "HTTP 429", patience_s: float = 0.0
     ) -> None:
-        """The server asks all calls to wait; `patience_s` as in `Breaker.busy`."""
+        """Record that the server asks all calls to wait; `patience_s` as in `Breaker.busy`."""
         now = self.clock()
         self.traffic.breaker.busy(now, why, probe=ticket.probe, patience_s=patience_s)
         self._hold_back(ticket, now, pause_s)
 
     def unasked(self, ticket: Ticket, pause_s: float) -> None:
-        """This machine could not send the request, which says nothing about the server."""
+        """Record that this machine could not send the request; the server's state is unchanged."""
         if ticket.probe:
             self.traffic.breaker.abandoned()
         self._hold_back(ticket, self.clock(), pause_s)
@@ -411,8 +413,8 @@ class CallGate:
         self._left()
 
     def failed(self, ticket: Ticket, why: str) -> None:
-        """The connection broke, timed out, or the server failed. Its tokens may be spent, so they
-        are not given back."""
+        """Record a broken connection, a timeout or a failure of the server. The call's tokens may
+        have been used, so they are not given back."""
         now, breaker = self.clock(), self.traffic.breaker
         was_closed = breaker.closed
         breaker.failed(now, why, probe=ticket.probe)
@@ -425,7 +427,7 @@ class CallGate:
         self._left()
 
     def cancelled(self, ticket: Ticket) -> None:
-        """The caller was cancelled, which says nothing about the server."""
+        """Record that the caller was cancelled; the server's state is unchanged."""
         if ticket.probe:
             self.traffic.breaker.abandoned()
         self._left()
@@ -481,8 +483,8 @@ class Budget:
         return self._reserved
 
     def reserve(self, cost: float, *, sent: bool = False) -> bool:
-        """Reserve `cost` until `release` if it fits into the rest, and return whether it did. A
-        request already `sent` is always reserved."""
+        """Reserve `cost` until `release` if it fits into the remaining budget, and return whether
+        it did. The cost of a request that was already `sent` is always reserved."""
         with self._lock:
             fits = sent or self._spent + self._reserved + cost <= self.max_cost
             if fits:
@@ -501,7 +503,7 @@ class Budget:
         return self._spent >= self.max_cost
 
     def check(self) -> None:
-        """Raise BudgetSpent if nothing is left."""
+        """Raise BudgetSpent if the budget is used up."""
         if self.exhausted:
             raise BudgetSpent(
                 f"The run has spent {self._spent:.4f} of at most {self.max_cost:g} US dollars.",

@@ -130,20 +130,21 @@ def load_prices(file: Path | str | None = None) -> PriceTable:
 
 
 def own_price(price_in: float | None, price_out: float | None) -> Price | None:
-    """The price set for an endpoint itself. ConfigError if one half is missing or below 0."""
+    """The price in an endpoint's own settings. ConfigError if one of the two is missing or
+    negative."""
     if price_in is None and price_out is None:
         return None
     if price_in is None or price_out is None or price_in < 0 or price_out < 0:
         raise ConfigError(
             f"The prices of an endpoint are incomplete or negative: {price_in} and {price_out}.",
-            "A cost needs both the price of prompt tokens and that of reply tokens.",
+            "The cost of a call depends on the prices of both prompt and reply tokens.",
             "Set both in US dollars per million tokens, or neither.",
         )
     return Price(price_in, price_out)
 
 
 def unpriced_model(model: str, base_url: str) -> ConfigError:
-    """The error for a cost limit with a model that has no known price."""
+    """The error for a cost limit if the price of a model is unknown."""
     return ConfigError(
         f"The price of '{model}' at {base_url} is unknown, but the run has a cost limit.",
         "The limit cannot be enforced without the price of every model.",

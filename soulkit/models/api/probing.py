@@ -1,8 +1,8 @@
 """Checks of a server before a run: does it answer, which models has it, does it follow schemas?
 
 Every endpoint of a run joins the `Preflight`. The first call that is not in a ledger waits until
-each endpoint has been asked for one token, so that a judge's wrong key shows before the actor
-speaks. Only a wrong key, an unknown model, an address without its `/v1` and an account without
+each endpoint has been asked for one token, so that a judge's wrong key is found before the actor is
+called. Only a wrong key, an unknown model, an address without its `/v1` and an account without
 credit stop the run. If a call is refused later in the run, the check is repeated.
 
 Some servers accept a schema with HTTP 200 and ignore it. The schema question detects this: the only
@@ -64,7 +64,7 @@ def schema_question() -> tuple[Sequence[Segment], Sampling, Call]:
 
 
 def follows_schema(text: str) -> bool | None:
-    """Whether a reply shows that the schema was followed; None if it shows nothing."""
+    """Whether the reply follows the schema; None if the reply is empty."""
     answer = text.rpartition("</think>")[2].strip()
     if not answer:
         return None
@@ -81,7 +81,7 @@ def schema_words(holds: bool) -> str:
 async def ask_schema(
     access: Access, model: str, beside: Mapping[str, Any], pool: ClientPool, timeout_s: float
 ) -> tuple[bool | None, WireReply | None]:
-    """Send the schema question to a chat server with `beside` as further parameters. Returns
+    """Send the schema question to a chat server with the additional parameters `beside`. Returns
     whether the server follows schemas (None: unclear), and the reply, to count its cost."""
     context, sampling, call = schema_question()
     asked = {**parameters(sampling, call), **beside}
@@ -252,7 +252,7 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
     if 300 <= status < 400:
         where = received.headers.get("location", "").partition("?")[0].removesuffix(CHAT.path)
         hint = f"It redirects to {clean_detail(where) or 'an unknown place'}, which is not followed"
-        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts only go to your address.")
+        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts are only sent to your address.")
     if status == 402 or (status == 429 and NO_CREDIT.search(text)):
         return Refusal("credit", why)
     if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
@@ -296,7 +296,7 @@ def _hint(model: str, models: Sequence[str]) -> str:
 
 
 def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:
-    """One line on who answered, or why that is unknown."""
+    """One line: the model that answered, or why there is no answer yet."""
     where = f"{model} at {urlsplit(base_url).netloc}"
     if isinstance(outcome, Undecided):
         return f"no answer yet from {where}: {outcome.why}; calls will wait for it"
@@ -327,7 +327,7 @@ def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, st
         ),
         "model": (
             f"The server at {url} has no model '{model}': {why}",
-            f"{hint} Use a model that it has.".lstrip(),
+            f"{hint} Use a model that the server has.".lstrip(),
         ),
         "path": (
             f"There is no API at {url}{access.protocol.path}: {why}",
@@ -438,7 +438,8 @@ class Preflight:
         self.note({"concurrency": {"asked": asked, "used": used, "open_files": limit}})
 
     async def confirm(self, member: PreflightMember) -> None:
-        """A call to `member` was refused. Raises EndpointRefused if that is permanent."""
+        """Check `member` again after a refused call. Raises EndpointRefused if the refusal is
+        permanent."""
         async with self._locks.get():
             self._check()
             outcome = await member.probe()

@@ -110,7 +110,7 @@ class ApiProtocol:
         )
 
     def with_words(self, raw: str, text: str, reasoning: str) -> str:
-        """The same reply with other text and reasoning."""
+        """The raw reply with its text and reasoning replaced."""
         body = json.loads(raw)
         body["choices"][0]["message"] |= {"content": text, "reasoning_content": reasoning}
         return json.dumps(body)
@@ -160,8 +160,8 @@ def json_or_none(raw: str) -> Any:
 
 
 def error_message(body: object) -> str:
-    """The message of an error body of any shape. Long messages keep both ends, since servers that
-    quote the prompt put the reason there."""
+    """The message in an error body of any shape. Only the middle of a long message is cut: servers
+    that quote the prompt give the reason before or after it."""
     message = body.get("message") if isinstance(body, dict) else None
     if isinstance(body, str):
         text = body.strip()

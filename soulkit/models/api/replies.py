@@ -1,12 +1,12 @@
 """Responses of a server: a fault, or a paid reply and its completion.
 
-A `Fault` tells why an attempt failed: whether a retry may help, whether it affects every call to
-the server, and whether a smaller request would work.
+A `Fault` says why an attempt failed: whether a retry may help, whether it affects every call to the
+server, and whether a smaller request would work.
 
-Completions are parsed from the ledger entry at every lookup, so a fixed parser also fixes old
-entries. A server may accept a parameter with HTTP 200 and ignore it: `Completion.ignored` lists a
-form that the reply does not have, and a seed that differs from the one the server reports. A reply
-with fewer tokens than requested met a limit of the server (`overflow_words`).
+Completions are parsed from the ledger entry at every lookup, so a corrected parser also applies to
+old entries. A server may accept a parameter with HTTP 200 and ignore it: `Completion.ignored` lists
+`form` if the reply does not follow it, and `seed` if the server reports another one. A reply that
+is cut before the requested length has reached a limit of the server (`overflow_words`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Fault:
 
     @property
     def stated_wait_s(self) -> float:
-        """Seconds to wait without using an attempt: for a rate limit, or for this machine; else
-        0."""
+        """Seconds to wait without using up an attempt, because of a rate limit or a problem on this
+        machine; else 0."""
         return (self.wait_s or 0.0) if self.server in ("busy", "unasked") else 0.0
 
 
@@ -285,10 +285,10 @@ def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
 def overflow_words(
     entry: LedgerEntry, reply: Completion, sampling: Sampling, context: int | None, longest: float
 ) -> str:
-    """The server's limit that cut a reply, in words; empty if none did or tokens are unknown.
+    """The server's limit that cut a reply, in words; empty if none did or token counts are unknown.
 
-    `context`: the server's maximum of prompt and reply tokens; `longest`: its maximum reply tokens,
-    infinite if unknown.
+    `context`: the server's maximum tokens of prompt and reply together; `longest`: its maximum
+    reply tokens, infinite if unknown.
     """
     if reply.stop_reason != "length":
         return ""
@@ -310,7 +310,7 @@ def overflow_words(
 
 
 def ignored_fields(entry: LedgerEntry, answer: WireReply, sampling: Sampling) -> tuple[str, ...]:
-    """Sorted `Sampling` fields that were sent but, as the reply shows, not followed."""
+    """Sorted `Sampling` fields that were sent but that the reply does not follow."""
     form = sampling.form is not None and _lacks_form(answer, sampling.form, entry.dropped)
     seed = "seed" not in entry.dropped and _other_seed(entry, sampling)
     return (*(("form",) if form else ()), *(("seed",) if seed else ()))

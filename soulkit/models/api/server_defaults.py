@@ -1,15 +1,16 @@
 """Detects the kind of server, its context, and the parameters that neutralise its defaults.
 
-A server fills in parameters that a request leaves out. Each kind is sent neutral values by its own
-names:
+A server fills in parameters that a request leaves out. Each kind is sent neutral values under its
+own names:
 
     vLLM, SGLang          top_k -1, min_p 0, repetition_penalty 1
     llama.cpp             top_k 0, min_p 0, repeat_penalty 1
     transformers serve    generation_config: a JSON text that replaces the model's own
 
 The first three are named in `/v1/models`; `transformers serve` is recognised by `/load_model` in
-its `/openapi.json` or by how it refuses a field. For other servers the defaults are unknown, and
-the run says so. A server is asked before its first request, and again until it answers.
+its `/openapi.json` or by its error for an unsupported field. For other servers the defaults are
+unknown, and the run says so. A server is asked before its first request, and again until it
+answers.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ServerKind:
         return {}
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields for the record of conditions."""
+        """The fields for the run's record of conditions."""
         defaults = "not used" if self.engine else "documented as neutral"
         return {
             **({"engine": self.engine} if self.engine else {}),
@@ -99,7 +100,7 @@ class ServerKind:
 
 
 class ServerDefaults:
-    """The server of one endpoint; its kind is requested when first needed."""
+    """The server of one endpoint; its kind is determined on first use."""
 
     def __init__(self, model: str, access: Access, timeout_s: float) -> None:
         self.model, self.access = model, access
@@ -137,7 +138,8 @@ class ServerDefaults:
         self._certain = True
 
     def silent(self) -> None:
-        """A request got no answer: ask again before the next one, unless the server is known."""
+        """Record that a request got no answer. The server's kind is determined again before the
+        next request, unless it is certain."""
         if not self._certain:
             self.found = None
 
@@ -205,7 +207,7 @@ def defaults_line(model: str, base_url: str) -> str:
 
 
 def models_listed(listing: transport.Received | None, model: str = "") -> list[Mapping[str, Any]]:
-    """Entries of a list of models for `model`, or else all entries."""
+    """The entries for `model` in a server's list of models; all entries if there are none."""
     listed = _object(listing).get("data")
     models: list[Mapping[str, Any]] = []
     if isinstance(listed, list):
@@ -214,7 +216,7 @@ def models_listed(listing: transport.Received | None, model: str = "") -> list[M
 
 
 def listed_engine(listed: list[Mapping[str, Any]]) -> str:
-    """The server named as owner by all entries; empty if they name none or several."""
+    """The server software that all entries name as owner; empty if they name none or several."""
     owners = {str(entry.get("owned_by")).lower() for entry in listed}
     return next(iter(owners)) if len(owners) == 1 and owners <= OWNERS else ""
 

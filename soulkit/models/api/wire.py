@@ -140,8 +140,9 @@ def sent_seed(seed: int, call: Call) -> int:
 def as_sent(
     sampling: Sampling, beside: Mapping[str, Any], dropped: Collection[str]
 ) -> dict[str, Any]:
-    """The parameters that a recorded call was sent with: `sampling` and `beside` without what the
-    server refused. Seeds differ per call and are not listed; a form is listed as its rung."""
+    """The parameters that a recorded call was sent with: `sampling` and `beside` without the
+    parameters that the server refused. Seeds differ per call and are not listed; a form is listed
+    as its rung."""
     settings = {**parameters(sampling, Call(role="actor", example_id="")), **beside}
     sent = {n: v for n, v in settings.items() if not {n, _FIELD_OF.get(n, n)} & set(dropped)}
     if "seed" in sent:
@@ -153,8 +154,8 @@ def as_sent(
 
 
 def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
-    """`settings` without what the server refuses. A refused `max_tokens` is sent by its newer name,
-    a refused form one rung lower."""
+    """`settings` without the parameters that the server refuses. A refused `max_tokens` is sent
+    under its newer name, a refused form one rung lower."""
     sent = {name: value for name, value in settings.items() if name not in refused}
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
         sent["max_completion_tokens"] = settings["max_tokens"]
@@ -191,8 +192,8 @@ def too_long(text: str) -> bool:
 def offered_room(message: str, limit: int, *, overflow: bool) -> int:
     """Reply tokens to request instead of `limit` if the server does not allow such a long reply.
 
-    0 if the message is about something else. `overflow`: it is about the context. Uses the token
-    counts in the message, else a limit that it names, else half of `limit`.
+    0 if the message is about something else. `overflow`: whether the message is about the context.
+    Uses the token counts in the message, else a limit that it names, else half of `limit`.
     """
     message = message[:2000]
     context, prompt = _CONTEXT.search(message), _PROMPT.search(message)
@@ -257,8 +258,8 @@ def _places(message: str, sent: Mapping[str, Any]) -> list[str]:
 def refused_rung(
     code: str, message: str, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> str:
-    """What to remember about a refused form: its rung, for all forms if the server does not know
-    the rung, else (it cannot enforce this schema) for this form only."""
+    """The entry to remember for a refused form: `form:RUNG` if the server does not support the
+    rung, `form:RUNG:NAME` if it only cannot enforce the schema of this form."""
     rung = f"form:{sent[FORMAT]['type']}"
     everywhere = _UNSUPPORTED.search(f"{code} {message}") and not _THIS_FORM.search(message)
     return rung if everywhere else f"{rung}:{settings[FORMAT][RUNGS[0]]['name']}"

@@ -1,9 +1,9 @@
 """The ledger: records every paid reply, so that it is paid for once and can be replayed offline.
 
 One SQLite file in WAL mode, with one row and one commit per call. `request_key` identifies a call:
-a hash of everything that decides the answer and of who asked, so that eight drafts of one example
-stay eight entries. A row holds the server's raw reply and the request (storage.py), never headers
-or keys. Replies are parsed again at every lookup.
+a hash of everything that determines the reply and of the call's role and position, so that eight
+drafts of one example stay eight entries. A row holds the server's raw reply and the request
+(storage.py), never headers or keys. Replies are parsed again at every lookup.
 
 Modes: `record` looks up first and stores new replies; `replay` answers from the file and raises
 `ReplayMiss` instead of using the network; `off` stores no replies and counts calls. A
@@ -376,7 +376,7 @@ _OF_ENTRY = (
 
 
 def read_row(row: Sequence[Any]) -> tuple[LedgerEntry, str]:
-    """(entry of a row of COLUMNS, its problem or empty)."""
+    """(entry, problem) from a database row with COLUMNS; the problem is empty if there is none."""
     named, problem = dict(zip(COLUMNS, row, strict=True)), ""
     if named["seal"] != seal(str(named["reply"])):
         problem = "its reply differs from what was stored"

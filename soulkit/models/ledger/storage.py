@@ -219,7 +219,8 @@ def seal(reply: str) -> bytes:
 def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None, bytes]:
     """Store the new parts of a request; returns (context, settings) for the call's row.
 
-    Call it in the transaction that stores the call: then a known message has known parents.
+    Call it in the transaction that stores the call, so that a stored message always has its
+    parents.
     """
     chain = list(_chain(request.messages))
     for digest, parent, message in reversed(chain):
@@ -263,7 +264,7 @@ def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes)
 
 
 def request_in(db: sqlite3.Connection, row: Sequence[Any]) -> Request:
-    """The request of a row of COLUMNS. Raises Damaged if it cannot be read."""
+    """The request in a database row with COLUMNS. Raises Damaged if it cannot be read."""
     return load_request(db, row[COLUMNS.index("context")], row[COLUMNS.index("settings")])
 
 

@@ -94,7 +94,7 @@ class CallTotals:
 
 @dataclass(slots=True)
 class LedgerFindings:
-    """Findings of `verify`: sentences, at most a few per kind, and what was checked."""
+    """Findings of `verify` as sentences, at most a few per kind, and counts of checked items."""
 
     version: int
     entries: int = 0
@@ -194,7 +194,7 @@ class LedgerView:
                 for role, example, rollout, kind, step, n in rows}  # fmt: skip
 
     def control_calls(self) -> dict[str, int]:
-        """Number of entries per control, by its key."""
+        """Number of entries per control, by key: `CONTROL/EXAMPLE/ROLLOUT`."""
         names = "purpose, example_id, rollout"
         rows = self._rows(
             f"SELECT {names}, COUNT(*) FROM calls WHERE {_OF_CONTROLS} GROUP BY {names}"

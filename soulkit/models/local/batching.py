@@ -1,6 +1,6 @@
 """Forms batches of requests to a local model: queues, and waves that do not depend on timing.
 
-Judges answer in any order, so a sampler that batches whatever is waiting would give different
+Judges answer in any order, so a sampler that batches all waiting requests would give different
 batches each time. Therefore participants register at the event loop's barrier, and deterministic
 samplers serve them in waves: a wave opens when every participant waits at such a sampler, contains
 exactly the waiting requests, and is served before the next one opens. A wave thus depends only on
@@ -102,7 +102,8 @@ class Participant:
 def participants(models: Iterable[object], count: int) -> list[Participant]:
     """`count` participants. Waves wait for them if one of the models is deterministic.
 
-    Inside a participant, waves do not wait for new ones, which would wait for the outer one.
+    Waves do not wait for participants that are created inside another one, since waves already wait
+    for that one.
     """
     deterministic = any(getattr(model, "deterministic", False) for model in models)
     barrier = loop_barrier() if deterministic and current_participant() is None else None
@@ -142,7 +143,7 @@ class GenerationRequest:
 
     @property
     def size(self) -> int:
-        """Maximum tokens of this row in memory."""
+        """Maximum tokens that this row needs in memory."""
         expert = 0 if self.expert is None else len(self.expert.ids) + self.room
         return len(self.ids) + self.room + expert
 

@@ -4,8 +4,8 @@ An assistant message with `token_ids` is never tokenised again: the template is 
 marker in its place, the text between markers is tokenised, and the ids are inserted. Small test
 conversations show whether a template strips reasoning or rejects a system message.
 
-A tokenizer finds special tokens in any text: `<|eot_id|>` in a message would end it. Special are
-all tokens that the tokenizer calls special, and added tokens that the template writes around a
+A tokenizer finds special tokens in any text: `<|eot_id|>` in a message would end it. Special tokens
+are those that the tokenizer calls special, and added tokens that the template writes around a
 message. In messages they are split with a space (`< |eot_id|>`), or, if that is not enough, their
 first characters are replaced by STAND_IN.
 """
@@ -39,7 +39,7 @@ _SIGNS = 2
 class Specials:
     """The special tokens of one tokenizer and chat template.
 
-    `ids` has the ids of all of them, including lone characters.
+    `ids` contains the ids of all special tokens, including single characters.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, written: str, after: str) -> None:
@@ -64,7 +64,7 @@ class Specials:
         self._first = re.compile(f"(?!{tags})[{re.escape(first)}]" if first else "(?!)", re.I)
 
     def bend(self, text: str, *, thinks: bool = False) -> str:
-        """`text` with a space inside everything that spells a special token.
+        """`text` with a space inserted into each special token that it contains.
 
         `thinks`: keep reasoning tags, which the template looks for.
         """
@@ -76,7 +76,7 @@ class Specials:
         return self.blunt(text) if self._turns.search(bent) else bent
 
     def blunt(self, text: str) -> str:
-        """`text` without any character that could begin a special token."""
+        """`text` with STAND_IN for each character that could begin a special token."""
         plain = text if self._exact else unicodedata.normalize("NFKC", text)
         return self._first.sub(STAND_IN, plain)
 
@@ -121,7 +121,7 @@ MARKER = "SPLICEdHEREx"
 
 
 def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The conversation with all feedback removed, as used to train on a copy."""
+    """The conversation with all feedback removed, for training without feedback."""
     return tuple(s if s.bare is None else replace(s, text=s.bare, bare=None) for s in context)
 
 
@@ -184,7 +184,7 @@ class Renderer:
         return self._cut(text, list(markers.values())), blunted
 
     def opening(self) -> str:
-        """The template's text before an actor who speaks first."""
+        """The template's text before the first turn, if the actor speaks first."""
         context = [Segment("assistant", MARKER)]
         return self.render(context, reply=False).partition(MARKER)[0]
 
@@ -195,9 +195,9 @@ class Renderer:
     def render(self, context: Sequence[Segment], *, reply: bool = True) -> str:
         """The conversation as text; `reply` adds the header of the next turn.
 
-        Special tokens in a message are bent: they would end it and begin another message. If the
-        template joins words into a special token that no message contains, all messages are
-        blunted.
+        Special tokens in a message are bent (see `Specials.bend`), since they would end the message
+        and begin another one. If the template joins words into a special token that no message
+        contains, all messages are blunted.
         """
         return self._safe(context, reply)[0]
 
@@ -269,7 +269,8 @@ class Renderer:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def joined(self, pieces: Sequence[str], emitted: Sequence[tuple[int, ...]]) -> list[list[int]]:
-        """Ids of `pieces`, each without an end of turn that the reply before it already has."""
+        """Ids of `pieces`. An end-of-turn token that the previous reply already contains is not
+        repeated."""
         ids = [self.tokenize(piece) for piece in pieces]
         for place, before in enumerate(emitted, 1):
             after = ids[place]

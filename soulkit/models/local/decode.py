@@ -58,8 +58,8 @@ class Draw:
     """Draws each row's next token from that row's next random number.
 
     `logprobs` are those of logits / temperature in float32, before top_k and the like; at
-    temperature 0 (greedy) those of the plain logits. As a logits processor of `generate`, it leaves
-    only the drawn token finite.
+    temperature 0 (greedy) those of the plain logits. As a logits processor of `generate`, it sets
+    the logits of all other tokens to -inf.
     """
 
     def __init__(self, uniform: Tensor, sampling: Sampling) -> None:
@@ -149,7 +149,7 @@ class _Columns:
         return self.used + query_length, 0
 
     def select(self, lanes: Tensor, columns: Tensor, room: int) -> None:
-        """Keep `lanes` [n] with the `columns` [n, m] of each, and space for `room` columns."""
+        """Keep only `lanes` [n] and their `columns` [n, m], with space for `room` columns."""
         self.room, self.used = room, columns.shape[1]
         self.keys = _select_columns(self.keys, lanes, columns, room)
         self.values = _select_columns(self.values, lanes, columns, room)
@@ -204,7 +204,7 @@ class Layout:
 
 
 def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[Layout, list[int]]:
-    """The cheapest layout of `groups` (rows with equal prompts), and each lane's group."""
+    """The cheapest layout of `groups` (rows with equal prompts), and the group of each lane."""
     most = min(MOST_SLOTS, max(map(len, groups)))
     layouts = [_with_slots(groups, slots) for slots in range(1, most + 1)]
     return min(layouts, key=lambda candidate: candidate[0].cost(columns))

@@ -1,9 +1,9 @@
 """Output layer of a half-precision model with float32 logits.
 
-A bfloat16 product is rounded to eight bits, which can move a log-prob by some hundredths of a nat;
+A bfloat16 product is rounded to eight bits, which can move a log-prob by a few hundredths of a nat;
 ratios and distances are computed from such log-probs. This layer multiplies hidden states and
 weights as they are and sums in float32. The weights are not copied: on a GPU the product itself
-returns float32, elsewhere one block of the vocabulary at a time is widened.
+returns float32, elsewhere one block of the vocabulary at a time is converted to float32.
 
 The layer's class is replaced, so that every caller of the model (a sampler, `generate`, a trainer)
 gets the same log-probs.

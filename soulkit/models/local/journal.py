@@ -4,8 +4,8 @@
     {"void": {"policy": …, "step": 3, "why": …}}                  these replies are withdrawn
 
 Each batch is one line, written to disk before its replies are used. A reply is identified by its
-call, sampling, prompt ids and policy version. `batch` returns a whole recorded batch or nothing: a
-sampler that must reproduce every bit cannot compute half a batch in a smaller one. Replies recorded
+call, sampling, prompt ids and policy version. `batch` returns a whole recorded batch or nothing:
+sampling only the missing half, in a smaller batch, would not reproduce every bit. Replies recorded
 after a void record are valid again, under the same keys.
 """
 
@@ -66,7 +66,7 @@ class _Batch:
         return cls(keys[0].policy, list(place), rows)
 
     def replies(self) -> Iterator[tuple[JournalKey, Completion]]:
-        """Keys and replies. IndexError for a prompt that is missing."""
+        """(key, reply) of each row. IndexError if a row's prompt is missing."""
         for row in self.rows:
             prompt = self.prompts[row.prompt]
             key = JournalKey(row.call, row.sampling, prompt, self.policy)
@@ -81,7 +81,8 @@ class _Void:
 
 
 class Journal:
-    """An append-only file of batches. Opening it reads existing batches, without a torn last line.
+    """An append-only file of batches. Opening it reads existing batches, except an incomplete last
+    line.
 
     New batches are only written to disk, not kept in memory: only the next process needs them.
     DataError if the file contains anything else.

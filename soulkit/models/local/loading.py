@@ -51,7 +51,7 @@ _HUB_NAME = re.compile(r"(?P<id>\w[\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>\w[\w./+
 
 
 class ModelPlace(NamedTuple):
-    """Location of a model or adapter; `where` is what Hugging Face libraries take."""
+    """Location of a model or adapter; `where` is the name that Hugging Face libraries accept."""
 
     where: str
     """A folder, or a Hub id without revision."""
@@ -67,7 +67,7 @@ class ModelPlace(NamedTuple):
 
 
 def model_place(name: str | Path, what: str = "model") -> ModelPlace:
-    """The local folder or Hub model `name`; `what` is the kind of thing, for messages.
+    """The local folder or Hub model `name`; `what` is its kind, for messages.
 
     ModelLoadError for a file, for a revision of a local folder, and for a name that looks like a
     missing folder: it is a Path, is not owner/name, has a parent that exists, or resembles a model
@@ -80,7 +80,7 @@ def model_place(name: str | Path, what: str = "model") -> ModelPlace:
         raise ModelLoadError(
             f"'{name}' is a file, not {_article(what)}.",
             "A model is a folder with its configuration, weights and tokenizer.",
-            f"Use the folder that contains it, perhaps '{place.parent}'.",
+            f"Use the folder that contains the file, perhaps '{place.parent}'.",
         )
     match = None if isinstance(name, Path) else _HUB_NAME.fullmatch(name)
     if match is None or (match["revision"] is None and _reads_like_a_folder(place)):
@@ -286,8 +286,8 @@ def _check_folder(folder: Path) -> None:
 def quieten() -> None:
     """Turn off transformers' progress bars, its length warnings, and one PEFT warning.
 
-    soulkit checks lengths itself; the other warning is about a name that PEFT uses in transformers.
-    Download bars stay on in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS is set.
+    soulkit checks lengths itself; the PEFT warning is only about a name in transformers. Download
+    bars stay on in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS is set.
     """
     import warnings
 
@@ -483,8 +483,8 @@ def _reads_more_than_text(config: Any) -> bool:
 def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
     """Add the adapter to the model under `name`, frozen, next to existing adapters.
 
-    A folder, or `owner/name@revision` on the Hub. ModelLoadError unless it has exactly the weights
-    of the adapter.
+    `adapter` is a folder, or `owner/name@revision` on the Hub. ModelLoadError if it lacks weights
+    or has others.
     """
     from safetensors import SafetensorError
 
@@ -539,7 +539,8 @@ def adapter_hash(adapter: str | Path) -> str:
 def save_model(
     model: Any, tokenizer: Any, folder: Path, note: Mapping[str, Any] | None = None
 ) -> None:
-    """Save the adapter of `model` (or all weights if it has none) and all files to use it."""
+    """Save the adapter of `model` (or all weights if it has none) and all files needed to use
+    it."""
     folder.mkdir(parents=True, exist_ok=True)
     if is_peft(model):
         save_adapter(model, folder)

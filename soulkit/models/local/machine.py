@@ -54,7 +54,7 @@ class Machine:
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:
-    """All of them on one machine at once; None if nothing is known about any."""
+    """The total of `machines` that run at once on this machine; None if none is known."""
     if not any(one.memory or one.seconds for one in machines):
         return None
     words = "; ".join(dict.fromkeys(one.words for one in machines))
@@ -80,13 +80,14 @@ class Footprint:
         return rows * longest * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
 
     def training_bytes(self, tokens: int, rank: int, itemsize: int, full: bool) -> int:
-        """Bytes of activations for `tokens`, and of the trained weights with their optimizer."""
+        """Bytes of activations for `tokens`, and of the trained weights and their optimizer
+        state."""
         activations = tokens * self.hidden * self.layers * _ACTIVATIONS * itemsize
         trained = self.parameters if full else self.lora_parameters(rank)
         return activations + tokens * self.vocabulary * 8 + 16 * trained
 
     def lora_parameters(self, rank: int) -> int:
-        """Approximate parameters of adapters on all linear layers of a usual block."""
+        """Approximate parameters of adapters on all linear layers of typical transformer blocks."""
         kv = self.kv_heads * self.head_dim
         attention = 4 * self.hidden + 2 * kv + 2 * self.heads * self.head_dim
         return rank * self.layers * (attention + 3 * 5 * self.hidden)
@@ -94,14 +95,14 @@ class Footprint:
     def seconds(
         self, prompt: float, reply: float, trained: float, batch: int, speed: Speed
     ) -> float:
-        """Time to sample `reply` tokens after `prompt` ones in batches of `batch`, and to train on
-        `trained` tokens (three times a forward pass)."""
+        """Seconds to sample `reply` tokens after `prompt` tokens in batches of `batch`, and to
+        train on `trained` tokens (three times the work of a forward pass)."""
         work = 2 * self.parameters
         decode = max(work * batch / speed.flops, self.parameters * self.itemsize / speed.bandwidth)
         return (prompt + 3 * trained) * work / speed.flops + reply / batch * decode
 
     def number_bytes(self, dtype: str, device: str) -> int:
-        """Bytes per weight of the loaded model: 4 on a CPU, else as in the files."""
+        """Bytes per weight of a model loaded as `dtype`; auto: 4 on a CPU, else as in the files."""
         kind, _ = device_speed(device)
         named = {"float32": 4, "bfloat16": 2, "float16": 2}
         return named.get(dtype, 4 if kind == "cpu" else self.itemsize)
@@ -110,7 +111,7 @@ class Footprint:
         self, device: str, memory: float, *, prompt: float = 0, reply: float = 0,
         trained: float = 0, batch: int = 1,
     ) -> Machine:  # fmt: skip
-        """The estimate of `seconds` on `device`, with its assumptions in words."""
+        """`memory` and the estimated time on `device`, with the assumptions in words."""
         kind, speed = device_speed(device)
         millions = self.parameters / 1e6
         count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"

@@ -4,7 +4,7 @@ Requests wait in a list. When the model is free, requests that can share a batch
 thread. With `deterministic`, batches do not depend on timing (batching.py). Every generation has
 its own random stream, derived from the call (`uniforms`), so that its result does not depend on its
 batch, up to floating-point rounding. `decode.py` contains the decoding loop; models that it does
-not support use `generate`. A trainer may wrap the model that it trains.
+not support use `generate`. A trainer may wrap the model in training.
 
 `complete_mixed` draws one reply from two contexts, of which the *expert* context contains something
 that the *naive* one lacks. Every token is appended to both; a random stream decides which context
@@ -76,7 +76,8 @@ def expert_turns(seed: int | None, call: Call, share: float, n: int) -> np.ndarr
 
 
 class MixedDecoder:
-    """Two decoders with the same rows; each row's logits come from the context that draws."""
+    """Two decoders with the same rows; each row's logits come from the context that draws its next
+    token."""
 
     def __init__(
         self,
@@ -210,7 +211,7 @@ class LocalModel(CodecModel):
         )  # fmt: skip
 
     async def take(self, weights: TrainedWeights) -> None:
-        """Update only the version: the trained model is the one that samples."""
+        """Update only the version, since the model in training also samples."""
         self.policy_version = weights.version()
 
     async def complete(
@@ -218,8 +219,8 @@ class LocalModel(CodecModel):
     ) -> Completion:
         """Generate one reply, in a batch with other waiting requests.
 
-        The reply may have what the context leaves of `max_tokens` (`base.py`). ContextOverflow if
-        that is too little; ProviderError if the model fails or is closed.
+        The reply has at most `max_tokens` tokens, or as many as the context leaves (`base.py`).
+        ContextOverflow if that is too little; ProviderError if the model fails or is closed.
         """
         self._check_open()
         ids = self.codec.prompt_ids(context, sampling.thinking)

@@ -65,8 +65,8 @@ def build_tiny(
     """Write an untrained model and its tokenizer to the folder `out`, and return `out`.
 
     `words` may be words or texts: every word in them becomes one token. Equal arguments give equal
-    weights and ids. `size` is about 0.9 or 5 million parameters for a thousand words; `max_context`
-    is in tokens. ConfigError if there are no words.
+    weights and ids. `size` is "1m" or "5m": about 0.9 or 5 million parameters for a thousand words;
+    `max_context` is in tokens. ConfigError if there are no words.
     """
     tokenizer = tiny_tokenizer(words, max_context=max_context)
     out = Path(out)

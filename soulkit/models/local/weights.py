@@ -50,7 +50,7 @@ def weights_misfit(
 
 
 def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
-    """The misfit of `held` for the model tensors `places`: names, shapes, finite numbers."""
+    """The `weights_misfit` of the tensors `held` for the model's tensors `places`."""
     both = held.keys() & places.keys()
     return weights_misfit(
         places.keys() - held.keys(),
@@ -124,7 +124,7 @@ def lost_experts(where: str, revision: str | None = None) -> list[str]:
     """Names of missing expert weights that a later expert of the same list has.
 
     transformers stacks experts in the order it finds them: after a gap, later experts move up
-    without notice, or loading fails without a name.
+    without notice, or loading fails without naming the missing one.
     """
     lists: dict[str, set[tuple[int, str]]] = {}
     names = (tensor.name for tensor in checkpoint_tensors(where, revision))
@@ -165,7 +165,8 @@ def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
 def put_adapter(adapted: Any, folder: Path, name: str) -> str:
     """Load the weights of `folder` into the adapter `name`; returns their `weights_misfit`.
 
-    Names of older PEFT versions, which PEFT translates, fit. PEFT's own errors are raised.
+    Weight names of older PEFT versions are accepted, since PEFT translates them. PEFT's own errors
+    are raised.
     """
     from peft import get_peft_model_state_dict
     from safetensors import safe_open

@@ -107,7 +107,7 @@ class PlayerKind:
     # -- text form ---------------------------------------------------------------------------------
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Settings from the text after `NAME:`; ValueError if it is not valid."""
+        """Settings from the string after `NAME:`; ValueError if it is not valid."""
         return {"model": text}
 
     def completed(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ class PlayerKind:
     # -- creation ----------------------------------------------------------------------------------
 
     def key(self, settings: RoleSettings) -> tuple[str, ...]:
-        """Equal for two players that are the same model."""
+        """A key that is equal for two players with the same model."""
         return self.name, settings.model
 
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
@@ -136,8 +136,8 @@ class PlayerKind:
     def identity(
         self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
     ) -> dict[str, Any]:
-        """Fields that identify it in a run's record, besides kind and model. `actor` identifies the
-        model under test; `live` creates the player (None: do not create one)."""
+        """Fields that identify the player in a run's record, besides kind and model. `actor`
+        identifies the model under test; `live` creates the player (None: do not create one)."""
         if live is None:
             return {}
         if (folder := Path(settings.model)).exists():
@@ -323,12 +323,12 @@ FORMS = f"{', '.join(kind.form for kind in KINDS.values())}, or a name in --endp
 
 
 def is_spec(text: str) -> bool:
-    """Whether a text is a player in one of the text forms, not the name of one."""
+    """Whether a string is a player in one of the text forms, rather than a player's name."""
     return ":" in text or (text in KINDS and not KINDS[text].is_named)
 
 
 def parse_kind(text: str) -> tuple[PlayerKind, str] | None:
-    """The kind that a text starts with, and the rest of the text; None if there is no kind."""
+    """The kind that a string starts with, and the rest of the string; None if there is no kind."""
     name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
     if kind is None or (bool(colon), bool(rest)) != (kind.is_named, kind.is_named):
@@ -464,7 +464,7 @@ Coach = Literal["symbolic", "terse", "none"] | RoleSettings
 
 
 class TaskPlayers(Settings):
-    """Players of one task; missing roles are filled as in all tasks."""
+    """Players of one task; for missing roles, the players of all tasks apply."""
 
     partner: RoleSettings | None = None
     environment: RoleSettings | None = None
@@ -503,9 +503,10 @@ class EndpointsFile(Settings):
 
 
 def player_entry(entry: Any, book: Book, words: Sequence[str] = ()) -> Any:
-    """The value of a role with names resolved in `book`: `nano`, or `{use: nano, temperature: 0}`.
+    """The settings of a role. A name, as in `nano` or `{use: nano, temperature: 0}`, is replaced
+    with its settings in `book`.
 
-    ValueError for an unknown name; `words` are other valid values, for the suggestion.
+    ValueError for an unknown name; `words` are other valid values that the error may suggest.
     """
     if isinstance(entry, list | tuple):
         return [player_entry(one, book) for one in entry]
@@ -523,7 +524,7 @@ def player_entry(entry: Any, book: Book, words: Sequence[str] = ()) -> Any:
 
 
 def players_by_name(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Settings in which the players of the roles `names` and of `task_players` are resolved."""
+    """The settings `raw`, with names replaced for the roles `names` and in `task_players`."""
     file = _opened(raw.get("endpoints"))
     # One file serves evaluation and training, so a coach is allowed even where none is used.
     filled = {role: who for role, who in file.roles.items() if role in names}

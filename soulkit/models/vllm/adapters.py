@@ -69,13 +69,13 @@ def unique_name(folder: str | Path) -> str:
 async def push_adapter(fleet: Replicas, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
-    AdapterNotServed on failure. Then, and if cancelled, it is unloaded wherever it was loaded.
+    AdapterNotServed on failure. On failure or cancellation, servers unload it again.
     """
     source = adapter_folder(folder).resolve()
     for url, listing in (await fleet.each(MODELS)).items():
         if isinstance(listing, dict) and any(entry.id == name for entry in entries_of(listing)):
             raise AdapterNotServed(
-                f"The server at {url} already serves something as '{name}'.",
+                f"The server at {url} already serves a model or adapter named '{name}'.",
                 "A reused name may return results computed with the old weights.",
                 "Use another name, or unload that adapter from the server.",
             )
@@ -170,8 +170,8 @@ async def serve_adapter(
 ) -> ServedAdapter:
     """Serve the adapter in `folder` next to the model `base`, and verify that it is used.
 
-    Servers that cannot load adapters at run time may have been started with this folder; then their
-    own name for it is used. AdapterNotServed on failure; ModelLoadError for a damaged folder.
+    If a server cannot load adapters at run time but was started with this folder, the server's own
+    name for it is used. AdapterNotServed on failure; ModelLoadError for a damaged folder.
     """
     check_adapter_file(folder)
     name, lent = unique_name(folder), True
@@ -239,7 +239,8 @@ class Distance:
 
     @classmethod
     def between(cls, one: Logprobs, other: Logprobs) -> Distance:
-        """Infinite if there is nothing to compare, a value is not finite, or the tokens differ."""
+        """The distance between two results; infinite if there is nothing to compare, a value is not
+        finite, or the numbers of tokens differ."""
         nowhere = cls(math.inf, math.inf)
         if not one or [len(part) for part in one] != [len(part) for part in other]:
             return nowhere
@@ -255,7 +256,7 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """A server's log-probs of a prompt's tokens except the first."""
+    """A server's log-probs of all tokens of a prompt except the first."""
 
     logprobs: tuple[float, ...]
     """In nats, at temperature 1."""

@@ -1,13 +1,13 @@
-"""Checks servers that soulkit did not start before anything is played.
+"""Checks servers that soulkit did not start, before anything is played.
 
     server up? ─▶ which model? ─▶ token ids? ─▶ which log-probs? ─▶ adapters?
 
-One-token requests show what a server supports. Servers whose numbers would mean something else are
-rejected: no ids, another tokenizer, different weights on several servers. Log-probs are *processed*
-if the distances between the top ones double at temperature 0.5, else *raw*. Adapters are supported
-if their path answers GET with 405. To verify weights, the log-probs of a few prompts are compared
-with a forward pass of the folder: they must agree within `EXACT` nats in float32, and within
-`GROSS` in 16-bit numbers, which only shows that the model is the right one.
+One-token requests show what a server supports. Servers with unusable results are rejected: no token
+ids, another tokenizer, or different weights on several servers. Log-probs are *processed* if the
+distances between the top ones double at temperature 0.5, else *raw*. Adapters are supported if
+their path answers GET with 405. To verify weights, the log-probs of a few prompts are compared with
+a forward pass of the folder: they must agree within `EXACT` nats in float32, and within `GROSS` in
+16-bit numbers, which only shows that the model is the right one.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def _all_there(fleet: Replicas) -> None:
         raise IncompatibleServer(
             f"No vLLM server answers at {', '.join(silent)}.",
             "Its /health gave no answer, or reported that its engine is dead.",
-            "Wait until it has started, check the address, or remove it.",
+            "Wait until the server has started, check its address, or remove it.",
         )
 
 
@@ -315,7 +315,7 @@ def _no_ids(url: str, why: str) -> IncompatibleServer:
 
 def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> LogprobsMode:
     """The distribution of a server's log-probs, from its top ones (token → nats) at temperature 1
-    and 0.5. If they are too close to tell, the more cautious answer."""
+    and 0.5. Returns the more cautious answer if they are too close to tell."""
     both = [token for token in warm if token in cold]
     if len(both) < 2 or not (_add_up(warm) and _add_up(cold)):
         return "none"
@@ -383,7 +383,7 @@ _GRID, _OFF_GRID = 4096, 0.02
 
 @dataclass(frozen=True, slots=True)
 class FolderReading:
-    """A folder's log-probs of the compared prompts."""
+    """Log-probs of the compared prompts, computed from a folder."""
 
     what: str
     """The model, with its adapter."""

@@ -65,7 +65,8 @@ class Emission:
 
 
 def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> bool:
-    """Whether a server's log-probs equal those of logits / temperature; `form`: it enforces one.
+    """Whether a server's log-probs equal those of logits / temperature; `form`: whether the server
+    enforces one.
 
     With greedy sampling, a server uses temperature 1 and no cuts, as soulkit does.
     """
@@ -153,7 +154,7 @@ def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
     if not all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in notes):
         raise Unreadable("a log-prob is not a number")
     if any(one > _ROUNDING for one in notes):
-        raise Unreadable("a log-prob is above zero: the server returns something else")
+        raise Unreadable("a log-prob is above zero, which is impossible")
     return tuple(map(float, notes))
 
 

@@ -93,7 +93,7 @@ class ServerNeed:
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Equal for two needs that can share a server."""
+        """A key that is equal for two needs that can share a server."""
         place = model_place(self.model)
         where = str(place) if place.on_hub else str(Path(place.where).resolve())
         return where, tuple(sorted(self.args))
@@ -131,8 +131,8 @@ def players_needs(config: RolesConfig) -> list[ServerNeed]:
 def actor_need(
     config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
 ) -> ServerNeed:
-    """The need of an actor that vLLM samples; `attached`: on running servers. ModelLoadError if the
-    adapter's files are damaged."""
+    """The need of an actor that runs on vLLM; `attached`: on servers that are already running.
+    ModelLoadError if the adapter's files are damaged."""
     args = () if attached else _pairs(config.vllm_arg)
     rank = None
     if adapter is not None:
@@ -334,9 +334,9 @@ class VllmServers:
         self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None,
         ledger_name: str = "",
     ) -> VllmModel:  # fmt: skip
-        """The model for `need`, which `prepare` must have served. Its replies are recorded in
-        `ledger` under `ledger_name` (default: the model). An `adapter` is loaded and verified; then
-        call it outside an event loop. UserError if the adapter is rejected."""
+        """The model for `need`; call `prepare` with this need first. Its replies are recorded in
+        `ledger` under `ledger_name` (default: the model). An `adapter` is loaded and verified,
+        which must be done outside an event loop. UserError if the adapter is rejected."""
         from soulkit.models.local.loading import adapter_hash
         from soulkit.models.vllm.model import VllmModel
 
@@ -351,7 +351,7 @@ class VllmServers:
         )  # fmt: skip
 
     def fleet(self, need: ServerNeed) -> Replicas:
-        """The servers for `need`, which `prepare` must have served."""
+        """The servers for `need`; call `prepare` with this need first."""
         return self._served[need.key].fleet
 
     def abilities(self, need: ServerNeed) -> ServerCapabilities:
@@ -437,7 +437,7 @@ def name_in_ledger(player: RoleSettings) -> str:
 
 
 def unstarted_player(player: RoleSettings, ledger: Ledger | None) -> VllmModel:
-    """A `vllm` player without servers. ModelLoadError without its tokenizer."""
+    """A `vllm` player without servers. ModelLoadError if its tokenizer is missing."""
     codec = Codec.load(player.model)
     return unstarted(player.model, codec, ledger=ledger, ledger_name=name_in_ledger(player))
 

@@ -160,11 +160,11 @@ class VllmModel(CodecModel):
             self._ledger.set_aside(request_key(request, self.name, call))
 
     def expect_forms(self) -> None:
-        """Find out whether the servers enforce forms, since replies will need them."""
+        """Find out whether the servers enforce forms, since the run will request them."""
         self._expects_forms = True
 
     async def holds_forms(self) -> bool:
-        """Whether the servers enforce forms; checked once, with a question of its own."""
+        """Whether the servers enforce forms; checked once, with a separate request."""
         if self._forms is None:
             async with self._locks.get():
                 if self._forms is None:

@@ -128,7 +128,7 @@ def test_an_address_as_azure_shows_it_is_taken_apart() -> None:
     player = RoleSettings.model_validate(f"endpoint:m@{whole}#OTHER,X-Team=TEAM")
     assert (player.base_url, player.api_version) == (DEPLOYMENT, "2024-10-21")
     assert (player.api_key_env, player.headers) == ("OTHER", {"X-Team": "TEAM"})
-    with pytest.raises(ValidationError, match="api_version is different"):
+    with pytest.raises(ValidationError, match="the api_version setting differs"):
         RoleSettings(model="m", base_url=whole, api_version="2025-01-01")
     with pytest.raises((ValidationError, ModelLoadError)):
         RoleSettings(model="m", base_url=f"{DEPLOYMENT}?api-version=1&key=k")

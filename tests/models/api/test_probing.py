@@ -203,7 +203,7 @@ def test_a_list_of_models_decides_nothing_and_helps_with_names() -> None:
 
     for models, hint in (
         (None, "Did you mean 'scripted'?"),
-        (Fault.status_error(500), "Use a model that it has"),
+        (Fault.status_error(500), "Use a model that the server has"),
     ):
         with ScriptedServer(models=models, on_probe=wrong) as server:
             first = crowd(member(Preflight(), server, "scriptet"), times=1)[0]

@@ -95,7 +95,9 @@ def test_a_name_that_is_there_already_is_not_used_again(folder: Path) -> None:
     with ToyVllm() as server:
         servers = fleet(server)
         run(lambda: push_adapter(servers, folder, "policy"))
-        with pytest.raises(AdapterNotServed, match="already serves something as 'policy'"):
+        with pytest.raises(
+            AdapterNotServed, match="already serves a model or adapter named 'policy'"
+        ):
             run(lambda: push_adapter(servers, folder, "policy"))
         assert set(server.adapters) == {"policy"}
 
