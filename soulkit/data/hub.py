@@ -319,7 +319,7 @@ def _place(path: str, files: Sequence[Remote]) -> Remote | None:
 def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path) -> _Job:
     target, remote = folder / _checked_path(request.name), hub.completed(place)
     if target.is_dir():
-        raise unreadable_file(target, "a folder already has the name of this file")
+        raise unreadable_file(target, "a folder with this name already exists")
     job = _Job(request, remote, target, digests(target) if target.is_file() else None)
     entry = lock.files.get(request.name)
     if job.have and not job.done and (entry is None or entry.sha256 != job.have.sha256):

@@ -277,7 +277,7 @@ def distilled(
 
 
 def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
-    """Possible reasons for a low retention, and settings that may help; empty if at least ENOUGH of
+    """Possible reasons for low retention, and settings that may help; empty if at least ENOUGH of
     every gain is kept."""
     ratios = {one.task: one.kept.ratio for one in tasks}
     little = [task for task, ratio in ratios.items() if ratio is not None and ratio < ENOUGH]

@@ -437,7 +437,7 @@ def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
     if trained:
         return RunError(
             "--shared-rows needs two evaluations, but one of these runs is a training run.",
-            "The episodes of a training run come from its steps.",
+            "A training run's episodes come from different steps, so no single model played them.",
             "Evaluate both models on the same rows: soul eval local --adapter FOLDER",
         )
     return RunError(

@@ -360,7 +360,9 @@ def _about(mode: LogprobsMode) -> tuple[str, ...]:
         "log-probs before temperature (raw), which are only used at temperature 0 and 1"
         if mode == "raw" else "no usable log-probs, so replies have none"
     )  # fmt: skip
-    return (f"the server returns {which}; start it with {_HOW} to get all of them",)
+    return (
+        f"the server returns {which}; start it with {_HOW} to get log-probs at every temperature",
+    )
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def end_group(server: int | None, grace_s: float) -> None:
 
 
 def watch(server: int, parent: int) -> int | None:
-    """Wait until soulkit or the server ends, or a signal arrives; returns the server if it still
-    runs."""
+    """Wait until soulkit or the server ends, or a signal arrives; returns the server process if it
+    is still running."""
     while soulkit_is_there(parent, EVERY_S) and not requests:
         code = exit_code(server)
         if code is not None:

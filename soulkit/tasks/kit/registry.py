@@ -374,7 +374,7 @@ def installed_task(task: str) -> InstalledTask | None:
 
 
 def note_shadowed(task: str, where: str) -> None:
-    """Print one line to stderr, once, if the used task hides an installed task of that name."""
+    """Print one line to stderr, once, if the task in use hides an installed one of that name."""
     if names := ", ".join(f"'{offer.distribution}'" for offer in installed_tasks().get(task, ())):
         _write_once(
             f"task '{task}': using the one {where}, not the one of the distribution {names}\n"

@@ -83,7 +83,7 @@ class SimArena(PlayedPerson):
 
     @property
     def looks_at(self) -> Mapping[str, Sequence[str]]:
-        """Question on a style → the aspects that it lists."""
+        """Question about a style → the aspects that it asks about."""
         looks_at: Mapping[str, Sequence[str]] = TEXTS["looks_at"][self.looks_as]
         return looks_at
 

@@ -76,7 +76,7 @@ def _as_made(kind: Any) -> Any:
 
 
 def unfolded(kind: Any, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Field → plain value, from a flat object with the written names."""
+    """Field → plain value, from a flat object keyed by the names in the file."""
     values: dict[str, Any] = {}
     for one in fields(kind):
         metadata = one.metadata
