@@ -93,6 +93,16 @@ defaults. [Benchmarks as played](benchmarks-as-played.md) explains how each one 
 """
 
 
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table; in cells, line breaks become spaces and pipes are escaped."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def commands() -> Iterator[tuple[str, Any]]:
     """(full name, command) for `soul`, its commands and their subcommands."""
     yield "soul", typer.main.get_group(app)
@@ -132,9 +142,8 @@ def shared_rows(every: dict[str, Any]) -> dict[Row, list[str]]:
 
 
 def shared_section(every: dict[str, Any], shared: dict[Row, list[str]]) -> str:
-    lines = ["## Shared options", "", "| option | meaning | commands |", "|---|---|---|"]
-    lines += [f"| {a} | {b} | {_where(names, every)} |" for (a, b), names in shared.items()]
-    return "\n".join(lines) + "\n"
+    rows = [(*row, _where(names, every)) for row, names in shared.items()]
+    return f"## Shared options\n\n{_table(('option', 'meaning', 'commands'), rows)}"
 
 
 def _where(names: list[str], every: dict[str, Any]) -> str:
@@ -168,8 +177,7 @@ def section(name: str, command: Any, inner: list[str], shared: dict[Row, list[st
     if inner:
         parts.append("\n".join(f"* [{name} {child}](#{_anchor(name, child)})" for child in inner))
     if named:
-        lines = [f"| {left} | {right} |" for left, right in named]
-        parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *lines]))
+        parts.append(_table(("argument or option", "meaning"), named).rstrip())
     also = sum(row in shared for row in rows)
     if also:
         flag = "--help-all" if any(p.name == HELP_ALL for p in command.params) else "--help"
@@ -183,14 +191,13 @@ def section(name: str, command: Any, inner: list[str], shared: dict[Row, list[st
 
 def _names(option: Any) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
-    metavar = (option.metavar or "").replace("|", "\\|")
-    return f"`{names} {metavar}`" if metavar else f"`{names}`"
+    return f"`{names} {option.metavar}`" if option.metavar else f"`{names}`"
 
 
 def _meaning(parameter: Any) -> str:
     default = parameter.default
     default = default.value if isinstance(default, Enum) else default
-    parts = [(parameter.help or "").replace("|", "\\|")]
+    parts = [parameter.help or ""]
     if parameter.required:
         parts.append("Required.")
     elif isinstance(default, str | int | float | Path) and not isinstance(default, bool):
@@ -220,15 +227,13 @@ def page() -> str:
 
 def settings_table() -> str:
     """A table of all training settings: name, option, default, meaning, methods."""
-    lines = ["| name | option | default | meaning | methods |", "|---|---|---|---|---|"]
-    order = sorted(_settings(TrainConfig), key=lambda one: _place(one[1]))
-    for name, info in order:
+    rows = []
+    for name, info in sorted(_settings(TrainConfig), key=lambda one: _place(one[1])):
         flag = flag_of(name, info)
         option = f"`{flag.partition('/')[0]}`" if flag else ""
-        meaning = (info.description or "").replace("|", "\\|")
         methods = _methods(name.partition(".")[0], info)
-        lines.append(f"| `{name}` | {option} | {_defaults(name, info)} | {meaning} | {methods} |")
-    return "\n".join(lines)
+        rows.append((f"`{name}`", option, _defaults(name, info), info.description or "", methods))
+    return _table(("name", "option", "default", "meaning", "methods"), rows)
 
 
 def _defaults(name: str, info: Any) -> str:
@@ -267,7 +272,7 @@ def _methods(name: str, info: Any) -> str:
 
 
 def settings_page() -> str:
-    return f"{SETTINGS_HEAD}\n{settings_table()}\n"
+    return f"{SETTINGS_HEAD}\n{settings_table()}"
 
 
 # --- file formats ---------------------------------------------------------------------------------
@@ -299,17 +304,13 @@ def formats_page() -> str:
 
 
 def _table_of(heading: str, schema: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
-    lines = ["| field | type | meaning |", "|---|---|---|"]
+    rows = []
     for name, value in schema.get("properties", {}).items():
         meaning = meanings.get(name) or value.get("description") or ""
         mark = " (required)" if name in schema.get("required", ()) else ""
-        lines.append(f"| `{name}` | {_type_words(value)}{mark} | {_cell(meaning)} |")
+        rows.append((f"`{name}`", _type_words(value) + mark, meaning))
     about_it = schema.get("description") or schema.get("title", "")
-    return "\n\n".join([heading, about_it, "\n".join(lines)]) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return "\n\n".join([heading, about_it, _table(("field", "type", "meaning"), rows)])
 
 
 def _type_words(schema: Mapping[str, Any]) -> str:
@@ -385,11 +386,6 @@ def tasks_page() -> str:
     }  # fmt: skip
     sections = [f"{title}\n\n{_table(*table)}" for title, table in parts.items()]
     return "\n".join([TASKS_HEAD, *sections])
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in lines)
 
 
 def _originals(task: TaskSpec) -> str:

@@ -80,7 +80,7 @@ class Reach:
     files: list[str] = field(default_factory=list)
 
     def words(self) -> str:
-        """Everything in one line, safe for a terminal; empty if nothing is reached."""
+        """Everything on one line, safe for a terminal; empty if nothing is reached."""
         parts = {
             "addresses": self.addresses,
             "variables whose values go there as keys": self.keys,

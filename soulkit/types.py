@@ -358,8 +358,8 @@ class Feedback:
 
     @property
     def usable(self) -> bool:
-        """Whether the actor may see it: it does not leak, is a worked example, or the run keeps
-        leaks."""
+        """Whether the actor may see it: it does not leak, it is a worked example, or the run
+        keeps leaks."""
         return not self.leak or self.kept or self.kind == "worked_example"
 
 

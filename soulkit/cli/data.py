@@ -77,7 +77,7 @@ def pull(
 ) -> None:  # fmt: skip
     """Download released files from the Hugging Face Hub.
 
-    Without --task, --suite and --corpus it downloads the files of every task. The same command
+    Without --task, --suite or --corpus, it downloads the files of every task. The same command
     resumes an interrupted download.
     """
     from soulkit.data.download import Hub

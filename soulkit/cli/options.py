@@ -330,15 +330,18 @@ class Sectioned(OnceCommand):
     everyday: frozenset[str]
     whole_help = False
 
-    def section_of(self, parameter: Any, ctx: Any) -> str:
-        if parameter.param_type_name != "option":
-            return "Arguments"
-        count = sum(one.param_type_name == "option" for one in self.get_params(ctx))
-        brief = not self.whole_help and count > FEW
-        always = parameter.name in ("help", HELP_ALL)
-        if brief and not always and self.everyday.isdisjoint(parameter.opts):
-            return ""
-        return self.sections.get(parameter.name or "", "Run")
+    def listed(self, ctx: Any) -> list[tuple[str, Any]]:
+        parameters = super().listed(ctx)
+        options = [one for title, one in parameters if title == "Options"]
+        brief = not self.whole_help and len(options) > FEW
+        rare = [
+            one for one in options
+            if brief and one.name not in ("help", HELP_ALL) and self.everyday.isdisjoint(one.opts)
+        ]  # fmt: skip
+        return [
+            (title if title == "Arguments" else self.sections.get(one.name or "", "Run"), one)
+            for title, one in parameters if one not in rare
+        ]  # fmt: skip
 
 
 def _print_whole_help(ctx: typer.Context, wanted: bool) -> None:

@@ -49,9 +49,8 @@ class OnceCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         listed: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            title = self.section_of(parameter, ctx)
-            record = parameter.get_help_record(ctx) if title else None
+        for title, parameter in self.listed(ctx):
+            record = parameter.get_help_record(ctx)
             if record is None:
                 continue
             if parameter.param_type_name == "argument":
@@ -61,9 +60,12 @@ class OnceCommand(TyperCommand):
             with formatter.section(title):
                 formatter.write_dl(records)
 
-    def section_of(self, parameter: Any, ctx: Any) -> str:
-        """The section of the help that lists `parameter`; empty for one that is not listed."""
-        return "Options" if parameter.param_type_name == "option" else "Arguments"
+    def listed(self, ctx: Any) -> list[tuple[str, Any]]:
+        """(section, parameter) for every parameter that the help lists."""
+        return [
+            ("Options" if one.param_type_name == "option" else "Arguments", one)
+            for one in self.get_params(ctx)
+        ]
 
 
 def argument_text(argument: Any) -> str:

@@ -89,7 +89,7 @@ def _only_run(chosen: Format) -> list[Path]:
         return [found[0].path]
     if not found or chosen not in (Format.terminal, Format.table):
         raise missing_run_error("soul report")
-    _print_runs(found, RUNS)
+    _print_runs(found)
     return []
 
 
@@ -138,7 +138,6 @@ def _suite_table(
     runs: list[RunData], suite: str | None, chosen: Format, files: list[Path] | None, trust: bool
 ) -> SuiteTable | None:
     """The runs as a suite: the one in `suite`, else the one that all of them ran."""
-    from soulkit.cli.options import registry_of
     from soulkit.report.suites import common_suite, suite_table
 
     registry = registry_of(files, trust=trust)
@@ -245,23 +244,23 @@ def runs_command(
     runs = list_runs(folder)
     if as_json:
         print_json([run.as_dict() for run in runs])
-    else:
-        _print_runs(runs, folder)
-
-
-def _print_runs(runs: Sequence[ListedFolder], folder: Path) -> None:
-    from soulkit.cli.console import out, print_next
-    from soulkit.report.episode_search import shell_path
-    from soulkit.report.listing import runs_table
-    from soulkit.report.load import EPISODES, JUDGEMENTS
-    from soulkit.runs.records import SAMPLES
-
+        return
     if not runs:
         raise RunError(
             f"There is no run in '{folder}'.",
             "soul eval, soul train and soul demo write their runs there.",
             "Make a run: soul demo; or name another folder: soul runs FOLDER",
         )
+    _print_runs(runs)
+
+
+def _print_runs(runs: Sequence[ListedFolder]) -> None:
+    from soulkit.cli.console import out, print_next
+    from soulkit.report.episode_search import shell_path
+    from soulkit.report.listing import runs_table
+    from soulkit.report.load import EPISODES, JUDGEMENTS
+    from soulkit.runs.records import SAMPLES
+
     out.print(runs_table(runs, out.width))
     newest = next((run for run in runs if run.state != "damaged"), runs[0])
     path = shell_path(newest.path)

@@ -365,7 +365,7 @@ def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
 
 
 def without_absent(value: Any) -> Any:
-    """`value` without keys that are None or NaN; in lists these become None, to keep positions."""
+    """`value` without keys whose value is None or NaN; in lists such values become None."""
     if isinstance(value, str):  # the most common case
         return value
     if isinstance(value, Mapping):

@@ -38,7 +38,7 @@ class Column(BaseModel):
     aliases: tuple[str, ...] = ()
     """Other names of this column in files, tried in order after its own."""
     audience: tuple[str, ...]
-    """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: shown to nobody."""
+    """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: hidden from all."""
     identity: bool = True
     """Whether the value is part of the content hash that names the row."""
     max_words: int | None = Field(default=None, gt=0)

@@ -97,9 +97,6 @@ _HUB = re.compile(
 )
 
 
-_NAMED = 5
-
-
 def hub_address(path: str) -> re.Match[str] | None:
     """The parts of `owner/name[@revision][/configuration][:split]`; None for a local path.
 
@@ -114,7 +111,7 @@ def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
     """The row files that `path` names, in a fixed order; DataError if there are none."""
     place = Path(path)
     if place.is_dir():
-        return _shards(place, part)
+        return _shards(place, _row_files(place), part)
     if not place.exists() and _is_pattern(path):
         matches = sorted(p for p in map(Path, glob.glob(path, recursive=True)) if _is_rows(p))
         if not matches:
@@ -142,18 +139,24 @@ def _is_rows(path: Path) -> bool:
     return path.suffix.lower() in ROW_SUFFIXES and path.is_file()
 
 
+_NAMED = 5
+"""Files that the note names; it counts the others."""
+
+
 def left_out_note(path: str) -> str:
     """The note on row files in the folder `path` that are not read as training files, or empty."""
     folder = Path(path)
     if not folder.is_dir():
         return ""
-    left_out = [file for file in _row_files(folder) if file not in set(_shards(folder, "train"))]
+    files = _row_files(folder)
+    read = set(_shards(folder, files, "train"))
+    left_out = [file for file in files if file not in read]
     if not left_out:
         return ""
     names = [str(file.relative_to(folder)) for file in left_out[:_NAMED]]
     more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
     flat = all(file.parent == folder for file in left_out)
-    suffixes = {file.suffix for file in _row_files(folder)}
+    suffixes = {file.suffix for file in files}
     ending = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
     pattern = str(Path(glob.escape(path)) / ("" if flat else "**") / ending)
     return (
@@ -169,8 +172,7 @@ def _row_files(folder: Path) -> list[Path]:
     )  # fmt: skip
 
 
-def _shards(folder: Path, part: CorpusPart) -> list[Path]:
-    files = _row_files(folder)
+def _shards(folder: Path, files: Sequence[Path], part: CorpusPart) -> list[Path]:
     stems = _STEMS[part]
     rules: Sequence[Callable[[Path], bool]] = (
         lambda p: (

@@ -254,7 +254,7 @@ def _other_tokenizer(url: str, why: str) -> IncompatibleServer:
     return IncompatibleServer(
         f"The server at {url} has a different tokenizer than the requested model.",
         f"{why} Token ids from soulkit would mean other words there.",
-        "Attach a server of the requested model, or request the model that this server serves.",
+        "Attach a server that serves the requested model, or request the model of this one.",
     )
 
 

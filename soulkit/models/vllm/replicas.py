@@ -6,7 +6,7 @@
                              └─ no: the server is dropped, its requests go to the others
 
 Each server has at most `in_flight` requests; others wait in order of arrival. A server is dropped
-if its `/health` does not answer after a connection broke, if it is silent three times in a row
+if its `/health` does not answer after a connection breaks, if it is silent three times in a row
 while requests wait, or if its process has ended. It is not used again in this run, since it would
 lack the adapters. With no server left, `NoServerLeft` ends the run, which can be resumed.
 """

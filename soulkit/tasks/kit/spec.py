@@ -198,7 +198,7 @@ def protocol_named(text: str) -> Protocol:
         raise ConfigError(
             f"There is no protocol '{text}'.",
             "A task is scored as in its paper or as in the reference implementation.",
-            f"Known: {', '.join(PROTOCOLS)}. {did_you_mean(text, PROTOCOLS)}",
+            did_you_mean(text, PROTOCOLS),
         )
     return protocol
 
