@@ -23,9 +23,10 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.eval.comparison.comparability import read_measured
 from soulkit.eval.results.summary import Cell, Summary, headline_shown
 from soulkit.report import pages
+from soulkit.report.exports.suite import grid_latex, latex_text, suite_csv, suite_values
 from soulkit.report.grid import parts_text
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.pages import ReportView, grid_latex, latex_text, suite_csv, suite_values
+from soulkit.report.pages import ReportView
 from soulkit.report.published import (
     CAVEAT,
     Stated,
