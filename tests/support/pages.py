@@ -1,0 +1,102 @@
+"""Opens report pages in a real Chromium through Playwright, and checks them with axe."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+PACKAGES = ("playwright", "axe_playwright_python")
+
+Open = Callable[..., "Page"]
+"""`open_page(path, width=1280, height=800, dark=False, fragment="", scripts=True)`."""
+
+
+def no_browser() -> str:
+    """Why pages cannot be opened here; empty if they can."""
+    absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"browser tests need {' and '.join(absent)} (soulkit[dev])"
+    return "" if CHROMIUM else "browser tests need Chromium or Chrome in PATH"
+
+
+class Chromium:
+    """A headless Chromium without a network.
+
+    While it lives, Playwright marks its event loop as running in this thread, which would stop
+    tests that start a loop of their own. So the mark is set only while a test uses the browser.
+    """
+
+    def __init__(self) -> None:
+        from playwright.sync_api import sync_playwright
+
+        self._driver = sync_playwright().start()
+        self._loop = asyncio.get_running_loop()
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        self._browser: Browser = self._driver.chromium.launch(
+            executable_path=CHROMIUM, args=options
+        )
+        asyncio._set_running_loop(None)
+
+    def close(self) -> None:
+        asyncio._set_running_loop(self._loop)
+        self._browser.close()
+        self._driver.stop()
+        asyncio._set_running_loop(None)
+
+    @contextmanager
+    def tabs(self) -> Iterator[Open]:
+        """A function that opens a page in a new tab. Afterwards: no page had a script error or a
+        violation of its policy, and none asked for anything outside its own folder."""
+        asyncio._set_running_loop(self._loop)
+        problems: list[str] = []
+        contexts: list[Any] = []
+
+        def open_page(
+            path: Path, *, width: int = 1280, height: int = 800, dark: bool = False,
+            fragment: str = "", scripts: bool = True,
+        ) -> Page:  # fmt: skip
+            context = self._browser.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if dark else "light", java_script_enabled=scripts,
+            )  # fmt: skip
+            contexts.append(context)
+            page = context.new_page()
+            page.set_default_timeout(20_000)
+            inside = ("data:", path.resolve().parent.as_uri())
+
+            def note(kind: str, text: str, bad: bool = True) -> None:
+                problems.extend([f"{kind}: {text}"] if bad else [])
+
+            page.on("pageerror", lambda error: note("error", str(error)))
+            page.on("console", lambda line: note("console", line.text, line.type == "error"))
+            page.on(
+                "request", lambda sent: note("request", sent.url, not sent.url.startswith(inside))
+            )
+            page.goto(path.resolve().as_uri() + fragment)
+            return page
+
+        try:
+            yield open_page
+            assert not problems, problems
+        finally:
+            for context in contexts:
+                context.close()
+            asyncio._set_running_loop(None)
+
+
+def axe_violations(page: Page) -> list[str]:
+    """The accessibility violations of a page as axe finds them: rule and elements."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {[node['html'][:200] for node in one['nodes']][:5]}" for one in found]
