@@ -13,8 +13,9 @@ gate sets a limit on a difference (`gates.py`).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from soulkit.eval.comparison.comparability import (
 )
 from soulkit.eval.comparison.contrasts import (
     HEADLINE,
+    VALUE,
     Contrast,
     MeanDifference,
     TaskPair,
@@ -41,12 +43,14 @@ from soulkit.eval.results.summary import DEV, records_by_task
 from soulkit.eval.run.resume import SharedControls, shared_controls
 from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.conditions import provenance_of
-from soulkit.runs.records import load_records, newest_dev
+from soulkit.runs.records import drafts, load_records, newest_dev
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.tasks.kit.scoring import without_origins
 from soulkit.tasks.kit.spec import Metric
 from soulkit.types import Record
 
+ReadRecords = Callable[[Path], Sequence[Record]]
+READ_LIGHT: ReadRecords = partial(load_records, light=True)
 DRAFTS = "means over training drafts, {steps}; the headline of a training run is its dev score"
 
 
@@ -65,6 +69,7 @@ class TaskDifference:
     n_b: int
     over: tuple[str, ...] = ()
     """The shared parts that a mean is taken over, if one run lacks some parts."""
+    less_is_better: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,10 @@ class Comparison:
     """The provenance of A and of B."""
     shared_rows: Mapping[str, SharedRows] = field(default_factory=dict)
     """Task → the rows that the comparison was limited to; empty without --shared-rows."""
+    blocked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Task → why it may not be compared: `mixed`, and metrics that the runs lack."""
+    breakdowns: tuple[TaskDifference, ...] = ()
+    """Companions of the headlines and parts of the mean scores, if they were asked for."""
 
     @property
     def passed(self) -> bool:
@@ -180,13 +189,14 @@ class _Sides:
 def compare_runs(
     a: Path, b: Path, metric: str = HEADLINE, *, allow_mixed: bool = False, suite: str = "",
     gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
-    only_shared_rows: bool = False,
+    only_shared_rows: bool = False, breakdowns: bool = False, read: ReadRecords = READ_LIGHT,
 ) -> Comparison:  # fmt: skip
     """Compare two run folders on `metric`, task by task; with `suite`, only its members.
 
     `registry` defines the suites. `trust` allows running task code that another person's run
     names; without it, such a task is compared by `value`. With `only_shared_rows`, everything is
-    computed over the rows that both evaluations have with the same content.
+    computed over the rows that both evaluations have with the same content. `breakdowns` adds the
+    differences of companions and parts. `read` reads the episodes of a run folder.
 
     DataError if the episodes cannot be read or a run lacks the metric; ConfigError for a gate or
     suite that does not exist; RunError if the runs share no episode or (without `allow_mixed`) may
@@ -194,10 +204,11 @@ def compare_runs(
     """
     registry = registry or load_registry()
     members = registry.suite(suite) if suite else None
-    sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
+    sides, last = _sides(a, b, members, suite, read, only_shared_rows=only_shared_rows)
     shared, runs_a, runs_b = sides.tasks, sides.a, sides.b
     _check_gates(gates, shared, registry, suite)
-    mixed, beside = differences(*sides.runs, shared).lines()
+    unlike = differences(*sides.runs, shared)
+    mixed, beside = unlike.lines()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
@@ -209,6 +220,7 @@ def compare_runs(
     if not any(t.paired.n_shared for t in compared.values()):
         raise _no_common_episode(a, b, metric)
     adjusted = holm([t.paired.p for t in compared.values()])
+    whys = [*unlike.blocking, *((task, error.what) for task, error in lacking.items())]
     return Comparison(
         a=str(a),
         b=str(b),
@@ -235,13 +247,16 @@ def compare_runs(
         gates=tuple(whole.gate(gate) for gate in gates),
         origins=tuple(provenance_of(folder, {}) for folder in (a, b)),
         shared_rows=sides.rows,
+        blocked={task: tuple(why for t, why in whys if t == task) for task, _ in whys},
+        breakdowns=tuple(whole.breakdowns()) if breakdowns else (),
     )  # fmt: skip
 
 
 def _sides(
-    a: Path, b: Path, members: Sequence[str] | None, suite: str, *, only_shared_rows: bool
-) -> tuple[_Sides, Sequence[int]]:
-    records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
+    a: Path, b: Path, members: Sequence[str] | None, suite: str, read: ReadRecords, *,
+    only_shared_rows: bool,
+) -> tuple[_Sides, Sequence[int]]:  # fmt: skip
+    records = [read(path / "episodes.jsonl") for path in (a, b)]
     runs_a, runs_b = (records_by_task(side) for side in records)
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
     if not shared:
@@ -359,6 +374,22 @@ class _Pairs:
             raise unknown_metric(metric, list(self.pairs.values())) if several else first
         return compared, lacking
 
+    def breakdowns(self) -> Iterator[TaskDifference]:
+        """The differences of the companions of each headline and of the parts of each mean score.
+        A metric that one of the runs lacks is left out."""
+        for task, pair in self.pairs.items():
+            declared = self.registry.specs.get(task)
+            less = declared.metric.less_is_better if declared else ()
+            for name, metric, part in _parts(pair):
+                try:
+                    made = contrast(part, metric)
+                except DataError:
+                    continue
+                yield TaskDifference(
+                    task=task, metric=pair.shown(name), paired=made.paired, p_holm=None,
+                    n_a=made.n_a, n_b=made.n_b, less_is_better=name in less,
+                )  # fmt: skip
+
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
         """The differences in all means over the members of a suite."""
         metrics = {task: made.metric for task, made in compared.items()}
@@ -390,6 +421,26 @@ class _Pairs:
         name = self.pairs[gate.target].shown(made.metric)
         name += f" over {', '.join(made.over)}" if made.over else ""
         return paired_gate(gate, made.paired, name, self.span(gate.target, made.metric))
+
+
+def _parts(pair: TaskPair) -> Iterator[tuple[str, str, TaskPair]]:
+    """(name, metric, the episodes it covers) of the companions that both runs recorded, and of the
+    mean score by the tags of the rows."""
+    for name, cell in pair.recorded[0].items():
+        if cell.beside and not cell.headline and name in pair.recorded[1]:
+            yield name, name, pair
+    sides = [_by_tag(side) for side in (pair.a, pair.b)]
+    for tag in sorted(sides[0].keys() & sides[1].keys()):
+        if len(sides[0][tag]) < len(drafts(pair.a)):  # else it is the whole
+            yield f"{VALUE}/{tag}", VALUE, replace(pair, a=sides[0][tag], b=sides[1][tag])
+
+
+def _by_tag(records: Sequence[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in drafts(records):
+        for tag, value in record.tags.items():
+            groups.setdefault(f"{tag}={value}", []).append(record)
+    return groups
 
 
 # -- errors ----------------------------------------------------------------------------------------
