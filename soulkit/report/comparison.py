@@ -30,7 +30,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     for task in result.tasks:
         name = task.task if alike else task_label(task.task, task.metric)
         name += f" ({', '.join(task.over)})" if task.over else ""
-        rows.append(_row(one_line(name), task.paired, _p_text(task.p_holm)))
+        rows.append(_row(one_line(name), task.paired, p_text(task.p_holm)))
     rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
     table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4))
     gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
@@ -100,7 +100,7 @@ def _metrics(result: Comparison) -> list[str]:
     return list(dict.fromkeys(task.metric for task in result.tasks))
 
 
-def _p_text(p: float | None) -> str:
+def p_text(p: float | None) -> str:
     """A p-value with four digits; a smaller one is `<0.0001`, not zero."""
     return "<0.0001" if p is not None and p < 0.0001 else number(p, 4)
 
@@ -111,7 +111,7 @@ def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") ->
         number(pair.mean_a),
         number(pair.mean_b),
         estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
-        _p_text(pair.p),
+        p_text(pair.p),
         p_holm,
         str(pair.n_shared),
         _clusters(pair),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.errors import RunError
+from soulkit.errors import RunError, UserError
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
 from soulkit.eval.run.resume import control_counts
@@ -195,8 +197,6 @@ def paid_so_far(path: Path) -> tuple[float | None, int]:
 
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
-_ORDER = ("warmup", "before", "train", "after", "control", "after_shuffled", "careless", "careful")
-"""Reading order of the parts of a demonstration; other names follow alphabetically."""
 
 NOTES = "notes"
 """Key in a folder's summary for notes that belong next to the numbers of its runs."""
@@ -247,7 +247,8 @@ def load_runs(
 
 
 def find_runs(path: Path) -> list[Path]:
-    """`path` itself if it is a run, else the runs directly inside it; RunError if there are none.
+    """`path` itself if it is a run, else the runs inside it, oldest first; RunError if there are
+    none.
 
     A folder that has only a summary, such as the demo's, is read as the runs inside it.
     """
@@ -258,10 +259,7 @@ def find_runs(path: Path) -> list[Path]:
             "A report compares model scores.",
             f"Show the check with: soul judge show {path}",
         )
-    records_something = is_run(path) or any(
-        (path / name).is_file() for name in _FILES if name != "summary.json"
-    )
-    if records_something or (_is_run(path) and not inside):
+    if _records(path) or (_is_run(path) and not inside):
         return [path]
     if not inside:
         raise RunError(
@@ -269,9 +267,22 @@ def find_runs(path: Path) -> list[Path]:
             f"A run folder has at least one of {', '.join(_FILES)}.",
             "Give a folder that `soul eval`, `soul train` or `soul demo` wrote.",
         )
-    return sorted(
-        inside, key=lambda p: (_ORDER.index(p.name) if p.name in _ORDER else len(_ORDER), p.name)
-    )
+    whole = [one for p in inside for one in ([p] if _records(p) else find_runs(p))]
+    return sorted(whole, key=lambda p: (_started(p), p.name))
+
+
+def _records(path: Path) -> bool:
+    """Whether a folder records more than a summary."""
+    return is_run(path) or any((path / name).is_file() for name in _FILES if name != "summary.json")
+
+
+def _started(path: Path) -> float:
+    """When a run started, in seconds; infinite if that is not recorded."""
+    try:
+        started = provenance_of(path, summary_line(path)).get("dates", {}).get("started")
+        return datetime.fromisoformat(started).timestamp() if started else inf
+    except (UserError, TypeError, ValueError):  # damaged: reported when it is read
+        return inf
 
 
 def folder_notes(paths: Sequence[Path]) -> list[str]:

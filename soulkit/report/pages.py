@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.provenance_text import provenance_json
-from soulkit.eval.results.summary import VALUE, Cell
+from soulkit.eval.results.summary import VALUE, Cell, headline
 from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
 from soulkit.report.exports.suite import grid_latex, suite_csv, suite_values
 from soulkit.report.figures import Figure, learning_curves
+from soulkit.report.findings import (
+    SHOWN,
+    Finding,
+    difference_text,
+    finding_parts,
+    findings,
+    findings_markdown,
+    judges_text,
+    training_text,
+)
 from soulkit.report.grid import (
     Grid,
     grid_markdown,
@@ -30,7 +40,7 @@ from soulkit.report.published import Publication, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.transcript import CAP, choose
 from soulkit.runs.jsonl import write_aside
-from soulkit.text import one_line
+from soulkit.text import counted, one_line
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
@@ -75,6 +85,7 @@ class Trained:
     """A training run's figures, and its first and last step."""
 
     run: RunData
+    text: str
     figures: list[Figure]
     rows: list[tuple[str, str, str]]
 
@@ -91,10 +102,16 @@ def render(
     units, total = choose(runs, cap)
     published = published_beside(runs)
     said = suite.grid.notes if suite else ()
-    names = [one_line(run.name) for run in runs]
+    found = findings(runs)
     return environment().get_template("report.html.j2").render(
-        title=" · ".join(names),
+        title=" · ".join(one_line(run.name) for run in runs),
         version=__version__,
+        lead=found[0] if found else Finding(run="", outcome="", claim="There is no result yet."),
+        others=found[1:SHOWN],
+        more=max(0, len(found) - SHOWN),
+        moved=[one for one in found[:SHOWN] if one.checked],
+        difference=difference_text,
+        judged=_judged(runs),
         runs=runs,
         notes=notes,
         origin_text=provenance_json,
@@ -106,7 +123,8 @@ def render(
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         trained=[
-            Trained(run, learning_curves(run), tables.step_rows(run) if run.steps else [])
+            Trained(run, training_text(run), learning_curves(run),
+                    tables.step_rows(run) if run.steps else [])
             for run in runs if run.steps or run.evals
         ],
         statuses=_statuses(runs),
@@ -224,6 +242,28 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
     }
 
 
+def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
+    """(run, task, headline, who judged, its verdicts) of each task that was scored."""
+    made = []
+    for run in tables.comparable_runs(runs):
+        for task, cells in run.tasks.items():
+            verdicts = [v for r in run.records if r.task == task for v in r.score.verdicts]
+            counts = {
+                "verdict": len(verdicts),
+                "asked again": sum(v.replies > 1 for v in verdicts),
+                "unreadable": sum(bool(v.problem) for v in verdicts),
+                "repeated a verdict from the dialogue": sum(v.quoting > 0 for v in verdicts),
+            }
+            said = counted(counts.pop("verdict"), "verdict")
+            more = [said, *(f"{n} {what}" for what, n in counts.items() if n)]
+            controls = (run.summary.controls if run.summary else {}).get(task, {})
+            more += [f"control {name} {c.get('n_scored')} of {c.get('n')} scored"
+                     for name, c in controls.items()]  # fmt: skip
+            text = ", ".join(more) if verdicts or controls else ""
+            made.append((run.name, task, headline(cells), judges_text(run, task), text))
+    return made
+
+
 def _choices(units: Sequence[Any]) -> dict[str, list[str]]:
     return {
         "run": list(dict.fromkeys(u.run for u in units)),
@@ -246,26 +286,25 @@ class ReportView:
 
     def parts(self) -> list[RenderableType]:
         """The report for a terminal: rich renderables, top to bottom."""
-        grid = self._grid()
+        grid, found = self._grid(), finding_parts(findings(self.runs))
         if grid is None:
-            return tables.report_parts(self.runs, details=self.details)
-        if self.details:
-            inner = tables.report_parts(self.runs, details=True)
-            return [*map(tables.run_head, self.runs), *grid_parts(grid), *inner]
-        return [*map(tables.run_head, self.runs), *grid_parts(grid), *_trainings(self.runs)]
+            return [*found, *tables.report_parts(self.runs, details=self.details)]
+        parts = [*found, *map(tables.run_head, self.runs), *grid_parts(grid)]
+        inner = tables.report_parts(self.runs, details=True) if self.details else []
+        return [*parts, *(inner or _trainings(self.runs))]
 
     def text(self) -> str:
         """The same as plain text."""
         return parts_text(self.parts())
 
     def markdown(self) -> str:
-        grid = self._grid()
+        grid, head = self._grid(), ["# Results\n", findings_markdown(findings(self.runs))]
         if grid is None:
-            return tables.markdown(self.runs, details=self.details)
+            return "\n".join([*head, tables.markdown(self.runs, details=self.details)])
         inner = [tables.markdown(self.runs, details=True)] if self.details else []
         for run in () if self.details else _trained(self.runs):
             inner += [f"## {md_text(run.name)}\n", grid_markdown(tables.steps_grid(run))]
-        return "\n".join(["# Results\n", grid_markdown(grid), *inner])
+        return "\n".join([*head, grid_markdown(grid), *inner])
 
     def latex(self) -> str:
         """A LaTeX `table`; empty without a suite."""
@@ -282,7 +321,8 @@ class ReportView:
         """The output of `--json`."""
 
         suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
-        return {**tables.runs_as_json(self.runs), **suite}
+        found = [one.as_dict() for one in findings(self.runs)]
+        return {"findings": found, **tables.runs_as_json(self.runs), **suite}
 
     def page(self, path: Path) -> Path:
         """Write the page and return `path`."""

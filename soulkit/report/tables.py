@@ -219,7 +219,7 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
     """The report as Markdown: one section per run, one line per task; `details`: all metrics."""
-    parts = ["# Results\n"]
+    parts: list[str] = []
     for run in runs:
         parts.append(f"## {md_text(run.name)}\n")
         parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")

@@ -91,13 +91,17 @@ def record(
     )  # fmt: skip
 
 
-def write_run(path: Path, records: list[Record], command: str, steps: int = 0) -> Path:
+def write_run(
+    path: Path, records: list[Record], command: str, steps: int = 0, hour: int = 0
+) -> Path:
     write_records(path, records)
     summary = summarise(
         records, command=command, model="tiny-qwen3", protocol="paper", seconds=83.2, cost=None,
         scale={"hitom": (0.0, 1.0), "paratomi": (0.0, 1.0)},
     )  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary.to_json()), encoding="utf-8")
+    dates = {"started": f"2026-11-26T{hour:02d}:00:00+00:00"}
+    line = {**summary.to_json(), "provenance": {"dates": dates}}
+    (path / "summary.json").write_text(json.dumps(line), encoding="utf-8")
     if steps:
         text = "".join(json.dumps(line) + "\n" for line in metric_lines(steps))
         (path / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -135,8 +139,8 @@ def story(tmp_path: Path) -> Path:
     drafts = [record(i, 0.0, step=1 + i % 20, feedback=hint, text="[A]") for i in range(30)]
     refined = [record(i, float(i % 3 > 0), kind="refined", step=1 + i % 20) for i in range(30)]
     write_run(tmp_path / "demo" / "before", scores(0.35), "eval")
-    write_run(tmp_path / "demo" / "train", drafts + refined, "train ditto", steps=20)
-    write_run(tmp_path / "demo" / "after", scores(0.8), "eval")
+    write_run(tmp_path / "demo" / "train", drafts + refined, "train ditto", 20, hour=1)
+    write_run(tmp_path / "demo" / "after", scores(0.8), "eval", hour=2)
     return tmp_path / "demo"
 
 

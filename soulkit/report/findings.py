@@ -1,0 +1,401 @@
+"""What the runs of a report show, in plain sentences.
+
+    runs ──▶ pairs (baseline, run) ──▶ paired differences ──▶ a claim, its evidence, seven facts
+
+Each run is compared with the first earlier run that has one of its tasks: the baseline. The facts
+are: what improved, by how much, how certain, why, what got worse, who judged, on which rows. A
+difference whose interval includes zero is never called a gain. Nothing is scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from soulkit.data.rows import row_id
+from soulkit.errors import UserError
+from soulkit.eval.comparison.compare import Comparison, TaskDifference, compare_runs
+from soulkit.eval.comparison.provenance_text import role_text
+from soulkit.eval.results.summary import VALUE, headline, metric_name
+from soulkit.eval.run.provenance import start_folder
+from soulkit.metrics.comparisons import holm
+from soulkit.metrics.intervals import estimate_text, interval_remark, number, signed
+from soulkit.metrics.student import CONFIDENCE, significance
+from soulkit.report.comparison import p_text
+from soulkit.report.grid import md_text
+from soulkit.report.load import EPISODES, RunData
+from soulkit.report.tables import (
+    bounds_text,
+    cell_text,
+    comparable_runs,
+    headline_label,
+    mean_text,
+    task_label,
+)
+from soulkit.runs.conditions import Conditions
+from soulkit.runs.folder import CONFIG, read_config
+from soulkit.runs.jsonl import has_lines
+from soulkit.runs.records import load_records, stream_records
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.text import counted, join_and, one_line
+from soulkit.train.state.metrics import StepLine
+from soulkit.types import Episode, Record
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BETTER, WORSE, UNCLEAR, ONE_RUN, REFUSED = (
+    "better", "worse", "unclear", "one run", "not comparable",
+)  # fmt: skip
+_RANK = {BETTER: 0, WORSE: 0, UNCLEAR: 1, ONE_RUN: 2, REFUSED: 3}
+SHOWN = 8
+"""Number of findings that a terminal and a page show."""
+_WORST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One comparison on one task or suite, or the description of one run."""
+
+    run: str
+    baseline: str = ""
+    """Empty if the run is not compared."""
+    task: str = ""
+    outcome: str
+    claim: str
+    """One short sentence, for a heading."""
+    evidence: str = ""
+    """A second sentence: difference, interval, p, counts."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """The seven facts: label and text."""
+    moved: tuple[TaskDifference, ...] = ()
+    """The parts whose interval excludes zero, largest difference first."""
+    checked: int = 0
+    """Number of parts that were compared."""
+    p: float = 1.0
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.claim} {self.evidence}".rstrip()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "run": self.run, "baseline": self.baseline, "task": self.task,
+            "outcome": self.outcome, "sentence": self.sentence, "facts": dict(self.facts),
+            "moved": [{"task": t.task, "metric": t.metric, **asdict(t.paired)} for t in self.moved],
+            "checked": self.checked,
+        }  # fmt: skip
+
+
+def findings(runs: Sequence[RunData]) -> list[Finding]:
+    """The findings on `runs`, the most certain difference first; empty before the first result.
+
+    RunError or DataError if a file with the conditions of a run is damaged.
+    """
+    shown, made = comparable_runs(runs), list[Finding]()
+    for i, run in enumerate(shown):
+        alike = [one.tasks.keys() & run.tasks.keys() for one in shown]
+        if any(alike[:i]):
+            base = next(one for one, shared in zip(shown, alike, strict=True) if shared)
+            made += _compared(base, run, runs)
+        elif not any(alike[i + 1 :]):
+            made += [_alone(run, task, runs) for task in run.tasks]
+    made = made or [Finding(run=run.name, outcome=ONE_RUN, claim=f"{training_text(run)}.")
+                    for run in runs if run.steps]  # fmt: skip
+    return sorted(made, key=lambda one: (_RANK[one.outcome], one.p))
+
+
+# -- two runs --------------------------------------------------------------------------------------
+
+
+def _compared(base: RunData, run: RunData, runs: Sequence[RunData]) -> list[Finding]:
+    """The mean of a suite and the tasks that moved, or all tasks; then what is not comparable."""
+    played = {one.summary.suite for one in (base, run) if one.summary}
+    suite = played.pop() if len(played) == 1 else ""
+    loaded = {one.path / EPISODES: one.records for one in (base, run)}
+    try:
+        whole = compare_runs(
+            base.path, run.path, allow_mixed=True, breakdowns=True,
+            suite=suite if suite in load_registry().suites else "",
+            read=lambda path: loaded[path] or _scores(path),
+        )  # fmt: skip
+    except UserError as error:
+        return [_refused(base, run, "", error.what)]
+    tasks = [task for task in whole.tasks if task.task not in whole.blocked]
+    adjusted = holm([task.paired.p for task in tasks])
+    tasks = [replace(task, p_holm=p) for task, p in zip(tasks, adjusted, strict=True)]
+    parts = [part for part in whole.breakdowns if part.task not in whole.blocked]
+    mean = [] if whole.blocked else list(_suite_mean(whole))
+    kept = [task for task in tasks if not mean or outcome_of(task) != UNCLEAR]
+    whys: dict[str, list[str]] = {}
+    for task, lines in whole.blocked.items():
+        whys.setdefault("; ".join(lines), []).append(task)
+    return [
+        *(_difference(one, tasks, [*tasks, *parts], (base, run), runs) for one in mean),
+        *(_difference(one, [part for part in parts if part.task == one.task], [*tasks, *parts],
+                      (base, run), runs) for one in kept),
+        *(_refused(base, run, join_and(some), why) for why, some in whys.items()),
+    ]  # fmt: skip
+
+
+def _suite_mean(whole: Comparison) -> Iterator[TaskDifference]:
+    for mean in whole.means[-1:]:
+        n, signs = mean.paired.n_shared, f"mean; {mean.better} of {mean.members} tasks higher"
+        if mean.paired.difference is not None:
+            yield TaskDifference(task=whole.suite, metric=f"{signs}, {mean.worse} lower",
+                                 paired=mean.paired, p_holm=None, n_a=n, n_b=n)  # fmt: skip
+
+
+def outcome_of(one: TaskDifference) -> str:
+    """Whether a difference is clear: its interval excludes zero, or without one its p is small."""
+    pair = one.paired
+    if pair.p is None or pair.p >= significance(CONFIDENCE) or not pair.difference:
+        return UNCLEAR
+    return BETTER if (pair.difference > 0) != one.less_is_better else WORSE
+
+
+def _difference(
+    one: TaskDifference, parts: Sequence[TaskDifference], checked: Sequence[TaskDifference],
+    pair: tuple[RunData, RunData], runs: Sequence[RunData],
+) -> Finding:  # fmt: skip
+    """The finding on one difference; `parts` may explain it, `checked` may have got worse."""
+    base, run = (_label(side, runs) for side in pair)
+    a, b = number(one.paired.mean_a), number(one.paired.mean_b)
+    outcome, label = outcome_of(one), task_label(one.task, one.metric)
+    way = "up" if (one.paired.difference or 0) > 0 else "down"
+    claim = f"{run} scores {b} on {label}, {way} from {a} in {base}."
+    if outcome == UNCLEAR:
+        claim = f"There is no clear difference between {run} ({b}) and {base} ({a}) on {label}."
+    moved = sorted((part for part in parts if outcome_of(part) != UNCLEAR),
+                   key=lambda part: -abs(part.paired.difference or 0.0))  # fmt: skip
+    return Finding(
+        run=pair[1].name, baseline=pair[0].name, task=one.task, outcome=outcome, claim=claim,
+        evidence=f"Difference {difference_text(one)}; {_certainty(one)}.",
+        moved=tuple(moved), checked=len(parts), p=1.0 if one.paired.p is None else one.paired.p,
+        facts=(
+            ("What improved" if outcome == BETTER else "What changed",
+             f"{'Nothing clearly: ' * (outcome == UNCLEAR)}{label}, {run} compared with {base}"),
+            ("By how much", f"{difference_text(one)}, from {a} to {b}"),
+            ("How certain", _certainty(one)),
+            ("Why", _why(pair, runs, moved)),
+            ("What got worse", _worse(checked)),
+            ("Who judged", judges_text(pair[1], one.task)),
+            ("On which rows", f"{counted(one.paired.n_shared, 'episode')} of {one_line(one.task)}, "
+             f"the same rows in both runs{_lost(one)}{_trained_on(one.task, pair[1], runs)}"),
+        ),
+    )  # fmt: skip
+
+
+def _refused(base: RunData, run: RunData, tasks: str, why: str) -> Finding:
+    on = f" on {tasks}" if tasks else ""
+    claim = f"{run.name} cannot be compared with {base.name}{on}: {why.rstrip('.')}."
+    return Finding(run=run.name, baseline=base.name, task=tasks, outcome=REFUSED,
+                   claim=one_line(claim))  # fmt: skip
+
+
+def _label(run: RunData, runs: Sequence[RunData]) -> str:
+    made = maker(run, runs)
+    return one_line(run.name, 60) + (
+        " (control: shuffled feedback)" if made and _shuffled(made) else ""
+    )
+
+
+def difference_text(one: TaskDifference) -> str:
+    """`+0.333 [+0.291, +0.375]`."""
+    return estimate_text(one.paired.difference, one.paired.ci_low, one.paired.ci_high, signed)
+
+
+def _certainty(one: TaskDifference) -> str:
+    """`p < 0.0001 (Holm 0.0002); the 95% interval excludes zero; 450 episodes in 300 clusters`."""
+    pair = one.paired
+    texts = ["No p-value" if pair.p is None else f"p = {p_text(pair.p)}".replace("= <", "< ")]
+    if one.p_holm is not None and one.p_holm != pair.p:
+        texts[0] += f" (Holm {p_text(one.p_holm)})"
+    if pair.ci_low is not None and pair.ci_high is not None:
+        zero = "includes" if pair.ci_low <= 0 <= pair.ci_high else "excludes"
+        texts.insert(0, f"The 95% interval {zero} zero")
+    remark = interval_remark(pair.n_clusters, pair.method) or "clusters unknown"
+    return "; ".join([*texts, f"{counted(pair.n_shared, 'episode')}, {remark}"])
+
+
+def _worse(checked: Sequence[TaskDifference]) -> str:
+    worse = sorted((one for one in checked if outcome_of(one) == WORSE),
+                   key=lambda one: -abs(one.paired.difference or 0.0))  # fmt: skip
+    texts = [f"{task_label(one.task, one.metric)} {difference_text(one)}" for one in worse[:_WORST]]
+    texts += [f"{len(worse) - _WORST} more"] if len(worse) > _WORST else []
+    return (f"{'; '.join(texts) or 'Nothing got worse'}; {counted(len(checked), 'difference')} "
+            "checked (tasks, metrics, break-downs)")  # fmt: skip
+
+
+def _scores(path: Path) -> list[Record]:
+    """The episodes of a run without their texts, so that runs of any size fit into memory.
+    DataError if there are none."""
+    newest: dict[str, Record] = {}
+    for one in stream_records(path, light=True) if has_lines(path) else load_records(path):
+        bare = Episode(example_id=one.example_id, task=one.task, kind=one.kind)
+        newest[one.key] = replace(one, episode=bare, given=None, received=None, gold="")
+    return list(newest.values())
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+def _why(
+    pair: tuple[RunData, RunData], runs: Sequence[RunData], moved: Sequence[TaskDifference]
+) -> str:
+    """The training that made the model, beside its control, or how the models differ; then the part
+    that moved most."""
+    made = maker(pair[1], runs)
+    if made:
+        controls = [one for one in runs if one is not made and _shuffled(one)]
+        texts = [training_text(one) for one in (made, *controls[: any(map(_gap, made.steps))])]
+    else:
+        a, b = (one.summary.model if one.summary else "" for one in pair)
+        texts = [f"Model {b} instead of {a}" if a != b else "The model is the same"]
+    for part in moved[:1]:
+        a, b = number(part.paired.mean_a), number(part.paired.mean_b)
+        texts.append(f"Most moved: {part.metric}, {a} to {b}")
+    return one_line(". ".join(texts))
+
+
+def maker(run: RunData, runs: Sequence[RunData]) -> RunData | None:
+    """The training run that made the model of `run`, by the hash or the path of its weights."""
+    trained = [one for one in runs if one.kind == "train"]
+    return run if run.kind == "train" else next((t for t in trained if _made(t, run)), None)
+
+
+def _made(training: RunData, run: RunData) -> bool:
+    actor = run.provenance.get("actor")
+    known: Mapping[str, Any] = actor if isinstance(actor, Mapping) else {}
+    digest, file = known.get("adapter_weights"), training.path / "model/adapter_model.safetensors"
+    if digest and file.is_file():
+        with file.open("rb") as weights:
+            if hashlib.file_digest(weights, "sha256").hexdigest().startswith(str(digest)):
+                return True
+    named = known.get("adapter") or known.get("model")
+    place = (start_folder(run.path) or Path()) / str(named)
+    return bool(named) and place.resolve().is_relative_to(training.path.resolve())
+
+
+def _shuffled(run: RunData) -> bool:
+    recorded = run.kind == "train" and (run.path / CONFIG).is_file()
+    return recorded and read_config(run.path).get("shuffle_feedback") is True
+
+
+def _gap(line: StepLine) -> bool:
+    return line.rewards.loo is not None
+
+
+def training_text(run: RunData) -> str:
+    """Whether feedback helped: the leave-one-out gap at the first step and its mean over the run;
+    without feedback, how the reward or the loss moved."""
+    name, gaps = one_line(run.name, 60), [line.rewards for line in run.steps if _gap(line)]
+    if gaps:
+        first = gaps[0]
+        gap = estimate_text(first.loo, first.loo_low, first.loo_high, signed)
+        said = ("helped" if (first.loo_low or 0) > 0 else "hurt" if (first.loo_high or 0) < 0
+                else "did not clearly help")  # fmt: skip
+        whose = "Control: shuffled feedback" if _shuffled(run) else "Feedback"
+        mean = signed(fmean(one.loo or 0.0 for one in gaps))
+        return (
+            f"{whose} {said} in {name}: replies after it scored {gap} above other drafts at the "
+            f"first step, {mean} over {counted(len(gaps), 'step')}"
+        )
+    drafts = [line.rewards.draft for line in run.steps if line.rewards.draft is not None]
+    losses = [line.learned.loss for line in run.steps if line.learned.loss is not None]
+    what, ends = ("draft reward", drafts) if drafts else ("loss", losses)
+    moved = f", {what} {number(ends[0])} to {number(ends[-1])}" if ends else ""
+    return f"{name} trained {counted(len(run.steps), 'step')} without feedback{moved}"
+
+
+# -- judges and rows -------------------------------------------------------------------------------
+
+
+def judges_text(run: RunData, task: str = "") -> str:
+    """Who scored a task, or all tasks: rules, or judge models with their number of opinions."""
+    tasks = run.provenance.get("tasks")
+    if not isinstance(tasks, Mapping) or not tasks:
+        return "Not recorded"
+    own = {task: tasks[task]} if task in tasks else tasks
+    judge = one_line(role_text({**run.provenance, "tasks": own}, "judge"), 200)
+    samples = run.provenance.get("panel", {}).get("samples")
+    asked = f", {samples} opinions each" if isinstance(samples, int) and samples > 1 else ""
+    return f"Judge model {judge}{asked}" if judge else "Rules; no judge model was asked"
+
+
+def _lost(one: TaskDifference) -> str:
+    lost = max(one.n_a, one.n_b) - one.paired.n_shared
+    return f"; {lost} more without a score in one of them" if lost > 0 else ""
+
+
+def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:
+    """`; none of the 450 rows used in training`; empty if no training run recorded its rows."""
+    own, *used = (_row_ids(one, task) for one in (run, *runs) if one is run or one.kind == "train")
+    if run.kind == "train" or not own or not any(used):
+        return ""
+    return f"; {len(own.intersection(*used)) or 'none'} of {len(own)} rows used in training"
+
+
+def _row_ids(run: RunData, task: str) -> frozenset[str]:
+    conditions = Conditions.read(run.path)
+    return frozenset(map(row_id, conditions.of_task(task).rows)) if conditions else frozenset()
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def _alone(run: RunData, task: str, runs: Sequence[RunData]) -> Finding:
+    """The headline of one run on one task, with its lowest and highest part."""
+    cells, name, made = run.tasks[task], one_line(run.name, 60), maker(run, runs)
+    cell, label = headline(cells), headline_label([run], task)
+    parts = [
+        (one.mean, f"{one_line(metric_name(part, cells))} {cell_text(one)}")
+        for part, one in cells.items()
+        if part.startswith(f"{VALUE}/") and one.mean is not None
+    ]
+    why = [training_text(made)] if made else []
+    why += [f"Lowest: {min(parts)[1]}", f"Highest: {max(parts)[1]}"] if len(parts) > 1 else []
+    bounds = f"; worst to best {bounds_text(cell)}" if bounds_text(cell) else ""
+    unfinished = f" The run is unfinished: {run.progress.text()}." if run.progress else ""
+    return Finding(
+        run=run.name, task=task, outcome=ONE_RUN,
+        claim=f"{name} scores {number(cell.mean)} on {label}.",
+        evidence=f"{mean_text(cell)}.{unfinished}",
+        facts=(
+            ("What was measured", f"{label} in {name}"),
+            ("How much", cell_text(cell)),
+            ("How certain", f"{mean_text(cell)}{bounds}"),
+            ("Why", ". ".join(why) or "No break-downs"),
+            ("What got worse", "Unknown: there is no other run to compare with"),
+            ("Who judged", judges_text(run, task)),
+            ("On which rows", f"{counted(cell.n, 'episode')}{_trained_on(task, run, runs)}"),
+        ),
+    )  # fmt: skip
+
+
+# -- in a terminal and in Markdown -----------------------------------------------------------------
+
+
+def finding_parts(found: Sequence[Finding]) -> list[RenderableType]:
+    """The findings for a terminal: rich renderables, top to bottom."""
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for label, text in found[0].facts if found else ():
+        facts.add_row(Text(label, style="dim", no_wrap=True), Text(text))
+    others = [Text(f"• {one.sentence}") for one in found[1:SHOWN]]
+    more = f"{len(found) - SHOWN} more: soul report --json" if len(found) > SHOWN else ""
+    return [*(Text(one.claim, style="bold") for one in found[:1]), facts, *others, Text(more)]
+
+
+def findings_markdown(found: Sequence[Finding]) -> str:
+    """The findings as Markdown: the first with its facts, then a list; empty without findings."""
+    lines = [f"**{md_text(one.claim)}**\n" for one in found[:1]]
+    lines += [f"- {label}: {md_text(text)}" for one in found[:1] for label, text in one.facts]
+    return "\n".join([*lines, "", *(f"- {md_text(one.sentence)}" for one in found[1:]), ""])
