@@ -223,7 +223,7 @@ def compare_command(
 
 def _print_comparison(comparison: Comparison) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.comparison import comparison_parts
+    from soulkit.report.findings import comparison_parts
 
     for part in comparison_parts(comparison):
         out.print(part)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from soulkit.tasks.kit.registry import Registry
-    from soulkit.tasks.kit.selfcheck import Finding, SelfCheck
+    from soulkit.tasks.kit.selfcheck import Defect, SelfCheck
     from soulkit.tasks.kit.spec import HookKey, Suite, TaskSpec
 
 
@@ -217,7 +217,7 @@ def _counts(lists: Sequence[Sequence[object]], check: SelfCheck) -> list[str]:
     return [NOT_PLAYED if check.rows_only else str(len(items)) for items in lists]
 
 
-def _print_findings(task: str, what: str, findings: Sequence[Finding], width: int = 200) -> None:
+def _print_findings(task: str, what: str, findings: Sequence[Defect], width: int = 200) -> None:
     for finding in findings[:SHOWN]:
         played = f" {one_line(finding.played, 60)}" if finding.played else ""
         line = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, width)}"

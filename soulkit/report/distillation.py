@@ -14,18 +14,16 @@ from soulkit.distill.report import KEPT, REGRESSIONS, Distillation, TaskResult
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.gates import GateResult
-from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import (
     DASH,
     estimate_text,
     interval_remark,
     number,
     percent,
-    signed,
 )
 from soulkit.metrics.retention import Retention
-from soulkit.report.comparison import gate_text
 from soulkit.report.figures import Figure, Palette, draw_figure, dress, plot_point
+from soulkit.report.findings import difference_text, gate_text
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.tables import cell_text, task_label
 from soulkit.runs.jsonl import write_aside, write_json
@@ -56,16 +54,6 @@ def retention_text(kept: Retention) -> str:
     if kept.ci_low is None or kept.ci_high is None:
         return f"{percent(kept.ratio)}, no interval"
     return estimate_text(kept.ratio, kept.ci_low, kept.ci_high, percent)
-
-
-def difference_text(paired: PairedDifference | None) -> str:
-    """`+0.210 [+0.150, +0.270]`."""
-    if paired is None or paired.difference is None:
-        return DASH
-    if paired.ci_low is None:
-        beside = f" ({interval_remark(paired.n_clusters, paired.method)})"
-        return f"{signed(paired.difference)}{beside if paired.n_clusters else ''}"
-    return estimate_text(paired.difference, paired.ci_low, paired.ci_high, signed)
 
 
 def shared_rows_text(result: TaskResult) -> str:

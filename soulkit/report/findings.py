@@ -1,4 +1,4 @@
-"""What the runs of a report show, in plain sentences.
+"""Differences of runs: the findings of a report in sentences, and the table of `soul compare`.
 
     runs ──▶ pairs (baseline, run) ──▶ paired differences ──▶ a claim, its evidence, seven facts
 
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.data.rows import row_id
 from soulkit.errors import UserError
+from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.compare import Comparison, TaskDifference, compare_runs
-from soulkit.eval.comparison.provenance_text import role_text
+from soulkit.eval.comparison.provenance_text import provenance_facts, role_text
 from soulkit.eval.results.summary import VALUE, headline, metric_name
 from soulkit.eval.run.provenance import start_folder
 from soulkit.metrics.comparisons import holm
-from soulkit.metrics.intervals import estimate_text, interval_remark, number, signed
+from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
 from soulkit.metrics.student import CONFIDENCE, significance
-from soulkit.report.comparison import p_text
-from soulkit.report.grid import md_text
+from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
 from soulkit.report.load import EPISODES, RunData
 from soulkit.report.tables import (
     bounds_text,
@@ -48,9 +48,11 @@ from soulkit.types import Episode, Record
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-BETTER, WORSE, UNCLEAR, ONE_RUN, REFUSED = (
-    "better", "worse", "unclear", "one run", "not comparable",
-)  # fmt: skip
+    from soulkit.eval.comparison.contrasts import MeanDifference
+    from soulkit.eval.comparison.gates import GateResult
+    from soulkit.metrics.comparisons import PairedDifference
+
+BETTER, WORSE, UNCLEAR, ONE_RUN, REFUSED = "better", "worse", "unclear", "one run", "not comparable"
 _RANK = {BETTER: 0, WORSE: 0, UNCLEAR: 1, ONE_RUN: 2, REFUSED: 3}
 SHOWN = 8
 """Number of findings that a terminal and a page show."""
@@ -131,7 +133,7 @@ def _compared(base: RunData, run: RunData, runs: Sequence[RunData]) -> list[Find
     tasks = [replace(task, p_holm=p) for task, p in zip(tasks, adjusted, strict=True)]
     parts = [part for part in whole.breakdowns if part.task not in whole.blocked]
     mean = [] if whole.blocked else list(_suite_mean(whole))
-    kept = [task for task in tasks if not mean or outcome_of(task) != UNCLEAR]
+    kept = [task for task in tasks if not mean or change_of(task) != UNCLEAR]
     whys: dict[str, list[str]] = {}
     for task, lines in whole.blocked.items():
         whys.setdefault("; ".join(lines), []).append(task)
@@ -151,7 +153,7 @@ def _suite_mean(whole: Comparison) -> Iterator[TaskDifference]:
                                  paired=mean.paired, p_holm=None, n_a=n, n_b=n)  # fmt: skip
 
 
-def outcome_of(one: TaskDifference) -> str:
+def change_of(one: TaskDifference) -> str:
     """Whether a difference is clear: its interval excludes zero, or without one its p is small."""
     pair = one.paired
     if pair.p is None or pair.p >= significance(CONFIDENCE) or not pair.difference:
@@ -166,27 +168,28 @@ def _difference(
     """The finding on one difference; `parts` may explain it, `checked` may have got worse."""
     base, run = (_label(side, runs) for side in pair)
     a, b = number(one.paired.mean_a), number(one.paired.mean_b)
-    outcome, label = outcome_of(one), task_label(one.task, one.metric)
+    outcome, label = change_of(one), task_label(one.task, one.metric)
     way = "up" if (one.paired.difference or 0) > 0 else "down"
     claim = f"{run} scores {b} on {label}, {way} from {a} in {base}."
     if outcome == UNCLEAR:
         claim = f"There is no clear difference between {run} ({b}) and {base} ({a}) on {label}."
-    moved = sorted((part for part in parts if outcome_of(part) != UNCLEAR),
+    moved = sorted((part for part in parts if change_of(part) != UNCLEAR),
                    key=lambda part: -abs(part.paired.difference or 0.0))  # fmt: skip
     return Finding(
         run=pair[1].name, baseline=pair[0].name, task=one.task, outcome=outcome, claim=claim,
-        evidence=f"Difference {difference_text(one)}; {_certainty(one)}.",
+        evidence=f"Difference {difference_text(one.paired)}; {_certainty(one)}.",
         moved=tuple(moved), checked=len(parts), p=1.0 if one.paired.p is None else one.paired.p,
         facts=(
             ("What improved" if outcome == BETTER else "What changed",
              f"{'Nothing clearly: ' * (outcome == UNCLEAR)}{label}, {run} compared with {base}"),
-            ("By how much", f"{difference_text(one)}, from {a} to {b}"),
+            ("By how much", f"{difference_text(one.paired)}, from {a} to {b}"),
             ("How certain", _certainty(one)),
             ("Why", _why(pair, runs, moved)),
             ("What got worse", _worse(checked)),
             ("Who judged", judges_text(pair[1], one.task)),
-            ("On which rows", f"{counted(one.paired.n_shared, 'episode')} of {one_line(one.task)}, "
-             f"the same rows in both runs{_lost(one)}{_trained_on(one.task, pair[1], runs)}"),
+            ("On which rows", f"The same in both runs: {one.paired.n_shared} of "
+             f"{max(one.n_a, one.n_b)} episodes of {one_line(one.task)} scored in both"
+             + _trained_on(one.task, pair[1], runs)),
         ),
     )  # fmt: skip
 
@@ -205,9 +208,14 @@ def _label(run: RunData, runs: Sequence[RunData]) -> str:
     )
 
 
-def difference_text(one: TaskDifference) -> str:
-    """`+0.333 [+0.291, +0.375]`."""
-    return estimate_text(one.paired.difference, one.paired.ci_low, one.paired.ci_high, signed)
+def difference_text(paired: PairedDifference | None) -> str:
+    """`+0.210 [+0.150, +0.270]`."""
+    if paired is None or paired.difference is None:
+        return DASH
+    if paired.ci_low is None:
+        beside = f" ({interval_remark(paired.n_clusters, paired.method)})"
+        return f"{signed(paired.difference)}{beside if paired.n_clusters else ''}"
+    return estimate_text(paired.difference, paired.ci_low, paired.ci_high, signed)
 
 
 def _certainty(one: TaskDifference) -> str:
@@ -224,9 +232,12 @@ def _certainty(one: TaskDifference) -> str:
 
 
 def _worse(checked: Sequence[TaskDifference]) -> str:
-    worse = sorted((one for one in checked if outcome_of(one) == WORSE),
+    worse = sorted((one for one in checked if change_of(one) == WORSE),
                    key=lambda one: -abs(one.paired.difference or 0.0))  # fmt: skip
-    texts = [f"{task_label(one.task, one.metric)} {difference_text(one)}" for one in worse[:_WORST]]
+    texts = [
+        f"{task_label(one.task, one.metric)} {difference_text(one.paired)}"
+        for one in worse[:_WORST]
+    ]
     texts += [f"{len(worse) - _WORST} more"] if len(worse) > _WORST else []
     return (f"{'; '.join(texts) or 'Nothing got worse'}; {counted(len(checked), 'difference')} "
             "checked (tasks, metrics, break-downs)")  # fmt: skip
@@ -328,11 +339,6 @@ def judges_text(run: RunData, task: str = "") -> str:
     return f"Judge model {judge}{asked}" if judge else "Rules; no judge model was asked"
 
 
-def _lost(one: TaskDifference) -> str:
-    lost = max(one.n_a, one.n_b) - one.paired.n_shared
-    return f"; {lost} more without a score in one of them" if lost > 0 else ""
-
-
 def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:
     """`; none of the 450 rows used in training`; empty if no training run recorded its rows."""
     own, *used = (_row_ids(one, task) for one in (run, *runs) if one is run or one.kind == "train")
@@ -399,3 +405,106 @@ def findings_markdown(found: Sequence[Finding]) -> str:
     lines = [f"**{md_text(one.claim)}**\n" for one in found[:1]]
     lines += [f"- {label}: {md_text(text)}" for one in found[:1] for label, text in one.facts]
     return "\n".join([*lines, "", *(f"- {md_text(one.sentence)}" for one in found[1:]), ""])
+
+
+# -- the table of `soul compare` -------------------------------------------------------------------
+
+
+_HEADS = ("A", "B", "B \u2212 A [95% CI]", "p", "p (Holm)", "shared", "clusters")
+
+
+def comparison_parts(result: Comparison) -> list[RenderableType]:
+    """The table of differences and its notes: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    alike, rows = len(_metrics(result)) == 1, []
+    for task in result.tasks:
+        name = task.task if alike else task_label(task.task, task.metric)
+        name += f" ({', '.join(task.over)})" if task.over else ""
+        rows.append(_row(one_line(name), task.paired, p_text(task.p_holm)))
+    rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
+    table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4))
+    gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
+    notes = [Text(one_line(note), style="dim") for note in _notes(result)]
+    return [Text("\n".join(map(one_line, _head(result)))), *table, *gates, *notes]
+
+
+def _head(result: Comparison) -> list[str]:
+    """The two runs with their judge and rows, and what is compared."""
+    lines = [f"A: {result.a}", f"B: {result.b}", f"metric: {', '.join(_metrics(result))}"]
+    for place, origin in enumerate(result.origins):
+        facts = " · ".join(f"{label} {text}" for label, text in provenance_facts(origin))
+        lines[place] += f" · {facts}" if facts else ""
+    if result.shared_rows:
+        rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
+        lines += [f"shared rows only: {', '.join(rows)}"]
+    return [*lines, f"suite: {result.suite}"] if result.suite else lines
+
+
+def gate_text(result: GateResult) -> str:
+    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120, +0.020] (METRIC, 450 episodes)`."""
+    where = estimate_text(result.difference, result.low, result.high, signed)
+    where = where if "[" in where else "no interval"
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
+
+
+def _notes(result: Comparison) -> list[str]:
+    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
+    notes += [f"note: {line}" for line in result.remarks]
+    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
+    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
+    notes += [
+        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
+        for t in result.tasks
+        if t.paired.n_only_a or t.paired.n_only_b
+    ]
+    for mean in result.means:
+        notes += [_signs(mean)]
+    return [
+        *notes,
+        "A, B and B \u2212 A cover only the episodes that both runs scored (shared).",
+        "p is the p-value of B \u2212 A; p (Holm) is corrected for the number of tasks.",
+    ]
+
+
+def _clusters(pair: PairedDifference) -> str:
+    """`32`, `7: few`, `no spread in 7`: the number of clusters behind the difference."""
+    if not pair.n_clusters:
+        return DASH
+    remark = interval_remark(pair.n_clusters, pair.method)
+    return remark.replace(" clusters", "").replace(" cluster", "")
+
+
+def _signs(mean: MeanDifference) -> str:
+    """`COG: 2 of 3 members better, 1 worse`, then missing members and the bounds of the mean."""
+    counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
+    if not mean.missing:
+        return counted
+    low, high = number(mean.worst), number(mean.best)
+    bounds = "" if mean.worst is None else f"; it would be between {low} and {high}"
+    return f"{counted}; no mean ({', '.join(mean.missing)} missing){bounds}"
+
+
+def _metrics(result: Comparison) -> list[str]:
+    """The compared metrics, under the names that the tasks declare."""
+    return list(dict.fromkeys(task.metric for task in result.tasks))
+
+
+def p_text(p: float | None) -> str:
+    """A p-value with four digits; a smaller one is `<0.0001`, not zero."""
+    return "<0.0001" if p is not None and p < 0.0001 else number(p, 4)
+
+
+def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") -> GridRow:
+    return GridRow.of(
+        name,
+        number(pair.mean_a),
+        number(pair.mean_b),
+        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
+        p_text(pair.p),
+        p_holm,
+        str(pair.n_shared),
+        _clusters(pair),
+        level=level,
+    )

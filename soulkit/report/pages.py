@@ -118,7 +118,6 @@ def render(
         table=tables,
         suite=suite,
         rows=_result_rows(runs, published.tables),
-        firsts=_first_columns(published.tables),
         compared=tables.comparable_runs(runs),
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
@@ -173,22 +172,13 @@ def _result_rows(runs: Sequence[RunData], published: Sequence[Publication]) -> l
     columns = tables.comparable_runs(runs)
     rows: list[dict[str, Any]] = []
     for task, cells in tables.rows_across(columns):
-        context = [t.figure(task, m) for t in published for m in t.highlight]
+        context = [[t.figure(task, m) for m in t.highlight] for t in published]
         label = tables.headline_label(columns, task)
         row = {"task": label, "cells": cells, "strips": _strips(columns, cells), "shown": context}
         rows.append({**row, "sub": False})
-        without = {"strips": [], "shown": [None] * len(context), "sub": True}
+        without = {"strips": [], "shown": context, "sub": True}
         rows += [{"task": n, "cells": c, **without} for n, c in tables.extra_cells(columns, task)]
     return rows
-
-
-def _first_columns(published: Sequence[Publication]) -> list[int]:
-    """Index of each published table's first column among the context columns."""
-    starts, at = [], 0
-    for context in published:
-        starts.append(at)
-        at += len(context.highlight)
-    return starts
 
 
 def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip]:

@@ -24,7 +24,7 @@ from soulkit.eval.comparison.gates import ComparisonGate, gate_result, parse_gat
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import metric_values, summarise
 from soulkit.metrics.comparisons import PairedDifference, paired_difference
-from soulkit.report.comparison import comparison_parts
+from soulkit.report.findings import comparison_parts
 from soulkit.report.grid import parts_text
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import load_registry

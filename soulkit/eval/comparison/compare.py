@@ -196,7 +196,7 @@ def compare_runs(
     `registry` defines the suites. `trust` allows running task code that another person's run
     names; without it, such a task is compared by `value`. With `only_shared_rows`, everything is
     computed over the rows that both evaluations have with the same content. `breakdowns` adds the
-    differences of companions and parts. `read` reads the episodes of a run folder.
+    companions and parts of the headlines.
 
     DataError if the episodes cannot be read or a run lacks the metric; ConfigError for a gate or
     suite that does not exist; RunError if the runs share no episode or (without `allow_mixed`) may
@@ -205,26 +205,21 @@ def compare_runs(
     registry = registry or load_registry()
     members = registry.suite(suite) if suite else None
     sides, last = _sides(a, b, members, suite, read, only_shared_rows=only_shared_rows)
-    shared, runs_a, runs_b = sides.tasks, sides.a, sides.b
+    runs_a, runs_b, shared = sides.a, sides.b, sides.tasks
     _check_gates(gates, shared, registry, suite)
-    unlike = differences(*sides.runs, shared)
-    mixed, beside = unlike.lines()
+    mixed, beside = (unlike := differences(*sides.runs, shared)).lines()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
     controls = shared_controls(a, b, shared, sides.ids)
-    names = {name: _value_name(spec.metric) for name, spec in registry.specs.items()}
-    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, names, trust=trust)
+    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, registry, trust=trust)
     whole = _Pairs(pairs, registry)
     compared, lacking = whole.contrasts(metric)
     if not any(t.paired.n_shared for t in compared.values()):
         raise _no_common_episode(a, b, metric)
     adjusted = holm([t.paired.p for t in compared.values()])
-    whys = [*unlike.blocking, *((task, error.what) for task, error in lacking.items())]
     return Comparison(
-        a=str(a),
-        b=str(b),
-        metric=metric or HEADLINE,
+        a=str(a), b=str(b), metric=metric or HEADLINE,
         tasks=tuple(
             TaskDifference(task=task, metric=pairs[task].shown(t.metric), paired=t.paired,
                            p_holm=p, n_a=t.n_a, n_b=t.n_b, over=t.over)
@@ -247,9 +242,13 @@ def compare_runs(
         gates=tuple(whole.gate(gate) for gate in gates),
         origins=tuple(provenance_of(folder, {}) for folder in (a, b)),
         shared_rows=sides.rows,
-        blocked={task: tuple(why for t, why in whys if t == task) for task, _ in whys},
+        blocked=_blocked([*unlike.blocking, *((t, error.what) for t, error in lacking.items())]),
         breakdowns=tuple(whole.breakdowns()) if breakdowns else (),
     )  # fmt: skip
+
+
+def _blocked(whys: Sequence[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    return {task: tuple(why for t, why in whys if t == task) for task, _ in whys}
 
 
 def _sides(
@@ -318,11 +317,12 @@ def _alone(
 def _pairs(
     folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
     b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls,
-    names: Mapping[str, str], *, trust: bool,
+    registry: Registry, *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
     """The recorded results of each task, with its code if one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
     cells_a, cells_b = (recorded_cells(folder) for folder in folders)
+    names = {name: _value_name(spec.metric) for name, spec in registry.specs.items()}
     pairs = {
         task: TaskPair(
             task=task, a=a[task], b=b[task], declared_name=names.get(task, ""),

@@ -243,7 +243,7 @@ _CLOSE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Defect:
     """A row that the check reports, and the reason."""
 
     source: str
@@ -262,15 +262,15 @@ class SelfCheck:
     data: str
     rows: int
     """Different rows that were played."""
-    gold_fails: tuple[Finding, ...] = ()
+    gold_fails: tuple[Defect, ...] = ()
     """The gold scores less than the maximum, or cannot be scripted or scored."""
-    wrong_passes: tuple[Finding, ...] = ()
-    wrong_unread: tuple[Finding, ...] = ()
+    wrong_passes: tuple[Defect, ...] = ()
+    wrong_unread: tuple[Defect, ...] = ()
     """The wrong answer was unreadable, so it does not test the scorer."""
-    no_gold: tuple[Finding, ...] = ()
-    no_wrong: tuple[Finding, ...] = ()
-    unscored: tuple[Finding, ...] = ()
-    breaks: tuple[Finding, ...] = ()
+    no_gold: tuple[Defect, ...] = ()
+    no_wrong: tuple[Defect, ...] = ()
+    unscored: tuple[Defect, ...] = ()
+    breaks: tuple[Defect, ...] = ()
     """Errors that would stop a run: a prompt that cannot be rendered, feedback that raises. One
     finding per kind of error."""
     warnings: tuple[str, ...] = ()
@@ -377,7 +377,7 @@ class _Rehearsed:
             self.problems.setdefault(problem, []).append(example)
         return not problems
 
-    def breaks(self) -> tuple[Finding, ...]:
+    def breaks(self) -> tuple[Defect, ...]:
         return tuple(
             _finding(rows[0], None, f"{problem} ({len(rows)} row{'s' * (len(rows) > 1)})")
             for problem, rows in self.problems.items()
@@ -404,8 +404,8 @@ class _Rehearsed:
 
 async def _findings(
     task: Task, loaded: LoadedExamples, rehearsed: _Rehearsed
-) -> dict[str, list[Finding]]:
-    findings: dict[str, list[Finding]] = {}
+) -> dict[str, list[Defect]]:
+    findings: dict[str, list[Defect]] = {}
     for example in loaded.examples:
         if not await rehearsed.before(example):
             continue  # its score would only reflect the broken prompt
@@ -466,6 +466,6 @@ def _scored(task: Task, score: Score) -> str:
     return f"scored {score.value:g} of {task.spec.metric.high:g} ({score.status}{read})"
 
 
-def _finding(example: Example, played: Episode | None, why: str) -> Finding:
+def _finding(example: Example, played: Episode | None, why: str) -> Defect:
     text = played.final.text if played is not None and played.final is not None else ""
-    return Finding(example.source, example.id, text, why)
+    return Defect(example.source, example.id, text, why)
