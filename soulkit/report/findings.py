@@ -21,13 +21,15 @@ from soulkit.errors import UserError
 from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.compare import Comparison, TaskDifference, compare_runs
 from soulkit.eval.comparison.provenance_text import provenance_facts, role_text
-from soulkit.eval.results.summary import VALUE, headline, metric_name
+from soulkit.eval.results.cells import suite_lines
+from soulkit.eval.results.summary import VALUE, Cell, headline, metric_name
 from soulkit.eval.run.provenance import start_folder
 from soulkit.metrics.comparisons import holm
 from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
 from soulkit.metrics.student import CONFIDENCE, significance
 from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
 from soulkit.report.load import EPISODES, RunData
+from soulkit.report.suites import common_suite, scales_of
 from soulkit.report.tables import (
     bounds_text,
     cell_text,
@@ -106,7 +108,7 @@ def findings(runs: Sequence[RunData]) -> list[Finding]:
             base = next(one for one, shared in zip(shown, alike, strict=True) if shared)
             made += _compared(base, run, runs)
         elif not any(alike[i + 1 :]):
-            made += [_alone(run, task, runs) for task in run.tasks]
+            made += _alone(run, runs)
     made = made or [Finding(run=run.name, outcome=ONE_RUN, claim=f"{training_text(run)}.")
                     for run in runs if run.steps]  # fmt: skip
     return sorted(made, key=lambda one: (_RANK[one.outcome], one.p))
@@ -117,19 +119,18 @@ def findings(runs: Sequence[RunData]) -> list[Finding]:
 
 def _compared(base: RunData, run: RunData, runs: Sequence[RunData]) -> list[Finding]:
     """The mean of a suite and the tasks that moved, or all tasks; then what is not comparable."""
-    played = {one.summary.suite for one in (base, run) if one.summary}
-    suite = played.pop() if len(played) == 1 else ""
+    registry = load_registry()
     loaded = {one.path / EPISODES: one.records for one in (base, run)}
     try:
         whole = compare_runs(
             base.path, run.path, allow_mixed=True, breakdowns=True,
-            suite=suite if suite in load_registry().suites else "",
+            suite=common_suite((base, run), registry) or "", registry=registry,
             read=lambda path: loaded[path] or _scores(path),
         )  # fmt: skip
     except UserError as error:
         return [_refused(base, run, "", error.what)]
     tasks = [task for task in whole.tasks if task.task not in whole.blocked]
-    adjusted = holm([task.paired.p for task in tasks])
+    adjusted = holm([task.paired.p for task in tasks]) if len(tasks) > 1 else [None] * len(tasks)
     tasks = [replace(task, p_holm=p) for task, p in zip(tasks, adjusted, strict=True)]
     parts = [part for part in whole.breakdowns if part.task not in whole.blocked]
     mean = [] if whole.blocked else list(_suite_mean(whole))
@@ -177,7 +178,7 @@ def _difference(
                    key=lambda part: -abs(part.paired.difference or 0.0))  # fmt: skip
     return Finding(
         run=pair[1].name, baseline=pair[0].name, task=one.task, outcome=outcome, claim=claim,
-        evidence=f"Difference {difference_text(one.paired)}; {_certainty(one)}.",
+        evidence=f"Difference {difference_text(one.paired)}. {_certainty(one)}.",
         moved=tuple(moved), checked=len(parts), p=1.0 if one.paired.p is None else one.paired.p,
         facts=(
             ("What improved" if outcome == BETTER else "What changed",
@@ -197,8 +198,10 @@ def _difference(
 def _refused(base: RunData, run: RunData, tasks: str, why: str) -> Finding:
     on = f" on {tasks}" if tasks else ""
     claim = f"{run.name} cannot be compared with {base.name}{on}: {why.rstrip('.')}."
-    return Finding(run=run.name, baseline=base.name, task=tasks, outcome=REFUSED,
-                   claim=one_line(claim))  # fmt: skip
+    return Finding(
+        run=run.name, baseline=base.name, task=tasks, outcome=REFUSED, claim=one_line(claim),
+        evidence="The table shows the mean of each run.",
+    )  # fmt: skip
 
 
 def _label(run: RunData, runs: Sequence[RunData]) -> str:
@@ -222,8 +225,8 @@ def _certainty(one: TaskDifference) -> str:
     """`p < 0.0001 (Holm 0.0002); the 95% interval excludes zero; 450 episodes in 300 clusters`."""
     pair = one.paired
     texts = ["No p-value" if pair.p is None else f"p = {p_text(pair.p)}".replace("= <", "< ")]
-    if one.p_holm is not None and one.p_holm != pair.p:
-        texts[0] += f" (Holm {p_text(one.p_holm)})"
+    if one.p_holm is not None:
+        texts[0] += f" (Holm {p_text(one.p_holm)})".replace("<", "< ")
     if pair.ci_low is not None and pair.ci_high is not None:
         zero = "includes" if pair.ci_low <= 0 <= pair.ci_high else "excludes"
         texts.insert(0, f"The 95% interval {zero} zero")
@@ -239,8 +242,8 @@ def _worse(checked: Sequence[TaskDifference]) -> str:
         for one in worse[:_WORST]
     ]
     texts += [f"{len(worse) - _WORST} more"] if len(worse) > _WORST else []
-    return (f"{'; '.join(texts) or 'Nothing got worse'}; {counted(len(checked), 'difference')} "
-            "checked (tasks, metrics, break-downs)")  # fmt: skip
+    n = f"{counted(len(checked), 'difference')} checked (tasks, metrics, break-downs)"
+    return "; ".join([*(texts or ["Nothing got clearly worse"]), n])
 
 
 def _scores(path: Path) -> list[Record]:
@@ -267,7 +270,7 @@ def _why(
         texts = [training_text(one) for one in (made, *controls[: any(map(_gap, made.steps))])]
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)
-        texts = [f"Model {b} instead of {a}" if a != b else "The model is the same"]
+        texts = [f"Another model: {b} instead of {a}" if a != b else "The model is the same"]
     for part in moved[:1]:
         a, b = number(part.paired.mean_a), number(part.paired.mean_b)
         texts.append(f"Most moved: {part.metric}, {a} to {b}")
@@ -341,10 +344,11 @@ def judges_text(run: RunData, task: str = "") -> str:
 
 def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:
     """`; none of the 450 rows used in training`; empty if no training run recorded its rows."""
-    own, *used = (_row_ids(one, task) for one in (run, *runs) if one is run or one.kind == "train")
-    if run.kind == "train" or not own or not any(used):
+    used = frozenset().union(*(_row_ids(one, task) for one in runs if one.kind == "train"))
+    own = _row_ids(run, task) if run.kind == "eval" else frozenset()
+    if not own or not used:
         return ""
-    return f"; {len(own.intersection(*used)) or 'none'} of {len(own)} rows used in training"
+    return f"; {len(own & used) or 'none'} of {len(own)} rows used in training"
 
 
 def _row_ids(run: RunData, task: str) -> frozenset[str]:
@@ -355,22 +359,35 @@ def _row_ids(run: RunData, task: str) -> frozenset[str]:
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def _alone(run: RunData, task: str, runs: Sequence[RunData]) -> Finding:
-    """The headline of one run on one task, with its lowest and highest part."""
-    cells, name, made = run.tasks[task], one_line(run.name, 60), maker(run, runs)
-    cell, label = headline(cells), headline_label([run], task)
-    parts = [
-        (one.mean, f"{one_line(metric_name(part, cells))} {cell_text(one)}")
-        for part, one in cells.items()
-        if part.startswith(f"{VALUE}/") and one.mean is not None
-    ]
+def _alone(run: RunData, runs: Sequence[RunData]) -> list[Finding]:
+    """The mean of a suite with its tasks, or the headline of each task with its parts."""
+    registry = load_registry()
+    if name := common_suite([run], registry):
+        *_, line = suite_lines(registry.suite_spec(name), run.tasks, scales_of(registry))
+        members = {task: headline(cells) for task, cells in run.tasks.items()}
+        return [_described(run, name, f"{name} (mean)", line.cell, members, runs)]
+    return [
+        _described(run, task, headline_label([run], task), headline(cells),
+                   {metric_name(part, cells): one for part, one in cells.items()
+                    if part.startswith(f"{VALUE}/")}, runs)
+        for task, cells in run.tasks.items()
+    ]  # fmt: skip
+
+
+def _described(
+    run: RunData, task: str, label: str, cell: Cell, parts: Mapping[str, Cell],
+    runs: Sequence[RunData],
+) -> Finding:  # fmt: skip
+    name, made = one_line(run.name, 60), maker(run, runs)
+    means = sorted((one.mean, f"{one_line(part)} {cell_text(one)}")
+                   for part, one in parts.items() if one.mean is not None)  # fmt: skip
     why = [training_text(made)] if made else []
-    why += [f"Lowest: {min(parts)[1]}", f"Highest: {max(parts)[1]}"] if len(parts) > 1 else []
+    why += [f"Lowest: {means[0][1]}", f"Highest: {means[-1][1]}"] if len(means) > 1 else []
     bounds = f"; worst to best {bounds_text(cell)}" if bounds_text(cell) else ""
+    says = "has no mean" if cell.mean is None else f"scores {number(cell.mean)}"
     unfinished = f" The run is unfinished: {run.progress.text()}." if run.progress else ""
     return Finding(
-        run=run.name, task=task, outcome=ONE_RUN,
-        claim=f"{name} scores {number(cell.mean)} on {label}.",
+        run=run.name, task=task, outcome=ONE_RUN, claim=f"{name} {says} on {label}.",
         evidence=f"{mean_text(cell)}.{unfinished}",
         facts=(
             ("What was measured", f"{label} in {name}"),
@@ -393,11 +410,14 @@ def finding_parts(found: Sequence[Finding]) -> list[RenderableType]:
     from rich.text import Text
 
     facts = Table.grid(padding=(0, 2, 0, 0))
+    lead = [Text(one.claim, style="bold") for one in found[:1]]
+    if found and found[0].outcome == ONE_RUN:  # the table shows the rest
+        return [*lead, *(Text(one.claim) for one in found[1:SHOWN])]
     for label, text in found[0].facts if found else ():
         facts.add_row(Text(label, style="dim", no_wrap=True), Text(text))
     others = [Text(f"• {one.sentence}") for one in found[1:SHOWN]]
     more = f"{len(found) - SHOWN} more: soul report --json" if len(found) > SHOWN else ""
-    return [*(Text(one.claim, style="bold") for one in found[:1]), facts, *others, Text(more)]
+    return [*lead, facts, *others, *([Text(more)] if more else [])]
 
 
 def findings_markdown(found: Sequence[Finding]) -> str:

@@ -1,0 +1,353 @@
+"""The findings of a report: real evaluations of scripted models, and trainings as they leave files.
+
+A difference is called clear only if its interval excludes zero; runs that were measured differently
+get a reason and no difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.report import findings as report
+from soulkit.report import pages
+from soulkit.report.findings import Finding, findings
+from soulkit.report.grid import parts_text
+from soulkit.report.load import RunData, find_runs, load_runs
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.types import Example
+from tests.report.test_report import EVIL, Page
+from tests.support.evaluation import FAST, api, examples, last_message, soul
+from tests.support.servers.openai_server import Body, ScriptedServer
+
+N = 60
+FACTS = ("What improved", "By how much", "How certain", "Why", "What got worse", "Who judged",
+         "On which rows")  # fmt: skip
+
+
+def player(right: Callable[[Example], bool], task: str = "tomi") -> Callable[[Body], str]:
+    """Answers with the gold where `right` holds for the row, else without an answer."""
+    live = load_registry().task(task)
+    assert isinstance(live, ChoiceTask)
+    rows = examples(task, N)
+    said = {live.preview(e)[0].text: live.gold_completion(e) if right(e) else "?" for e in rows}
+    return lambda body: said[last_message(body)]
+
+
+def nth(every: int) -> Callable[[Example], bool]:
+    """Rows that are not among these: every so many by id, so that all tags have some."""
+    return lambda example: int(example.id, 16) % every != 0
+
+
+MODELS: dict[str, Callable[[Example], bool]] = {
+    "none": lambda _: False,
+    "most": nth(7),
+    "nearly": nth(8),
+    "all": lambda _: True,
+    "reality": lambda e: e.tags["order"] == "0",
+    "minds": lambda e: e.tags["order"] != "0",
+}
+"""Model → the rows that it answers."""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One evaluation of each model on the same rows."""
+    folder = tmp_path_factory.mktemp("played")
+    for name, right in MODELS.items():
+        with ScriptedServer(answer=player(right)) as server:
+            assert api(server.base_url, folder / name, "--model", name, n=N) == 0
+    return folder
+
+
+@pytest.fixture
+def models(played: Path, tmp_path: Path) -> Path:
+    """A copy of the evaluations, to change."""
+    return Path(shutil.copytree(played, tmp_path / "models"))
+
+
+def found(folder: Path, *names: str) -> list[Finding]:
+    return findings(load_runs([folder / name for name in names], light=True))
+
+
+def edit(run: Path, **provenance: Any) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["provenance"] |= provenance
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def training(folder: Path, gaps: list[float] | None, *, shuffled: bool = False) -> Path:
+    """A training run with these leave-one-out gaps, and the adapter that it saved."""
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "adapter_model.safetensors").write_bytes(folder.name.encode())
+    (folder / "config.yaml").write_text(f"method: ditto\nshuffle_feedback: {str(shuffled).lower()}")
+    lines: list[dict[str, object]] = [
+        {"step": step, "reward/draft": 0.25, "optimizer/lr": 0.1} for step in range(3)
+    ]
+    for line, gap in zip(lines, gaps or [], strict=False):
+        line |= {"gap/loo": gap, "gap/loo_low": gap - 0.1, "gap/loo_high": gap + 0.1}
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    summary = {"command": "train ditto", "model": "base", "steps": 3, "tasks": {}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+# -- two runs --------------------------------------------------------------------------------------
+
+
+def test_a_gain_has_seven_facts(models: Path) -> None:
+    (gain,) = found(models, "reality", "all")
+    shares = [json.loads((models / name / "summary.json").read_text())["tasks"]["tomi"]["value"]
+              for name in ("reality", "all")]  # fmt: skip
+    assert gain.outcome == "better"
+    low = f"{shares[0]['mean']:.3f}"
+    assert gain.claim == f"all scores 1.000 on tomi (accuracy), up from {low} in reality."
+    facts = dict(gain.facts)
+    assert tuple(facts) == FACTS
+    assert facts["By how much"].endswith(f", from {low} to 1.000")
+    assert "[+" in facts["By how much"] and "p < 0.0001" in facts["How certain"]
+    assert f"{N} episodes, {shares[1]['n_clusters']} clusters" in facts["How certain"]
+    assert facts["Why"].startswith("Another model: all instead of reality. Most moved: accuracy/")
+    assert facts["What got worse"].startswith("Nothing got clearly worse; ")
+    assert facts["Who judged"] == "Rules; no judge model was asked"
+    assert facts["On which rows"] == (
+        f"The same in both runs: {N} of {N} episodes of tomi scored in both"
+    )
+    assert {part.metric for part in gain.moved} >= {"accuracy/order=1"}
+    assert all(part.metric != "accuracy/order=0" for part in gain.moved)
+
+
+@pytest.mark.parametrize(("a", "b"), [("nearly", "most"), ("most", "nearly"), ("all", "all")])
+def test_an_interval_around_zero_is_no_gain(a: str, b: str, models: Path) -> None:
+    shutil.copytree(models / b, models / "again")
+    (one,) = found(models, a, "again")
+    assert one.outcome == "unclear"
+    assert one.claim.startswith("There is no clear difference between again (")
+    assert dict(one.facts)["What changed"].startswith("Nothing clearly: ")
+    assert not {"up from", "improved"} & set(one.sentence.split())
+
+
+def test_a_loss_in_a_part_is_named_although_the_whole_rose(models: Path) -> None:
+    (rise,) = found(models, "reality", "minds")
+    facts = dict(rise.facts)
+    assert rise.outcome == "better"
+    assert facts["What got worse"].startswith("tomi (accuracy/order=0) −1.000 [−1.000, ")
+    assert [part.paired.difference for part in rise.moved[:1]] != [None]
+    assert {report.change_of(part) for part in rise.moved} == {"better", "worse"}
+
+
+def test_a_fall_leads_with_what_fell(models: Path) -> None:
+    (fall,) = found(models, "all", "none")
+    assert fall.claim == "none scores 0.000 on tomi (accuracy), down from 1.000 in all."
+    assert dict(fall.facts)["What got worse"].startswith("tomi (accuracy) −1.000 [")
+
+
+def test_the_most_certain_difference_leads_and_the_first_run_is_the_baseline(models: Path) -> None:
+    several = found(models, "nearly", "most", "none", "all")
+    assert [one.baseline for one in several] == ["nearly"] * 3
+    assert [one.run for one in several] == ["none", "all", "most"]
+
+
+@pytest.mark.parametrize("change", ["protocol", "prompt", "rows", "nothing recorded"])
+def test_runs_that_were_measured_differently_get_a_reason_and_no_difference(
+    change: str, models: Path
+) -> None:
+    run = models / "all"
+    if change == "protocol":
+        text = (run / "config.yaml").read_text().replace("protocol: paper", "protocol: reference")
+        (run / "config.yaml").write_text(text)
+    elif change == "prompt":
+        lines = (run / "episodes.jsonl").read_text()
+        (prompt,) = set(load_runs([run])[0].records[0].score.prompts.values())
+        (run / "episodes.jsonl").write_text(lines.replace(prompt, "0" * len(prompt)))
+    elif change == "rows":
+        conditions = json.loads((run / "conditions.json").read_text())
+        conditions["tasks"]["tomi"]["rows"].popitem()
+        (run / "conditions.json").write_text(json.dumps(conditions))
+    else:
+        (run / "conditions.json").unlink()
+    whys = {"protocol": "protocol paper vs reference", "prompt": "prompt 'user' differs",
+            "rows": f"rows {N} vs {N - 1}", "nothing recorded": "B did not record"}  # fmt: skip
+    (one,) = found(models, "none", "all")
+    assert one.outcome == "not comparable" and one.facts == ()
+    assert (
+        one.claim.startswith("all cannot be compared with none on tomi: ")
+        and whys[change] in one.claim
+    )
+    assert not any(sign in one.sentence for sign in ("+1.000", "p <", "["))
+    assert "cannot be compared" in pages.render(load_runs([models / "none", models / "all"]))
+
+
+def test_a_run_without_episodes_is_not_compared(models: Path) -> None:
+    (models / "all" / "episodes.jsonl").unlink()
+    (one,) = found(models, "none", "all")
+    assert "There are no episodes at" in one.claim
+
+
+def test_scores_read_again_from_disk_give_the_same_findings(models: Path) -> None:
+    paths = [models / "reality", models / "minds"]
+    assert findings(load_runs(paths)) == findings(load_runs(paths, episodes=False))
+
+
+def test_several_tasks_have_holm_and_each_its_own_finding(tmp_path: Path) -> None:
+    tasks = ("tomi", "hitom")
+    rows = [word for t in tasks for word in ("--task", t, "--data", f"{t}=synth:{N}")]
+    for name in ("none", "most"):
+        said = [player(MODELS[name], task) for task in tasks]
+        with ScriptedServer(answer=lambda body, said=said: either(said, body)) as server:
+            assert soul("eval", "api", "--model", name, "--base-url", server.base_url,
+                        "--out", tmp_path / name, *FAST,
+                        *rows) == 0  # fmt: skip
+    both = found(tmp_path, "none", "most")
+    assert {one.task for one in both} == set(tasks)
+    assert all(re.search(r"p (<|=) 0.\d+ \(Holm (< )?0.\d+\)", one.sentence) for one in both)
+
+
+def either(players: list[Callable[[Body], str]], body: Body) -> str:
+    """The answer of the player that knows the row."""
+    for one in players:
+        with contextlib.suppress(KeyError):
+            return one(body)
+    raise KeyError(last_message(body))
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["path", "hash", "neither"])
+def test_the_training_stands_beside_its_control(by: str, models: Path) -> None:
+    made = training(models / "ditto", [0.3, 0.2, 0.1])
+    training(models / "swapped", [0.05, 0.0, -0.05], shuffled=True)
+    digest = hashlib.sha256(b"ditto").hexdigest()[:16]
+    actor = {"path": {"adapter": str(made / "model")},
+             "hash": {"adapter": "/gone/model", "adapter_weights": digest},
+             "neither": {"adapter": "/gone/model", "adapter_weights": "0" * 16}}[by]  # fmt: skip
+    edit(models / "all", actor=actor)
+    (gain,) = found(models, "none", "ditto", "swapped", "all")
+    why = dict(gain.facts)["Why"]
+    helped = (
+        "Feedback helped in ditto: replies after it scored +0.300 [+0.200, +0.400] above other "
+        "drafts at the first step, +0.200 over 3 steps"
+    )
+    control = "Control: shuffled feedback did not clearly help in swapped: replies after it scored "
+    assert (helped in why) == (control in why) == (by != "neither")
+
+
+def test_a_control_is_called_one_and_a_reward_alone_has_no_feedback(models: Path) -> None:
+    edit(models / "nearly", actor={"adapter": str(training(models / "grpo", None) / "model")})
+    control = training(models / "swapped", [-0.3, 0.0, 0.0], shuffled=True)
+    edit(models / "most", actor={"adapter": str(control / "model")})
+    texts = {one.run: one for one in found(models, "none", "grpo", "swapped", "nearly", "most")}
+    assert texts["most"].claim.startswith("most (control: shuffled feedback) scores ")
+    assert "shuffled feedback hurt in swapped" in dict(texts["most"].facts)["Why"]
+    assert "grpo trained 3 steps without feedback" in dict(texts["nearly"].facts)["Why"]
+
+
+def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
+    made = training(models / "ditto", [0.3])
+    rows = json.loads((models / "all" / "conditions.json").read_text())["tasks"]["tomi"]["rows"]
+    some = dict(list(rows.items())[:7])
+    conditions = {"players": {}, "tasks": {"tomi": {"rows": some}}, "material": {}}
+    (made / "conditions.json").write_text(json.dumps(conditions))
+    (gain,) = found(models, "none", "ditto", "all")
+    assert dict(gain.facts)["On which rows"].endswith(f"; 7 of {N} rows used in training")
+
+
+# -- one run, suites, folders ----------------------------------------------------------------------
+
+
+def test_one_run_is_described(models: Path) -> None:
+    (one,) = found(models, "reality")
+    facts = dict(one.facts)
+    assert one.outcome == "one run" and len(facts) == 7
+    assert one.claim.startswith("reality scores 0.") and f"({N}/{N}, " in one.evidence
+    assert "Lowest: accuracy/order=1 0.000 [" in facts["Why"]
+    assert re.search(r"Highest: accuracy/\w+=\w+ 1.000 \[", facts["Why"])
+    assert facts["What got worse"].startswith("Unknown")
+
+
+def test_a_suite_leads_with_its_mean(tmp_path: Path) -> None:
+    """Of a suite that cannot be played in full there is no mean, only its tasks."""
+    for name, answer in (("a", "?"), ("b", "<answer>A</answer>")):
+        with ScriptedServer(answer=answer) as server:
+            rows = [word for task in ("tomi", "hitom", "paratomi")
+                    for word in ("--data", f"{task}=synth:30")]  # fmt: skip
+            assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--suite",
+                        "tom", "--playable", "--out", tmp_path / name, *rows) == 0  # fmt: skip
+    runs = load_runs([tmp_path / "a", tmp_path / "b"])
+    mean, *tasks = findings(runs)
+    assert mean.task == "tom" and "of 3 tasks higher" in mean.claim
+    assert all(one.outcome != "unclear" for one in tasks)
+    (single,) = findings(runs[1:])
+    assert single.claim.startswith("b scores 0.") and "tom (mean)" in single.claim
+
+
+def test_a_folder_of_runs_is_read_oldest_first(models: Path) -> None:
+    for hour, name in enumerate(("minds", "all", "none")):
+        edit(models / name, dates={"started": f"2020-01-01T0{hour}:00:00+00:00"})
+    assert [run.name for run in find_runs(models)][:3] == ["minds", "all", "none"]
+    assert {one.baseline for one in findings(load_runs([models]))} == {"minds"}
+
+
+def test_a_demonstration_inside_a_folder_is_read_as_its_runs(models: Path, tmp_path: Path) -> None:
+    (models / "summary.json").write_text('{"command": "demo", "tasks": {}}')
+    shutil.copytree(models / "all", tmp_path / "alone")
+    names = {path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)}
+    assert names == {"alone", *(f"models/{name}" for name in MODELS)}
+
+
+def test_without_a_result_there_is_no_finding() -> None:
+    assert findings([]) == []
+    assert "There is no result yet." in pages.render([])
+
+
+# -- where findings are shown ----------------------------------------------------------------------
+
+
+def test_every_format_begins_with_the_finding(
+    models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = [models / "none", models / "all"]
+    claim = "all scores 1.000 on tomi (accuracy), up from 0.000 in none."
+    assert soul("report", *names) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == claim
+    assert [line.split("  ")[0] for line in lines[1:] if line[:1].isupper()][:7] == list(FACTS)
+    assert soul("report", *names, "--format", "md") == 0
+    assert capfd.readouterr().out.splitlines()[2] == f"**{claim}**".replace("_", "\\_")
+    assert soul("report", *names, "--json") == 0
+    (said,) = json.loads(capfd.readouterr().out)["findings"]
+    assert said["sentence"].startswith(claim) and tuple(said["facts"]) == FACTS
+    assert {"metric", "difference", "ci_low", "p"} <= said["moved"][0].keys()
+    page = tmp_path / "page.html"
+    assert soul("report", *names, "--format", "html", "--out", page) == 0
+    assert f"<h1>{claim}</h1>" in page.read_text()
+
+
+def test_many_findings_are_counted(models: Path) -> None:
+    for i in range(10):
+        shutil.copytree(models / "all", models / f"copy{i}")
+    several = found(models, "none", *(f"copy{i}" for i in range(10)))
+    assert "2 more: soul report --json" in parts_text(report.finding_parts(several))
+
+
+def test_hostile_names_are_text(models: Path) -> None:
+    runs = load_runs([models / "none", models / "all"])
+    evil: list[RunData] = [replace(run, name=f"{EVIL} {i}") for i, run in enumerate(runs)]
+    page = pages.render(evil)
+    assert (Page(page).tags.count("script"), Page(page).tags.count("img")) == (1, 0)
+    head = page[page.index("<header>") : page.index("<h2>How certain")]
+    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(head)
+    text = parts_text(report.finding_parts(findings(evil)))
+    assert "\x1b" not in text and "\u202e" not in text
