@@ -32,6 +32,14 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
     html = "html"
+    episodes_csv = "episodes-csv"
+    episodes_parquet = "episodes-parquet"
+    eee = "eee"
+
+
+_FILES = {Format.episodes_csv: "episodes.csv", Format.episodes_parquet: "episodes.parquet",
+          Format.eee: "eee"}  # fmt: skip
+"""Formats for other programs → the file or folder in RUN/report."""
 
 
 def command(
@@ -50,7 +58,8 @@ def command(
     tasks: TaskFiles = None,
     trust: Trust = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE",
-        help="File to write. HTML defaults to RUN/report/index.html.")] = None,
+        help="File to write; for eee a folder. HTML, episodes and eee default to RUN/report.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json",
         help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
@@ -64,7 +73,12 @@ def command(
 
     chosen = Format.json if as_json else format_
     runs = runs or _only_run(chosen)
-    if not runs or _of_distillation(runs, chosen, out):
+    if not runs:
+        return
+    if chosen in _FILES:
+        _export(runs, chosen, out or runs[0] / "report" / _FILES[chosen])
+        return
+    if _of_distillation(runs, chosen, out):
         return
     loaded_runs = load_runs(runs, episodes=chosen is Format.html, light=True)
     view = ReportView(
@@ -91,6 +105,33 @@ def _only_run(chosen: Format) -> list[Path]:
         raise missing_run_error("soul report")
     _print_runs(found)
     return []
+
+
+def _export(runs: list[Path], chosen: Format, out: Path) -> None:
+    """Write episodes or records to `out` and print the paths. Runs without an EEE record are named;
+    RunError if none has one."""
+    from soulkit.cli.console import print_note
+    from soulkit.report.exports.eee import unfit_reason, write_record
+    from soulkit.report.exports.episodes import write_episodes
+    from soulkit.report.load import EPISODES, load_runs, named_runs
+
+    if chosen is not Format.eee:
+        files = [(name, path / EPISODES) for name, path in named_runs(runs)]
+        typer.echo(str(write_episodes(files, out, parquet=chosen is Format.episodes_parquet)))
+        return
+    loaded = load_runs(runs, episodes=False)
+    unfit = {run.name: why for run in loaded if (why := unfit_reason(run))}
+    if len(unfit) == len(loaded):
+        raise RunError(
+            f"None of the runs has an EEE record: {next(iter(unfit))} is {why}.",
+            "A record describes a finished evaluation with a score.",
+            "Give a folder that soul eval wrote.",
+        )
+    for name, why in unfit.items():
+        print_note(f"no record of {name}: {why}")
+    for run in loaded:
+        if run.name not in unfit:
+            typer.echo(str(write_record(run, out)))
 
 
 def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool:

@@ -239,11 +239,15 @@ def load_runs(
     `episodes`, the (large) episode files are not read; `light` ones lack contexts, token ids and
     log-probs.
     """
+    return [_read(path, name, episodes, light) for name, path in named_runs(paths)]
+
+
+def named_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """(name, folder) of the runs that `load_runs` reads; RunError if a path contains no run."""
     folders: list[Path] = []
     for path in paths:
         folders += [p for p in find_runs(path) if p not in folders]
-    names = _names(folders)
-    return [_read(path, name, episodes, light) for path, name in zip(folders, names, strict=True)]
+    return list(zip(_names(folders), folders, strict=True))
 
 
 def find_runs(path: Path) -> list[Path]:
