@@ -29,6 +29,7 @@ from soulkit.config import about, flag_of
 from soulkit.distill.report import Distillation
 from soulkit.doctor.checks import Checkup
 from soulkit.eval.results.summary import Summary
+from soulkit.report.exports.episodes import COLUMNS
 from soulkit.runs.jsonl import (
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
@@ -285,6 +286,13 @@ FORMATS = {
     DISTILLATION_SCHEMA: Distillation,
     DOCTOR_SCHEMA: Checkup,
 }
+COLUMNS_HEAD = """## The table of episodes
+
+`soul report RUN... --format episodes-csv` (or `episodes-parquet`) writes one row per episode. The
+first column is `run`, the name of the run. After the columns below come `metric_NAME` (`float`) for
+every metric and `tag_NAME` (`str`) for every tag in these runs, in alphabetical order. Missing
+values are empty in CSV and null in Parquet. In CSV, a text that a spreadsheet would read as a
+formula starts with an apostrophe."""
 GENERATED = "<!-- Generated from here on by scripts/reference_docs.py; do not edit by hand. -->\n"
 
 
@@ -300,6 +308,9 @@ def formats_page() -> str:
             if inner not in shown:
                 parts.append(_table_of(f"### {inner}", definition, meanings[inner]))
             shown.add(inner)
+    columns = [(f"`{name}`", f"`{form.__name__}`", meaning)
+               for name, (form, _, meaning) in COLUMNS.items()]  # fmt: skip
+    parts.append(f"{COLUMNS_HEAD}\n\n{_table(('column', 'type', 'meaning'), columns)}")
     return "\n".join([written + GENERATED, *parts])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,8 @@ import typer
 
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import RUNS, missing_run_error
-from soulkit.errors import RunError
+from soulkit.errors import ConfigError, RunError
+from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from soulkit.eval.comparison.compare import Comparison
@@ -60,6 +62,10 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE",
         help="File to write; for eee a folder. HTML, episodes and eee default to RUN/report.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch",
+        help="Write the HTML page again and again until all runs are finished.")] = False,
+    every: Annotated[int, typer.Option("--every", metavar="SECONDS", min=1,
+        help="With --watch: seconds between two pages.")] = 10,
     as_json: Annotated[bool, typer.Option("--json",
         help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
@@ -72,6 +78,14 @@ def command(
     from soulkit.report.pages import ReportView
 
     chosen = Format.json if as_json else format_
+    if watch and chosen in (Format.terminal, Format.html):
+        chosen = Format.html
+    elif watch:
+        raise ConfigError(
+            f"--watch does not work with --format {chosen}.",
+            "It writes an HTML page again and again.",
+            "Leave out --watch, or use --format html.",
+        )
     runs = runs or _only_run(chosen)
     if not runs:
         return
@@ -80,13 +94,20 @@ def command(
         return
     if _of_distillation(runs, chosen, out):
         return
-    loaded_runs = load_runs(runs, episodes=chosen is Format.html, light=True)
-    view = ReportView(
-        loaded_runs, _suite_table(loaded_runs, suite, chosen, tasks, trust),
-        playable=playable, details=details, notes=folder_notes(runs),
-    )  # fmt: skip
+
+    def view_now() -> ReportView:
+        loaded = load_runs(runs, episodes=chosen is Format.html, light=True)
+        table = _suite_table(loaded, suite, chosen, tasks, trust)
+        notes = folder_notes(runs)
+        return ReportView(loaded, table, playable=playable, details=details, notes=notes)
+
+    page = out or runs[0] / "report" / "index.html"
+    if watch:
+        _watch(view_now, page, every)
+        return
+    view = view_now()
     if chosen is Format.html:
-        typer.echo(str(view.page(out or runs[0] / "report" / "index.html")))
+        typer.echo(str(view.page(page)))
     elif out is None and chosen in (Format.terminal, Format.table):
         _print_report(view)
     else:
@@ -107,6 +128,41 @@ def _only_run(chosen: Format) -> list[Path]:
     return []
 
 
+def _watch(view_now: Callable[[], ReportView], page: Path, every: int) -> None:
+    """Write the page every few seconds until all runs are finished. It reloads itself, except for
+    the last one. Prints its path once, and the progress whenever it changes."""
+    from soulkit.cli.console import err, print_note, safe
+
+    typer.echo(str(page))
+    view, said = view_now(), ""
+    with err.status("") as status:
+        try:
+            while any(run.progress for run in view.runs):
+                view.page(page, reload=every)
+                line = _progress_text(view.runs)
+                status.update(f"{time.strftime('%H:%M:%S')} {safe(line)}")
+                if line != said and not err.is_terminal:
+                    print_note(f"{time.strftime('%H:%M:%S')} {line}")
+                said = line
+                time.sleep(every)
+                view = view_now()
+        finally:
+            view.page(page)
+    print_note(f"{time.strftime('%H:%M:%S')} {_progress_text(view.runs)}")
+
+
+def _progress_text(runs: Sequence[RunData]) -> str:
+    """`before: finished; ditto: 12 of 44 steps`; a run that no process writes to is `stopped`."""
+    from soulkit.eval.run.run_lock import is_locked
+
+    texts = []
+    for run in runs:
+        stopped = run.progress is not None and not is_locked(run.path)
+        text = run.progress.text() if run.progress else "finished"
+        texts.append(f"{one_line(run.name)}: {text}{' (stopped)' if stopped else ''}")
+    return "; ".join(texts)
+
+
 def _export(runs: list[Path], chosen: Format, out: Path) -> None:
     """Write episodes or records to `out` and print the paths. Runs without an EEE record are named;
     RunError if none has one."""
@@ -122,8 +178,9 @@ def _export(runs: list[Path], chosen: Format, out: Path) -> None:
     loaded = load_runs(runs, episodes=False)
     unfit = {run.name: why for run in loaded if (why := unfit_reason(run))}
     if len(unfit) == len(loaded):
+        name, why = next(iter(unfit.items()))
         raise RunError(
-            f"None of the runs has an EEE record: {next(iter(unfit))} is {why}.",
+            f"There is no EEE record of {name}: {why}.",
             "A record describes a finished evaluation with a score.",
             "Give a folder that soul eval wrote.",
         )

@@ -92,7 +92,7 @@ class Trained:
 
 def render(
     runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (), reload: int = 0,
 ) -> str:  # fmt: skip
     """The page for `runs`, with at most `cap` episodes; as a suite if `suite` is given. `notes` are
     shown above the numbers.
@@ -114,6 +114,7 @@ def render(
         judged=_judged(runs),
         runs=runs,
         notes=notes,
+        reload=reload,
         origin_text=provenance_json,
         table=tables,
         suite=suite,
@@ -138,10 +139,10 @@ def render(
 
 def write_page(
     runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (), reload: int = 0,
 ) -> Path:  # fmt: skip
     """Render to the file `path`, atomically; creates its parent folders. Returns `path`."""
-    page = render(runs, cap=cap, suite=suite, notes=notes)
+    page = render(runs, cap=cap, suite=suite, notes=notes, reload=reload)
     write_aside(path, page.encode("utf-8", "replace"))
     return path
 
@@ -314,11 +315,11 @@ class ReportView:
         found = [one.as_dict() for one in findings(self.runs)]
         return {"findings": found, **tables.runs_as_json(self.runs), **suite}
 
-    def page(self, path: Path) -> Path:
-        """Write the page and return `path`."""
+    def page(self, path: Path, *, reload: int = 0) -> Path:
+        """Write the page and return `path`. It reloads itself every `reload` seconds; 0: never."""
 
         shown = None if self.suite is None else suite_view(self.suite, **self._shown())
-        return write_page(self.runs, path, suite=shown, notes=self.notes)
+        return write_page(self.runs, path, suite=shown, notes=self.notes, reload=reload)
 
     def _grid(self) -> Grid | None:
         return None if self.suite is None else suite_grid(self.suite, **self._shown())

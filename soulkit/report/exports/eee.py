@@ -181,15 +181,25 @@ def _score(cell: Cell, others: Facts) -> Line:
 
 def _generation(run: RunData, facts: Facts, prompts: Facts) -> Line:
     """The requested sampling settings, except those that the server rejected."""
-    rejected = (facts.get("dropped_settings") or {}).get("actor", {})
-    gone = {name for settings in rejected.values() for name in settings}
-    rest = {n: v for n, v in facts.get("sampling", {}).items() if v is not None and n not in gone}
+    model = run.provenance.get("actor", {}).get("model")
+    rejected = _rejected(facts, "actor", model)
+    rest = _used(facts.get("sampling", {}), rejected)
     named = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
              "max_tokens": "max_tokens", "thinking": "reasoning"}  # fmt: skip
     arguments = {named[name]: rest.pop(name) for name in named if name in rest}
     own = {name: run.provenance.get(name) for name in ("seed", "repeats", "protocol")}
     more = {**rest, **own, "rejected_by_server": rejected, "prompt_templates": prompts}
     return {"generation_args": arguments, "additional_details": _texts(more)}
+
+
+def _rejected(facts: Facts, role: str, model: Any) -> Facts:
+    """Setting that the model's server rejected → share of calls."""
+    rejected: Facts = (facts.get("dropped_settings") or {}).get(role, {}).get(model, {})
+    return rejected
+
+
+def _used(sampling: Facts, rejected: Facts) -> Line:
+    return {name: v for name, v in sampling.items() if v is not None and name not in rejected}
 
 
 def _judging(run: RunData, facts: Facts, prompts: Facts) -> Line:
@@ -200,13 +210,15 @@ def _judging(run: RunData, facts: Facts, prompts: Facts) -> Line:
     hashes = _text({name: used for name, used in prompts.items() if name != "user"})
     panel = run.provenance.get("panel", {})
     combined = COMBINED.get(panel.get("combine")) if len(judges) > 1 else None
+    asked = []
+    for judge in judges:
+        rejected = _rejected(facts, "judge", judge.get("model"))
+        used = _used(judge.get("sampling", {}), rejected)
+        warmth = {"temperature": used.pop("temperature")} if "temperature" in used else {}
+        more = _texts({**used, "rejected_by_server": rejected})
+        asked.append({"model_info": _model(judge, run), **warmth, "additional_details": more})
     return {"llm_scoring": {
-        "judges": [
-            {"model_info": _model(judge, run),
-             **{name: judge[name] for name in ("temperature",) if judge.get(name) is not None},
-             "additional_details": _texts({n: judge.get(n) for n in ("top_p", "max_tokens")})}
-            for judge in judges
-        ],
+        "judges": asked,
         "input_prompt": f"hashes of soulkit's templates: {hashes}",
         **({"aggregation_method": combined} if combined else {}),
         "additional_details": _texts({"samples": panel.get("samples") or facts.get("samples")}),
