@@ -77,22 +77,9 @@ def command(
     from soulkit.report.load import folder_notes, load_runs
     from soulkit.report.pages import ReportView
 
-    chosen = Format.json if as_json else format_
-    if watch and chosen in (Format.terminal, Format.html):
-        chosen = Format.html
-    elif watch:
-        raise ConfigError(
-            f"--watch does not work with --format {chosen}.",
-            "It writes an HTML page again and again.",
-            "Leave out --watch, or use --format html.",
-        )
+    chosen = _watched(format_, as_json) if watch else Format.json if as_json else format_
     runs = runs or _only_run(chosen)
-    if not runs:
-        return
-    if chosen in _FILES:
-        _export(runs, chosen, out or runs[0] / "report" / _FILES[chosen])
-        return
-    if _of_distillation(runs, chosen, out):
+    if not runs or _exported(runs, chosen, out) or _of_distillation(runs, chosen, out):
         return
 
     def view_now() -> ReportView:
@@ -101,12 +88,10 @@ def command(
         notes = folder_notes(runs)
         return ReportView(loaded, table, playable=playable, details=details, notes=notes)
 
-    page = out or runs[0] / "report" / "index.html"
+    page, view = out or runs[0] / "report" / "index.html", view_now()
     if watch:
-        _watch(view_now, page, every)
-        return
-    view = view_now()
-    if chosen is Format.html:
+        _watch(view, view_now, page, every)
+    elif chosen is Format.html:
         typer.echo(str(view.page(page)))
     elif out is None and chosen in (Format.terminal, Format.table):
         _print_report(view)
@@ -128,13 +113,24 @@ def _only_run(chosen: Format) -> list[Path]:
     return []
 
 
-def _watch(view_now: Callable[[], ReportView], page: Path, every: int) -> None:
+def _watched(format_: Format, as_json: bool) -> Format:
+    """The format of --watch; ConfigError if another one is asked for."""
+    if format_ in (Format.terminal, Format.html) and not as_json:
+        return Format.html
+    raise ConfigError(
+        f"--watch does not work with --format {Format.json if as_json else format_}.",
+        "It writes an HTML page again and again.",
+        "Leave out --watch, or use --format html.",
+    )
+
+
+def _watch(view: ReportView, view_now: Callable[[], ReportView], page: Path, every: int) -> None:
     """Write the page every few seconds until all runs are finished. It reloads itself, except for
     the last one. Prints its path once, and the progress whenever it changes."""
     from soulkit.cli.console import err, print_note, safe
 
     typer.echo(str(page))
-    view, said = view_now(), ""
+    said = ""
     with err.status("") as status:
         try:
             while any(run.progress for run in view.runs):
@@ -163,18 +159,23 @@ def _progress_text(runs: Sequence[RunData]) -> str:
     return "; ".join(texts)
 
 
-def _export(runs: list[Path], chosen: Format, out: Path) -> None:
-    """Write episodes or records to `out` and print the paths. Runs without an EEE record are named;
-    RunError if none has one."""
+def _exported(runs: list[Path], chosen: Format, out: Path | None) -> bool:
+    """Write episodes or records, print the paths, and return whether `chosen` is such a format.
+
+    Runs without an EEE record are named; RunError if none has one.
+    """
     from soulkit.cli.console import print_note
     from soulkit.report.exports.eee import unfit_reason, write_record
     from soulkit.report.exports.episodes import write_episodes
     from soulkit.report.load import EPISODES, load_runs, named_runs
 
+    if chosen not in _FILES:
+        return False
+    out = out or runs[0] / "report" / _FILES[chosen]
     if chosen is not Format.eee:
         files = [(name, path / EPISODES) for name, path in named_runs(runs)]
         typer.echo(str(write_episodes(files, out, parquet=chosen is Format.episodes_parquet)))
-        return
+        return True
     loaded = load_runs(runs, episodes=False)
     unfit = {run.name: why for run in loaded if (why := unfit_reason(run))}
     if len(unfit) == len(loaded):
@@ -189,6 +190,7 @@ def _export(runs: list[Path], chosen: Format, out: Path) -> None:
     for run in loaded:
         if run.name not in unfit:
             typer.echo(str(write_record(run, out)))
+    return True
 
 
 def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool:
