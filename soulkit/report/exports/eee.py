@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from soulkit.eval.results.cells import VALUE, Cell, metric_name
-from soulkit.report.exports.episodes import METRIC, TAG, row_of
+from soulkit.report.exports.episodes import METRIC, TAG, episode_row
 from soulkit.report.load import EPISODES, RunData
 from soulkit.runs.jsonl import aside, has_lines, write_json
 from soulkit.runs.records import stream_records
@@ -257,7 +257,7 @@ def _write_samples(run: RunData, record: Line, file: Path) -> Line:
 
 def _sample(record: Record, cell: Cell) -> Line:
     """An episode. Its answer counts as correct only with the highest score of the scale."""
-    score, gold, row = record.score, [record.gold] if record.gold else [], row_of(record)
+    score, gold, row = record.score, [record.gold] if record.gold else [], episode_row(record)
     text = "".join([record.prompt, *gold]).encode("utf-8", "replace")
     used = sum((turn.completion.usage for trace in record.episode.traces for turn in trace.turns),
                Usage())  # fmt: skip

@@ -87,7 +87,7 @@ _READ = {
 }
 
 
-def row_of(record: Record) -> dict[str, Any]:
+def episode_row(record: Record) -> dict[str, Any]:
     """The values of a record by column, those of `run` excepted."""
     fixed = {name: read(record) for name, read in _READ.items()}
     metrics = {METRIC + name: number for name, number in record.score.metrics.items()}
@@ -131,7 +131,7 @@ def _rows(runs: Runs, newest: Sequence[set[int]]) -> Iterator[dict[str, Any]]:
     for (name, path), places in zip(runs, newest, strict=True):
         for place, record in enumerate(stream_records(path, light=True)):
             if place in places:
-                yield {"run": name, **row_of(record)}
+                yield {"run": name, **episode_row(record)}
 
 
 def _write_csv(
