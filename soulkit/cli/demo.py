@@ -50,12 +50,8 @@ def command(
 
 
 def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
-    for package, use in (
-        ("torch", "training (soul demo --scripted runs without it)"),
-        ("matplotlib", "the learning curves in the report"),
-    ):  # fail before the training, not after minutes
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackage(package, use)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackage("torch", "training (soul demo --scripted runs without it)")
     from soulkit.demo.training import ON_THE_RESULTS, Demo
 
     demo = Demo(out, seed, steps)

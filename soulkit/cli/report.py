@@ -18,6 +18,7 @@ from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from soulkit.eval.comparison.compare import Comparison
+    from soulkit.report.figures import Chart
     from soulkit.report.listing import ListedFolder
     from soulkit.report.load import RunData
     from soulkit.report.pages import ReportView
@@ -66,6 +67,9 @@ def command(
         help="Write the HTML page again and again until all runs are finished.")] = False,
     every: Annotated[int, typer.Option("--every", metavar="SECONDS", min=1,
         help="With --watch: seconds between two pages.")] = 10,
+    figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR",
+        help="Also write each figure to this folder as PDF and SVG, at the column width of a "
+        "paper.")] = None,
     as_json: Annotated[bool, typer.Option("--json",
         help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
@@ -79,7 +83,9 @@ def command(
 
     chosen = _watched(format_, as_json) if watch else Format.json if as_json else format_
     runs = runs or _only_run(chosen)
-    if not runs or _exported(runs, chosen, out) or _of_distillation(runs, chosen, out):
+    if not runs or _exported(runs, chosen, out, figures):
+        return
+    if _of_distillation(runs, chosen, out, figures):
         return
 
     def view_now() -> ReportView:
@@ -89,6 +95,7 @@ def command(
         return ReportView(loaded, table, playable=playable, details=details, notes=notes)
 
     page, view = out or runs[0] / "report" / "index.html", view_now()
+    _write_figures(view.charts, figures, chosen, out)
     if watch:
         _watch(view, view_now, page, every)
     elif chosen is Format.html:
@@ -97,6 +104,27 @@ def command(
         _print_report(view)
     else:
         _write_text(_text(view, chosen), out)
+
+
+def _write_figures(
+    charts: Callable[[], list[Chart]], folder: Path | None, chosen: Format, out: Path | None
+) -> None:
+    """Write the figures and print their paths; to standard error if the report itself goes to
+    standard output as data. RunError without a figure."""
+    if folder is None:
+        return
+    from soulkit.report.figures import write_figures
+
+    paths = write_figures(charts(), folder)
+    if not paths:
+        raise RunError(
+            "There is no figure to write.",
+            "The runs have no mean and no training step yet.",
+            "Run the command again later, or without --figures.",
+        )
+    data = out is None and chosen not in (Format.terminal, Format.table, Format.html)
+    for path in paths:
+        typer.echo(str(path), err=data)
 
 
 def _only_run(chosen: Format) -> list[Path]:
@@ -159,7 +187,7 @@ def _progress_text(runs: Sequence[RunData]) -> str:
     return "; ".join(texts)
 
 
-def _exported(runs: list[Path], chosen: Format, out: Path | None) -> bool:
+def _exported(runs: list[Path], chosen: Format, out: Path | None, figures: Path | None) -> bool:
     """Write episodes or records, print the paths, and return whether `chosen` is such a format.
 
     Runs without an EEE record are named; RunError if none has one.
@@ -171,6 +199,12 @@ def _exported(runs: list[Path], chosen: Format, out: Path | None) -> bool:
 
     if chosen not in _FILES:
         return False
+    if figures is not None:
+        raise ConfigError(
+            f"--figures does not work with --format {chosen}.",
+            "This format is written from the episodes; figures are drawn from the results.",
+            f"Run the command twice: once with --figures {figures}, once with --format {chosen}.",
+        )
     out = out or runs[0] / "report" / _FILES[chosen]
     if chosen is not Format.eee:
         files = [(name, path / EPISODES) for name, path in named_runs(runs)]
@@ -193,12 +227,18 @@ def _exported(runs: list[Path], chosen: Format, out: Path | None) -> bool:
     return True
 
 
-def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool:
+def _of_distillation(
+    runs: list[Path], chosen: Format, out: Path | None, figures: Path | None
+) -> bool:
     """Show the distillation among `runs` and return whether there is one.
 
     RunError for a distillation together with other runs.
     """
-    from soulkit.report.distillation import distillation_parts, read_for_report
+    from soulkit.report.distillation import (
+        distillation_charts,
+        distillation_parts,
+        read_for_report,
+    )
     from soulkit.report.distillation import write_distillation_page as write_page
 
     results = [result for path in runs if (result := read_for_report(path)) is not None]
@@ -207,6 +247,7 @@ def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool
     if len(runs) > 1:
         raise _not_beside(runs)
     (result,) = results
+    _write_figures(lambda: distillation_charts(result), figures, chosen, out)
     if chosen is Format.html:
         typer.echo(str(write_page(result, out.parent if out else runs[0] / "report")))
     elif chosen is Format.json:

@@ -308,7 +308,7 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
-    from soulkit.report.ablation_page import write_ablation
+    from soulkit.report.ablation import write_ablation
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes

@@ -113,7 +113,7 @@ PACKAGES = "packages"
 _package = partial(line, PACKAGES)
 BRINGS = {
     "train": "local models and training",
-    "report": "figures in reports",
+    "report": "figures of reports as PDF and SVG files",
     "metrics": "BLEU, ROUGE and other text metrics",
     "tensorboard": "--track tensorboard",
     "trackio": "--track trackio",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from soulkit.eval.comparison.comparability import (
     read_measured,
 )
 from soulkit.eval.comparison.provenance_text import provenance_facts
-from soulkit.eval.results.summary import Cell, headline
+from soulkit.eval.results.summary import headline
 from soulkit.metrics.comparisons import auc, difference_of
 from soulkit.metrics.intervals import (
     DASH,
@@ -35,10 +36,20 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
+from soulkit.report.figures import (
+    INK,
+    Chart,
+    Dot,
+    Plot,
+    on_page,
+    write_figures,
+)
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.load import RunData, load_runs
+from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import duration
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
@@ -77,16 +88,6 @@ class OverSeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """A curve over steps: the mean over seeds and its interval."""
-
-    steps: tuple[int, ...]
-    mean: tuple[float | None, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MethodRow:
     """One method over its finished seeds."""
 
@@ -108,7 +109,6 @@ class MethodRow:
     trained: Mapping[str, float]
     """Part of the loss → trained tokens per step."""
     seconds: OverSeeds
-    curves: Mapping[str, Band]
     judged: OverSeeds = OverSeeds(None, None, None, ())
     """Score of the final replies by the common judge, if there is one."""
     judged_difference: OverSeeds | None = None
@@ -130,6 +130,8 @@ class Ablation:
     """Whether differences are shown despite different conditions."""
     eval_judge: str = ""
     """Judge of the final replies of all methods; empty: none."""
+    curves: tuple[Chart, ...] = ()
+    """Learning curves of all methods, with their seeds."""
 
     @property
     def first(self) -> str:
@@ -138,43 +140,6 @@ class Ablation:
 
 def _dev(run: RunData) -> list[tuple[int, float | None]]:
     return [(step, fmean(means.values()) if means else None) for step, means in run.evals]
-
-
-def _column(
-    read: Callable[[StepLine], float | None],
-) -> Callable[[RunData], list[tuple[int, float | None]]]:
-    return lambda run: [(line.step, read(line)) for line in run.steps]
-
-
-def _trained_tokens(line: StepLine) -> float | None:
-    return sum(line.learned.trained.values()) if line.learned.trained else None
-
-
-def _draft(line: StepLine) -> float | None:
-    return line.rewards.draft
-
-
-CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | None]]]]] = {
-    "reward/draft": ("Draft reward", "Mean reward without feedback; training should raise it.",
-                     _column(_draft)),
-    "eval/dev": ("Dev score", "Greedy score on held-out rows.", _dev),
-    "reward/refined": ("Refined reward", "Mean reward of rollouts with feedback.",
-                       _column(lambda line: line.rewards.refined)),
-    "gap/loo": ("Leave-one-out gap", "Reward of refined rollouts minus that of the other drafts of "
-                "their prompt; zero on average for feedback without information.",
-                _column(lambda line: line.rewards.loo)),
-    "kl/base": ("KL to base", "KL divergence from the model before training, in nats per token.",
-                _column(lambda line: line.learned.kl_base)),
-    "policy/entropy": ("Entropy", "Entropy of the policy, in nats per token.",
-                       _column(lambda line: line.learned.means.entropy)),
-    "tokens/per_turn": ("Response length", "Tokens per turn.",
-                        _column(lambda line: line.rewards.tokens_per_turn)),
-    "tokens/trained": ("Trained tokens", "Tokens per step in the loss.",
-                       _column(_trained_tokens)),
-}  # fmt: skip
-"""Name → title, caption, and function that reads the points of a run; in reading order."""
-ON_SCALE = ("reward/draft", "eval/dev", "reward/refined")
-"""The curves on the scale of the scores."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -204,7 +169,8 @@ def load_ablation(out: Path) -> Ablation:
     end = judging_folder(judge)
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced, end) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
-    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge)
+    curves = arm_charts({arm: [*runs[arm].values()] for arm in arms})
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge, tuple(curves))
 
 
 def _row(
@@ -212,7 +178,7 @@ def _row(
     forced: bool, end: str,
 ) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _differences(first, runs)
-    scale = _scale([*runs.values(), *first.values()])
+    scale = score_scale([*runs.values(), *first.values()])
     # Final replies have their own folders, so they may share a judge when the trainings do not.
     alike = first if forced or not _differences(first, runs, end)[0] else {}
     ends, others = ({s: judged_end(r.path, end) for s, r in side.items()} for side in (runs, alike))
@@ -238,10 +204,6 @@ def _row(
         refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
         seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
-        curves={
-            name: band([f(run) for run in runs.values()], scale if name in ON_SCALE else None)
-            for name, (*_, f) in CURVES.items()
-        },
         judged=over_seeds(ends.values(), scale),
         judged_difference=None if runs is first else _paired(ends, others, scale),
         mixed=mixed,
@@ -270,8 +232,7 @@ def _final(run: RunData) -> float | None:
 
 
 def _area(run: RunData) -> float | None:
-    points = _column(_draft)(run)
-    return auc([step for step, _ in points], [value for _, value in points])
+    return auc([line.step for line in run.steps], [line.rewards.draft for line in run.steps])
 
 
 def _last_dev(run: RunData) -> float | None:
@@ -282,15 +243,6 @@ def _last_dev(run: RunData) -> float | None:
 MEASURES: dict[str, Callable[[RunData], float | None]] = {
     "final": _final, "area": _area, "dev": _last_dev,
 }  # fmt: skip
-
-
-def _scale(runs: Sequence[RunData]) -> Interval | None:
-    """The bounds of all scores of the runs; None if a run did not record its scale."""
-    scales = [metrics.get("value", Cell()).scale for run in runs for metrics in run.tasks.values()]
-    ends = [scale for scale in scales if scale is not None]
-    if not ends or len(ends) < len(scales):
-        return None
-    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _paired(
@@ -310,24 +262,6 @@ def over_seeds(values: Iterable[float | None], scale: Interval | None = None) ->
     seeds = tuple(v for v in values if v is not None)
     mean = estimate(seeds, range(len(seeds)), scale=scale)
     return OverSeeds(mean.mean, mean.ci_low, mean.ci_high, seeds)
-
-
-def band(
-    seeds: Sequence[Sequence[tuple[int, float | None]]], scale: Interval | None = None
-) -> Band:
-    """Mean and interval at every step, from one curve of (step, value) points per seed."""
-    at: dict[int, list[float | None]] = {}
-    for points in seeds:
-        for step, value in points:
-            at.setdefault(step, []).append(value)
-    steps = tuple(sorted(at))
-    means = [over_seeds(at[step], scale) for step in steps]
-    return Band(
-        steps,
-        tuple(m.mean for m in means),
-        tuple(m.low for m in means),
-        tuple(m.high for m in means),
-    )
 
 
 def _parts(lines: Sequence[StepLine]) -> dict[str, float]:
@@ -477,6 +411,81 @@ def has_dev(ablation: Ablation) -> bool:
 
 
 def as_json(ablation: Ablation) -> dict[str, Any]:
-    """The content of `comparison.json`: everything shown, curves included."""
+    """The content of `comparison.json`: everything shown, with the mean curve of each method."""
     missing = [run.to_json() for run in ablation.missing]
-    return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}
+    names = ("label", "steps", "values", "low", "high")
+    curves = [
+        {"figure": chart.title, "panel": panel.title, **{name: getattr(c, name) for name in names}}
+        for chart in ablation.curves for panel in chart.panels for c in panel.curves
+        if not c.thin and c.colour > INK
+    ]  # fmt: skip
+    values = asdict(replace(ablation, curves=()))
+    return {**values, "curves": curves, "missing": missing, "first": ablation.first,
+            "version": __version__}  # fmt: skip
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+
+def write_ablation(ablation: Ablation, folder: Path) -> Path:
+    """Write `comparison.json` and `index.html` to `folder`, and `figures/*` if matplotlib is
+    installed; return the page's path."""
+    from soulkit.report.pages import environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "comparison.json", as_json(ablation))
+    charts = ablation_charts(ablation)
+    if find_spec("matplotlib"):
+        write_figures(charts, folder / "figures")
+    page = environment().get_template("ablation.html.j2").render(
+        found=ablation, figures=[*map(on_page, charts)], notes=method_notes(ablation),
+        dev=has_dev(ablation), judged=bool(ablation.eval_judge),
+        stats=_figures, count=count, parts=reward_parts(ablation), duration=duration_text,
+        missing=list(map(missing_text, ablation.missing)), version=__version__,
+    )  # fmt: skip
+    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
+    return folder / "index.html"
+
+
+def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
+    """(mean, interval) of the result columns of the page; empty strings if there is none."""
+    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
+    columns += [(row.final, False), (row.final_difference, True)]
+    columns += [(row.area, False), (row.area_difference, True)]
+    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    shown = []
+    for stat, difference in columns:
+        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
+        shown.append((mean, interval))
+    return shown
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def ablation_charts(ablation: Ablation) -> list[Chart]:
+    """All figures for which the runs have data, in reading order."""
+    rows = ablation.rows
+    names = [row.arm for row in rows]
+    final, gained = (
+        _dots([row.final for row in rows]), _dots([row.final_difference for row in rows])
+    )  # fmt: skip
+    panels = [
+        Plot(title="Final draft reward", rows=names, dots=final, axis="reward"),
+        Plot(title=f"Difference from {ablation.first}", rows=names, dots=gained,
+              axis="difference", rules=[("", 0.0)]),
+    ]  # fmt: skip
+    caption = (
+        "Draft reward in the last steps, and its paired difference from the first method. Bars are "
+        "95% intervals over seeds; each small mark is one seed."
+    )
+    shown = [panel for panel in panels if panel.dots]
+    results = Chart(name="results", title="Results", caption=caption, panels=shown)
+    return [*([results] if shown else []), *ablation.curves]
+
+
+def _dots(stats: Sequence[OverSeeds | None]) -> list[Dot]:
+    return [
+        Dot(label="", row=i, value=s.mean, low=s.low, high=s.high, seeds=s.seeds)
+        for i, s in enumerate(stats) if s is not None and s.mean is not None
+    ]  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from soulkit.distill.measure import SIDES
 from soulkit.distill.report import KEPT, REGRESSIONS, Distillation, TaskResult
@@ -22,7 +22,7 @@ from soulkit.metrics.intervals import (
     percent,
 )
 from soulkit.metrics.retention import Retention
-from soulkit.report.figures import Figure, Palette, draw_figure, dress, plot_point
+from soulkit.report.figures import Chart, Dot, Plot, on_page
 from soulkit.report.findings import difference_text, gate_text
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.tables import cell_text, task_label
@@ -40,8 +40,6 @@ MEANING = (
     "all three models scored, with Fieller's 95% interval over clusters. It is given only if the "
     "expert's gain is significantly above zero."
 )
-WIDTH = 9.0
-"""Figure width in inches; the page scales it."""
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -172,11 +170,7 @@ def facts_of(result: Distillation) -> list[tuple[str, str]]:
 
 
 def write_distillation_page(result: Distillation, folder: Path) -> Path:
-    """Write `index.html`, `distillation.json` and `figures/*.png` to `folder`; return the page's
-    path.
-
-    MissingPackage without matplotlib.
-    """
+    """Write `index.html` and `distillation.json` to `folder`; return the page's path."""
     from soulkit.distill.report import distillation_values
     from soulkit.report.pages import environment
 
@@ -186,7 +180,7 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
         result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
         rows=[_cells(row_of(one)) for one in _results(result)],
         macro=_cells(macro_row(result)) if len(result.tasks) > 1 else None,
-        remarks=remarks_of(result), figures=figures_of(result, folder / "figures"),
+        remarks=remarks_of(result), figures=[*map(on_page, distillation_charts(result))],
         version=__version__,
     )  # fmt: skip
     write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
@@ -223,44 +217,34 @@ def read_for_report(folder: Path) -> Distillation | None:
 # -- figure ----------------------------------------------------------------------------------------
 
 
-def figures_of(result: Distillation, folder: Path) -> list[Figure]:
-    """Scores of the three sides and retention by task; PNG files go to `folder`."""
-    if not result.tasks:
-        return []
-    shown = _results(result)
-    return [
-        draw_figure(
-            "Scores and retention",
-            "Left: scores of base, expert and generalist on the same rows, with 95% intervals. "
-            "Right: share of the expert's gain that the generalist keeps (dashed: 100%).",
-            (WIDTH, 1.2 + 0.75 * len(shown)), "scores",
-            lambda canvas, palette: _draw(canvas, shown, palette), png=folder / "scores.png",
-        )
+def distillation_charts(result: Distillation) -> list[Chart]:
+    """Scores of the three sides, and retention, by task."""
+    shown = _results(result) if result.tasks else []
+    rows = [one_line(one.task) for one in shown]
+    scores = [
+        Dot(label=side, row=i, lane=lane, colour=lane + 1, value=cell.mean, low=cell.ci_low,
+            high=cell.ci_high)
+        for i, one in enumerate(shown) for lane, side in enumerate(SIDES)
+        if (cell := one.cells.get(side)) is not None and cell.mean is not None
     ]  # fmt: skip
+    retained = [
+        Dot(label="generalist", row=i, lane=2, colour=3, value=kept.ratio,
+            low=_near(kept.ci_low), high=_near(kept.ci_high))
+        for i, kept in enumerate(one.kept for one in shown) if kept.ratio is not None
+    ]  # fmt: skip
+    panels = [Plot(title="Scores", rows=rows, dots=scores, axis="score")]
+    if retained:
+        panels.append(Plot(title="Retention", rows=rows, dots=retained, axis="retention",
+                            rules=[("none", 0.0), ("all", 1.0)]))  # fmt: skip
+    caption = (
+        "Scores of base, expert and generalist on the same rows, with 95% intervals. Retention: "
+        "the share of the expert's gain that the generalist keeps (dashed: 0% and 100%)."
+    )
+    return [
+        Chart(name="scores", title="Scores and retention", caption=caption, panels=panels)
+    ] if scores else []  # fmt: skip
 
 
-def _draw(canvas: Any, results: Sequence[TaskResult], palette: Palette) -> None:
-    left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for place, result in enumerate(results):
-        for i, side in enumerate(SIDES):
-            cell = result.cells.get(side)
-            if cell is not None and cell.mean is not None:
-                plot_point(left, place + (i - 1) * 0.24, cell.mean, (cell.ci_low, cell.ci_high),
-                       palette.of(i))  # fmt: skip
-        kept = result.kept
-        if kept.ratio is not None:
-            plot_point(right, place, kept.ratio, (kept.ci_low, kept.ci_high), palette.of(2))
-    for axes in (left, right):
-        dress(axes, palette, grid="x")
-    for i, side in enumerate(SIDES):
-        left.plot([], [], "o", color=palette.of(i), label=side)
-    left.legend(ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
-                labelcolor=palette.ink, fontsize=9)  # fmt: skip
-    left.set_xlabel("score", color=palette.ink)
-    right.set_xlabel("retention", color=palette.ink)
-    right.axvline(0, color=palette.ink, linewidth=0.9)
-    right.axvline(1, color=palette.ink, linewidth=0.9, linestyle=(0, (4, 3)))
-    low, high = right.get_xlim()
-    right.set_xlim(max(min(low, -0.05), -1.0), min(max(high, 1.05), 2.0))
-    left.set_yticks(range(len(results)), [one_line(result.task) for result in results])
-    left.set_ylim(len(results) - 0.5, -0.5)
+def _near(end: float | None) -> float | None:
+    """The end of an interval, at most 200%: one that is hardly known would take all the room."""
+    return None if end is None else min(max(end, -1.0), 2.0)

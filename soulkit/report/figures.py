@@ -1,147 +1,41 @@
-"""Draws figures as inline SVG in a page's colours and as PNG; learning curves of a run."""
+"""Figures: learning curves and results as plain data, drawn as SVG for pages and PDF for papers.
+
+A `Chart` has one or more panels; a panel has curves over steps, or dots with intervals in rows.
+`panel_marks` lays a panel out as lines, areas and texts. `on_page` writes them as inline SVG in the
+colours of the page; `write_figures` writes them as SVG and PDF files at the width of a column.
+"""
 
 from __future__ import annotations
 
-import io
+import html
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from soulkit.errors import MissingPackage
-from soulkit.report.load import RunData
-from soulkit.train.state.metrics import StepLine
+from soulkit.eval.results.summary import Cell
+from soulkit.metrics.intervals import Interval, number
+from soulkit.text import one_line
 
-INK, GRID = "#010203", "#010204"
-SERIES = ("#010301", "#010302", "#010303", "#010304", "#010305", "#010306")
-_CSS = {INK: "var(--ink-2)", GRID: "var(--line)"} | {
-    colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)
-}
+GREY, INK = -1, 0
+"""Colours of lines in the background, and of texts and references; 1, 2, … are the series."""
+PAPER = ("#40444b", "#0072b2", "#d55e00", "#009e73", "#aa4499", "#c98a00", "#3f9fd8", "#dcdcd7")
+"""Ink, series and grey in files: the colours of Okabe and Ito, safe for colour-blind readers."""
+PAGE = ("var(--ink-2)", *(f"var(--s{i})" for i in range(1, 7)), "var(--line)")
+DASHES = ((), (6, 5), (0.1, 4.5), (9, 5, 0.1, 5))
+SIDES = (16, 4, 3, 6)
+"""Corners of the marks at points and at the ends of curves. Line style and mark tell curves apart
+without colour."""
+MOST_POINTS, FEW = 400, 12
+"""Maximum number of points of a drawn curve; curves with few points mark each of them."""
+IN_ONE_FRAME = 4
+"""Maximum number of intervals in one frame; further ones would hide each other."""
 
-
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """Colours for ink, grid and series."""
-
-    ink: str
-    grid: str
-    series: tuple[str, ...]
-
-    def of(self, index: int) -> str:
-        """The colour of a method; the first one, the reference, is drawn in ink."""
-        return self.ink if index == 0 else self.series[(index - 1) % len(self.series)]
-
-
-PAGE = Palette(INK, GRID, SERIES)
-PAPER = Palette(
-    "#40444b", "#dcdcd7", ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#c98a00", "#3f9fd8")
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A drawn figure; `legend` pairs each label with its CSS colour."""
-
-    title: str
-    caption: str
-    svg: str
-    legend: tuple[tuple[str, str], ...] = ()
-
-
-DrawFigure = Callable[[Any, Palette], None]
 Numbers = Sequence[float | None]
 
 
-def draw_figure(
-    title: str, caption: str, size: tuple[float, float], salt: str, draw: DrawFigure, *,
-    png: Path | None = None, legend: tuple[tuple[str, str], ...] = (),
-) -> Figure:  # fmt: skip
-    """Draw a figure of this size in inches: as SVG for a page, and as the file `png` for slides.
-
-    MissingPackage without matplotlib.
-    """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise MissingPackage("matplotlib", "the figures of a report") from error
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
-        page = Canvas(figsize=size, layout="constrained")
-        FigureCanvasSVG(page)
-        draw(page, PAGE)
-        text = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        page.savefig(text, format="svg", transparent=True, metadata=nothing)
-        if png is not None:
-            png.parent.mkdir(parents=True, exist_ok=True)
-            paper = Canvas(figsize=size, layout="constrained")
-            FigureCanvasAgg(paper)
-            draw(paper, PAPER)
-            paper.savefig(png, dpi=160, metadata={"Software": None})
-    return Figure(title=title, caption=caption, svg=themed(text.getvalue(), title), legend=legend)
-
-
-def themed(svg: str, title: str) -> str:
-    """The bare <svg> element with CSS colours and without unused ids."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", svg)
-    for placeholder, css in _CSS.items():
-        svg = svg.replace(placeholder, css)
-    svg = re.sub(r"\n\s*", "\n", svg)
-    head = f'<svg role="img" aria-label="{title}"'
-    return svg.replace("<svg", head, 1)
-
-
-def dress(axes: Any, palette: Palette, *, grid: str, ticks: tuple[int, int] = (4, 4)) -> None:
-    """Remove the frame; keep thin lines along `grid`, "x" or "y"."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(palette.grid)
-    axes.grid(axis=grid, color=palette.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=palette.ink, length=0, labelsize=9)
-    if grid == "y":
-        axes.xaxis.set_major_locator(MaxNLocator(ticks[0], integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(ticks[1]))
-
-
-def plot_band(
-    axes: Any, steps: Sequence[int], mean: Numbers, low: Numbers, high: Numbers, colour: str, *,
-    style: Any = "-", width: float = 1.6, fill: bool = True, few: int = 1,
-) -> None:  # fmt: skip
-    """A curve with its interval; None is a gap. Points are marked if there are at most `few`."""
-    marked = sum(v is not None for v in mean) <= few
-    axes.plot(steps, _with_gaps(mean), color=colour, linewidth=width, linestyle=style,
-              marker="o" if marked else "", markersize=3.2)  # fmt: skip
-    if fill and low and high:
-        between = _with_gaps(low), _with_gaps(high)
-        axes.fill_between(steps, *between, color=colour, alpha=0.2, linewidth=0)
-
-
-def _with_gaps(values: Numbers) -> list[float]:
-    return [math.nan if v is None else v for v in values]
-
-
-def plot_point(
-    axes: Any, y: float, mean: float, ends: tuple[float | None, float | None], colour: str
-) -> None:
-    """A mean at height `y`, with its interval as a bar."""
-    low, high = ends
-    if low is not None and high is not None:
-        axes.plot([low, high], [y, y], color=colour, linewidth=4, alpha=0.3,
-                  solid_capstyle="butt")  # fmt: skip
-    axes.plot([mean], [y], "o", color=colour, markersize=6)
-
-
-# --- learning curves ------------------------------------------------------------------------------
+# --- description ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,161 +44,427 @@ class Curve:
 
     label: str
     steps: Sequence[int]
-    values: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
+    values: Numbers
+    low: Numbers = ()
+    high: Numbers = ()
+    colour: int = 1
+    dash: int = 0
+    thin: bool = False
+    """One of several seeds, or a curve in the background; not in the legend."""
 
 
-def learning_curves(run: RunData) -> list[Figure]:
-    """The figures for which a training run has data, in reading order; none without step lines.
+def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
+    """The curve with at most about `most` points: the ends, and from each stretch of steps the
+    minimum, the maximum and the first gap."""
+    n, size = len(curve.steps), math.ceil(3 * len(curve.steps) / most)
+    if n <= most:
+        return curve
+    places = {0, n - 1}
+    for start in range(0, n, size):
+        stretch = range(start, min(start + size, n))
+        points = [(v, i) for i in stretch if (v := curve.values[i]) is not None]
+        places |= {min(points)[1], max(points)[1]} if points else set()
+        places |= set([i for i in stretch if curve.values[i] is None][:1])
+    values, low, high = ([column[i] for i in sorted(places)] if column else ()
+                         for column in (curve.values, curve.low, curve.high))  # fmt: skip
+    steps = [curve.steps[i] for i in sorted(places)]
+    return replace(curve, steps=steps, values=values, low=low, high=high)
 
-    MissingPackage if there is something to draw and matplotlib is not installed.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A mean with its interval in a row of a panel; `seeds` are small marks."""
+
+    label: str
+    row: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    seeds: Sequence[float] = ()
+    lane: int = 0
+    """Place among the dots of its row, from the top."""
+    colour: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A frame with curves over steps, or with dots in labelled `rows`."""
+
+    title: str = ""
+    curves: Sequence[Curve] = ()
+    rows: Sequence[str] = ()
+    dots: Sequence[Dot] = ()
+    rules: Sequence[tuple[str, float]] = ()
+    """(label, value) of dashed reference lines, such as published figures."""
+    axis: str = "step"
+    """Label of the horizontal axis."""
+
+    def ends(self, curve: Curve) -> tuple[Numbers, Numbers]:
+        """The interval of the curve as drawn; empty if too many intervals would overlap."""
+        crowded = sum(bool(one.low) for one in self.curves) > IN_ONE_FRAME
+        return ((), ()) if crowded else (curve.low, curve.high)
+
+    def scale(self) -> Iterator[float | None]:
+        """All numbers on the axis of the scores: vertical for curves, horizontal for dots."""
+        for curve in self.curves:
+            low, high = self.ends(curve)
+            yield from (*curve.values, *low, *high)
+        for dot in self.dots:
+            yield from (dot.value, dot.low, dot.high, *dot.seeds)
+        yield from (at for _, at in self.rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A figure as plain data; `name` is the name of its files."""
+
+    name: str
+    title: str
+    caption: str
+    panels: Sequence[Plot]
+    alike: bool = False
+    """All panels have the same scale."""
+
+    def legend(self) -> dict[str, tuple[int, int | None]]:
+        """Label → colour and line style, None for dots."""
+        curves = (c for panel in self.panels for c in panel.curves if not c.thin)
+        dots = (d for panel in self.panels for d in panel.dots if d.label)
+        looks: dict[str, tuple[int, int | None]] = {c.label: (c.colour, c.dash) for c in curves}
+        return looks | {d.label: (d.colour, None) for d in dots}
+
+
+# --- layout ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A scale from numbers to places in a panel, with round ticks."""
+
+    low: float
+    high: float
+    step: float
+    start: float = 0.0
+    end: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float | None], most: int, *, steps: bool = False) -> Axis:
+        """The axis for these numbers with about `most` ticks; for `steps` without space at the
+        ends, and with whole ticks."""
+        numbers = [v for v in values if v is not None and math.isfinite(v)] or [0.0]
+        low, high = min(numbers), max(numbers)
+        space = 0 if steps else (high - low) * 0.05
+        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):  # equal but for rounding
+            space = 0.5 if steps else max(abs(low) * 0.1, 0.05)
+        low, high = low - space, high + space
+        raw = (high - low) / most
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(s * power for s in (1, 2, 5, 10) if s * power >= 0.7 * raw)
+        return cls(low, high, max(1.0, step) if steps else step)
+
+    def at(self, value: float) -> float:
+        """The place of a number; numbers off the scale are at its ends."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> dict[float, str]:
+        """Tick → text, all with the same number of decimals."""
+        first = math.ceil(self.low / self.step - 1e-9)
+        last = math.floor(self.high / self.step + 1e-9)
+        digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
+        form = f",.{digits}f" if digits <= 4 else ".3g"
+        ticks = [round(i * self.step, 12) + 0.0 for i in range(first, last + 1)]
+        return {tick: f"{tick:{form}}".replace("-", "\u2212") for tick in ticks}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line through points, an area (`width` 0), or a text at its point; in pixels of a panel."""
+
+    points: Sequence[tuple[float, float]]
+    colour: int = INK
+    width: float = 1.0
+    dash: Sequence[float] = ()
+    opacity: float = 1.0
+    text: str = ""
+    anchor: str = "start"
+
+
+WIDTH, HEIGHT = 340, 220
+"""Size of a panel; the width is that of a phone, so that texts keep their size there."""
+TOP, RIGHT, BOTTOM, LABEL, LANE, LETTER = 28, WIDTH - 14, 38, 19, 12, 7.4
+
+
+def panel_marks(chart: Chart, panel: Plot) -> tuple[list[Mark], int]:
+    """A panel as marks in drawing order, and its height."""
+    shown = chart.panels if chart.alike else [panel]
+    scores = Axis.of((v for one in shown for v in one.scale()), 4)
+    head = [Mark([(0, 14)], text=panel.title)] if panel.title else []
+    if panel.rows:
+        rows, height = _row_marks(panel, scores)
+        return [*head, *rows], height
+    return [*head, *_curve_marks(panel, scores)], HEIGHT
+
+
+def _curve_marks(panel: Plot, scores: Axis) -> Iterator[Mark]:
+    left = 9 + LETTER * max(map(len, scores.ticks().values()), default=0)
+    base = HEIGHT - BOTTOM
+    y = replace(scores, start=base, end=TOP)
+    steps = Axis.of((s for curve in panel.curves for s in curve.steps), 5, steps=True)
+    x = replace(steps, start=left, end=RIGHT)
+    for tick, text in y.ticks().items():
+        yield Mark([(left, y.at(tick)), (RIGHT, y.at(tick))], GREY)
+        yield Mark([(left - 7, y.at(tick) + 4.5)], text=text, anchor="end")
+    if y.low < 0 < y.high:
+        yield Mark([(left, y.at(0)), (RIGHT, y.at(0))])
+    yield from _bottom(x, base, panel.axis)
+    for curve in sorted(panel.curves, key=lambda one: not one.thin):
+        yield from _line_marks(panel, thinned(curve), x, y)
+    place = 0.0
+    for label, at in sorted(panel.rules, key=lambda rule: -rule[1]):
+        place = max(y.at(at) - 4, place + 15)  # labels of close lines do not overlap
+        yield Mark([(left, y.at(at)), (RIGHT, y.at(at))], dash=(4, 4))
+        yield Mark([(RIGHT, place)], text=label, anchor="end")
+
+
+def _bottom(x: Axis, base: float, label: str) -> Iterator[Mark]:
+    for tick, text in x.ticks().items():
+        yield Mark([(x.at(tick), base + 16)], text=text, anchor="middle")
+    yield Mark([(RIGHT, base + 33)], text=label, anchor="end")
+
+
+def _line_marks(panel: Plot, curve: Curve, x: Axis, y: Axis) -> Iterator[Mark]:
+    """The band of a curve, the curve, and a mark at its end or, of few points, at each."""
+    places = [x.at(step) for step in curve.steps]
+    low, high = panel.ends(curve)
+    for part in _stretches(low, high):
+        there = [(places[i], y.at(high[i] or 0)) for i in part]
+        back = [(places[i], y.at(low[i] or 0)) for i in reversed(part)]
+        yield Mark([*there, *back], curve.colour, 0, opacity=0.16)
+    faint = 0.45 if curve.thin and curve.colour != GREY else 1.0
+    points: list[tuple[float, float]] = []
+    for part in _stretches(curve.values):
+        line = [(places[i], y.at(curve.values[i] or 0)) for i in part]
+        points += line
+        dash = () if curve.thin else DASHES[curve.dash]
+        yield Mark([*line, line[-1]], curve.colour, 1 if curve.thin else 2, dash, faint)
+    for point in () if curve.thin else points if len(points) <= FEW else points[-1:]:
+        yield _corner_mark(*point, curve.colour)
+
+
+def _corner_mark(x: float, y: float, colour: int) -> Mark:
+    n = SIDES[(colour - 1) % len(SIDES)]
+    turns = [2 * math.pi * i / n - math.pi / 2 for i in range(n)]
+    size = 4.5 if n < 6 else 3.6
+    return Mark([(x + size * math.cos(t), y + size * math.sin(t)) for t in turns], colour, 0)
+
+
+def _stretches(*columns: Numbers) -> Iterator[list[int]]:
+    """The runs of indices at which all columns have a number."""
+    present = [all(v is not None and math.isfinite(v) for v in values)
+             for values in zip(*columns, strict=True)]  # fmt: skip
+    start = 0
+    for i, here in enumerate([*present, False]):
+        if not here:
+            if start < i:
+                yield [*range(start, i)]
+            start = i + 1
+
+
+def _row_marks(panel: Plot, scores: Axis) -> tuple[list[Mark], int]:
+    """Dots with intervals below the label of their row."""
+    size = LABEL + LANE * (1 + max((dot.lane for dot in panel.dots), default=0))
+    base = TOP + size * len(panel.rows)
+    x = replace(scores, start=6, end=RIGHT)
+    marks = []
+    for top, label in zip(range(TOP, base, size), panel.rows, strict=True):
+        ends = top + LABEL, top + size
+        marks += [Mark([(x.at(t), y) for y in ends], GREY) for t in x.ticks()]
+        marks += [Mark([(x.at(at), y) for y in ends], dash=(2, 4)) for _, at in panel.rules]
+        marks.append(Mark([(0, top + 14)], text=label))
+    marks += _bottom(x, base, panel.axis)
+    for dot in panel.dots:
+        y = TOP + size * dot.row + LABEL + LANE * (dot.lane + 0.5)
+        if dot.low is not None and dot.high is not None:
+            marks.append(Mark([(x.at(dot.low), y), (x.at(dot.high), y)], dot.colour, 4, (), 0.4))
+        marks += [Mark([(x.at(v), y - 4.5), (x.at(v), y + 4.5)], dot.colour) for v in dot.seeds]
+        marks.append(_corner_mark(x.at(dot.value), y, dot.colour))
+    return marks, base + BOTTOM
+
+
+def _key(colour: int, dash: int | None) -> list[Mark]:
+    """The sample of a curve or dot in a legend, 26 × 10 pixels."""
+    line = [] if dash is None else [Mark([(0, 5), (26, 5)], colour, 2.5, DASHES[dash])]
+    return [*line, _corner_mark(13, 5, colour)]
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A drawn figure; `legend` pairs each label with a drawing of its line."""
+
+    title: str
+    caption: str
+    svg: str
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+def on_page(chart: Chart) -> Figure:
+    """The chart as inline SVG in the colours of the page, one element per panel."""
+    drawn = []
+    for panel in chart.panels:
+        marks, height = panel_marks(chart, panel)
+        title = html.escape(one_line(": ".join(filter(None, (chart.title, panel.title)))))
+        words, top = html.escape(_in_words(panel)), 0 if panel.title else 14
+        drawn.append(
+            f'<svg class="plot" role="img" aria-label="{title}" '
+            f'viewBox="0 {top} {WIDTH} {height - top}" '
+            f'style="font:var(--t1,.8125rem) var(--sans)"><title>{title}</title>'
+            f"<desc>{words}</desc>{_elements(marks, PAGE)}</svg>"
+        )
+    svg = drawn[0] if len(drawn) == 1 else f'<div class="panels">{"".join(drawn)}</div>'
+    key = '<svg class="sample" width="26" height="10" aria-hidden="true">{}</svg>'
+    keys = tuple((label, key.format(_elements(_key(*look), PAGE)))
+                 for label, look in chart.legend().items())  # fmt: skip
+    return Figure(title=chart.title, caption=chart.caption, svg=svg, legend=keys)
+
+
+def _in_words(panel: Plot) -> str:
+    """The numbers of a panel: first and last value of each curve, every mean, every line."""
+    lines = [f"{panel.rows[dot.row]}, {dot.label}: {number(dot.value)}" for dot in panel.dots]
+    for curve in panel.curves:
+        points = [(s, v) for s, v in zip(curve.steps, curve.values, strict=True) if v is not None]
+        ends = dict(points[:1] + points[-1:]) if not curve.thin else {}
+        text = ", ".join(f"{number(value)} at step {step}" for step, value in ends.items())
+        lines += [f"{curve.label}: {text}"] if text else []
+    return one_line("; ".join([*lines, *(f"{text}: {number(at)}" for text, at in panel.rules)]))
+
+
+def _elements(marks: Iterable[Mark], colours: Sequence[str]) -> str:
+    """Marks as SVG elements."""
+    parts = []
+    for mark in marks:
+        colour, points = _colour(mark.colour, colours), [f"{x:.1f} {y:.1f}" for x, y in mark.points]
+        if mark.text:
+            x, y = points[0].split()
+            parts.append(f'<text x="{x}" y="{y}" text-anchor="{mark.anchor}" style="fill:{colour}">'
+                         f"{html.escape(one_line(mark.text, 46))}</text>")  # fmt: skip
+            continue
+        dash = f";stroke-dasharray:{' '.join(map(str, mark.dash))}" if mark.dash else ""
+        faint = "" if mark.opacity == 1 else f";opacity:{mark.opacity}"
+        line = f"fill:none;stroke:{colour};stroke-width:{mark.width};stroke-linecap:round{dash}"
+        style = f"{line if mark.width else f'fill:{colour}'}{faint}"
+        parts.append(f'<path d="M{"L".join(points)}" style="{style}"/>')
+    return "".join(parts)
+
+
+def _colour(index: int, colours: Sequence[str]) -> str:
+    return colours[(index - 1) % (len(colours) - 2) + 1 if index > 0 else index]
+
+
+COLUMN, BOTH = 3.25, 6.75
+"""Width in inches of a column, and of both, in a paper."""
+
+
+def write_figures(charts: Iterable[Chart], folder: Path) -> list[Path]:
+    """Write every chart as NAME.pdf and NAME.svg; returns the paths.
+
+    One panel has the width of a column, several panels have that of two. Texts stay texts, with
+    their font embedded in the PDF. MissingPackage without matplotlib, which writes the PDF.
     """
-    plans = [
-        ("Loss", "Loss of the imitated replies, per token, by step.", _imitation(run)),
-        (
-            "Rewards",
-            "Mean reward of drafts and of refined episodes, which saw feedback.",
-            [
-                _curve(run, lambda line: line.rewards.draft, "drafts"),
-                _curve(run, lambda line: line.rewards.refined, "refined"),
-            ],
-        ),
-        (
-            "Leave-one-out gap",
-            "Score of refined episodes minus that of the other drafts of their example, with 95% "
-            "intervals. Uninformative feedback gives zero on average.",
-            [
-                _gap_curve(run),
-                _curve(run, lambda line: line.rewards.pair, "own draft"),
-            ],
-        ),
-        (
-            "Rewards by task",
-            "Mean draft reward of each task in the mixture.",
-            _task_curves(run, lambda line: line.rewards.draft_by_task),
-        ),
-        (
-            "Leave-one-out gap by task",
-            "The same gap for each task in the mixture.",
-            _task_curves(run, lambda line: line.rewards.loo_by_task),
-        ),
-        *_conversations(run),
-        ("Evaluation during training", "Mean of each task, by training step.", _eval_curves(run)),
-        (
-            "Feedback",
-            "Share of drafts with feedback, and share of feedback with a leak.",
-            [
-                _curve(run, lambda line: line.feedback.share, "with feedback"),
-                _curve(run, lambda line: line.feedback.leak_share, "leaks"),
-            ],
-        ),
-        (
-            "Policy",
-            "Entropy and divergence from the base model, per token.",
-            [
-                _curve(run, lambda line: line.learned.means.entropy, "entropy"),
-                _curve(run, lambda line: line.learned.kl_base, "KL to base"),
-            ],
-        ),
-    ]
-    figures = []
-    for title, caption, curves in plans:
-        drawable = [c for c in curves if any(v is not None for v in c.values)]
-        if drawable:
-            figures.append(_figure(title, caption, drawable, f"{run.name}/{title}"))
-    return figures
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        raise MissingPackage("matplotlib", "figures as PDF and SVG files") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for chart in charts:
+        marks, width, height = _sheet(chart)
+        inches = COLUMN if width == WIDTH else BOTH
+        paths += [folder / f"{chart.name}.{form}" for form in ("pdf", "svg")]
+        paths[-1].write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{inches}in" height="{inches * height / width:.4f}in" '
+            'font-family="Helvetica, Arial, sans-serif" font-size="13">'
+            f"<title>{html.escape(chart.title)}</title>{_elements(marks, PAPER)}</svg>\n",
+            encoding="utf-8",
+        )
+        scale = inches * 72 / width  # points per pixel
+        with mpl.rc_context({"pdf.fonttype": 42, "text.parse_math": False}):
+            canvas = Canvas(figsize=(inches, inches * height / width))
+            axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+            axes.axis("off")
+            for mark in marks:
+                colour, (x, y) = _colour(mark.colour, PAPER), zip(*mark.points, strict=True)
+                if mark.text:
+                    axes.text(x[0], y[0], one_line(mark.text, 46), color=colour, size=12 * scale,
+                              ha=_SIDES[mark.anchor], va="baseline")  # fmt: skip
+                elif mark.width:
+                    dash = (0, [d / mark.width for d in mark.dash]) if mark.dash else "-"
+                    axes.plot(x, y, color=colour, linewidth=mark.width * scale, linestyle=dash,
+                              alpha=mark.opacity, solid_capstyle="round",
+                              dash_capstyle="round")  # fmt: skip
+                else:
+                    axes.fill(x, y, color=colour, alpha=mark.opacity, linewidth=0)
+            canvas.savefig(paths[-2], metadata={"CreationDate": None})
+    return paths
 
 
-StepColumn = Callable[[StepLine], float | None]
+_SIDES = {"start": "left", "middle": "center", "end": "right"}
 
 
-def _curve(run: RunData, column: StepColumn, label: str) -> Curve:
-    steps = [line.step for line in run.steps]
-    return Curve(label=label, steps=steps, values=[column(line) for line in run.steps])
+def _sheet(chart: Chart) -> tuple[list[Mark], int, int]:
+    """All panels with the legend above them, and the size of the whole in pixels."""
+    columns = min(len(chart.panels), 2 if len(chart.panels) < 5 else 3)
+    width, top = columns * (WIDTH + 20) - 20, 6
+    legend = chart.legend()
+    marks: list[Mark] = []
+    room = 34 + LETTER * max(map(len, legend), default=0)
+    in_line = max(1, int(width // room))
+    for i, (label, look) in enumerate(legend.items()):
+        x, y = i % in_line * room, top + 16 * (i // in_line)
+        marks += _moved([*_key(*look), Mark([(32, 9.5)], text=label)], x, y)
+    top += 16 * math.ceil(len(legend) / in_line)
+    for start in range(0, len(chart.panels), columns):
+        heights = []
+        for i, panel in enumerate(chart.panels[start : start + columns]):
+            titled = replace(panel, title=panel.title or chart.title)
+            inside, height = panel_marks(chart, titled)
+            marks += _moved(inside, i * (WIDTH + 20), top)
+            heights.append(height)
+        top += max(heights)
+    return marks, width, top
 
 
-def _task_curves(
-    run: RunData, numbers: Callable[[StepLine], Mapping[str, float | None]]
-) -> list[Curve]:
-    """One line per task; steps without rows of the task are bridged, not shown as gaps."""
-    tasks = dict.fromkeys(task for line in run.steps for task in numbers(line))
-    curves = []
-    for task in tasks:
-        lines = [line for line in run.steps if task in numbers(line)]
-        values = [numbers(line)[task] for line in lines]
-        curves.append(Curve(label=task, steps=[line.step for line in lines], values=values))
-    return curves
+def _moved(marks: Iterable[Mark], x: float, y: float) -> list[Mark]:
+    return [replace(m, points=[(a + x, b + y) for a, b in m.points]) for m in marks]
 
 
-def _gap_curve(run: RunData) -> Curve:
-    return replace(
-        _curve(run, lambda line: line.rewards.loo, "other drafts"),
-        low=[line.rewards.loo_low for line in run.steps],
-        high=[line.rewards.loo_high for line in run.steps],
-    )
+# --- results --------------------------------------------------------------------------------------
 
 
-def _imitation(run: RunData) -> list[Curve]:
-    """The loss of supervised training; the loss of a policy gradient is not informative."""
-    supervised = not any(line.played for line in run.steps)
-    return [_curve(run, lambda line: line.learned.loss, "loss")] if supervised else []
-
-
-def _conversations(run: RunData) -> list[tuple[str, str, list[Curve]]]:
-    """The loss figures of training on conversations, by source."""
-    losses = _task_curves(run, lambda line: line.learned.losses)
-    return [
-        (
-            "Loss by source",
-            "Loss of each source of conversations, in nats per learned token.",
-            losses if len(losses) > 1 else [],  # with one source, this is the curve of the loss
-        ),
-        (
-            "Validation loss",
-            "Loss on held-out conversations by source, in nats per learned token. Step −1 is the "
-            "model before training.",
-            _validation(run),
-        ),
-    ]
-
-
-def _validation(run: RunData) -> list[Curve]:
-    names = dict.fromkeys(name for _, losses in run.valid for name in losses)
-    steps = [step for step, _ in run.valid]
-    return [
-        Curve(label=name, steps=steps, values=[losses.get(name) for _, losses in run.valid])
-        for name in names
-    ]
-
-
-def _eval_curves(run: RunData) -> list[Curve]:
-    tasks = dict.fromkeys(task for _, means in run.evals for task in means)
-    steps = [step for step, _ in run.evals]
-    return [
-        Curve(label=task, steps=steps, values=[means.get(task) for _, means in run.evals])
-        for task in tasks
-    ]
-
-
-def _figure(title: str, caption: str, curves: Sequence[Curve], salt: str) -> Figure:
-    colours = [SERIES[i % len(SERIES)] for i in range(len(curves))]
-    legend = tuple((c.label, _CSS[k]) for c, k in zip(curves, colours, strict=True))
-    return draw_figure(
-        title, caption, (4.2, 2.5), salt,
-        lambda canvas, palette: _draw(canvas.add_subplot(), curves, palette), legend=legend,
-    )  # fmt: skip
-
-
-def _draw(axes: Any, curves: Sequence[Curve], palette: Palette) -> None:
-    for i, curve in enumerate(curves):
-        colour = palette.series[i % len(palette.series)]
-        plot_band(axes, curve.steps, curve.values, curve.low, curve.high, colour, few=12)
-    dress(axes, palette, grid="y", ticks=(6, 5))
-    axes.set_xlabel("step", color=palette.ink, loc="right")
-    steps = {s for c in curves for s in c.steps}
-    if len(steps) == 1:
-        axes.set_xlim(min(steps) - 0.5, min(steps) + 0.5)  # the default limits show no integer
-    values = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
-    if min(values) < 0 < max(values):
-        axes.axhline(0, color=palette.ink, linewidth=0.9)
+def results_charts(
+    runs: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell | None]]]
+) -> list[Chart]:
+    """The results as means with intervals, a row per task and a dot per run; tasks on different
+    scales have different panels. Empty without a mean."""
+    by_scale: dict[Interval | None, list[tuple[str, Sequence[Cell | None]]]] = {}
+    for label, cells in rows:
+        scored = [cell for cell in cells if cell is not None and cell.mean is not None]
+        if scored:
+            by_scale.setdefault(scored[0].scale, []).append((label, cells))
+    panels = [
+        Plot(
+            rows=[label for label, _ in group], axis="score",
+            dots=[Dot(label=run, row=i, lane=j, colour=j + 1, value=cell.mean, low=cell.ci_low,
+                      high=cell.ci_high)
+                  for i, (_, cells) in enumerate(group)
+                  for j, (run, cell) in enumerate(zip(runs, cells, strict=True))
+                  if cell is not None and cell.mean is not None],
+        )
+        for group in by_scale.values()
+    ]  # fmt: skip
+    return [Chart(name="results", title="Results", panels=panels,
+                  caption="Mean of each task, with 95% intervals.")] if panels else []  # fmt: skip

@@ -17,7 +17,7 @@ from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
 from soulkit.report.exports.suite import grid_latex, suite_csv, suite_values
-from soulkit.report.figures import Figure, learning_curves
+from soulkit.report.figures import Chart, on_page, results_charts
 from soulkit.report.findings import (
     SHOWN,
     Finding,
@@ -38,6 +38,7 @@ from soulkit.report.grid import (
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
+from soulkit.report.training import learning_charts
 from soulkit.report.transcript import CAP, choose
 from soulkit.runs.jsonl import write_aside
 from soulkit.text import counted, one_line
@@ -80,24 +81,12 @@ def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A training run's figures, and its first and last step."""
-
-    run: RunData
-    text: str
-    figures: list[Figure]
-    rows: list[tuple[str, str, str]]
-
-
 def render(
     runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
     notes: Sequence[str] = (), reload: int = 0,
 ) -> str:  # fmt: skip
     """The page for `runs`, with at most `cap` episodes; as a suite if `suite` is given. `notes` are
     shown above the numbers.
-
-    MissingPackage if figures need a missing package.
     """
     units, total = choose(runs, cap)
     published = published_beside(runs)
@@ -122,11 +111,9 @@ def render(
         compared=tables.comparable_runs(runs),
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
-        trained=[
-            Trained(run, training_text(run), learning_curves(run),
-                    tables.step_rows(run) if run.steps else [])
-            for run in runs if run.steps or run.evals
-        ],
+        curves=[on_page(chart) for chart in learning_charts(runs)],
+        trained=[(run, training_text(run), tables.step_rows(run) if run.steps else [])
+                 for run in runs if run.steps or run.evals],
         statuses=_statuses(runs),
         published=published.tables,
         published_notes=[note for note in published.notes if note not in said],
@@ -320,6 +307,17 @@ class ReportView:
 
         shown = None if self.suite is None else suite_view(self.suite, **self._shown())
         return write_page(self.runs, path, suite=shown, notes=self.notes, reload=reload)
+
+    def charts(self) -> list[Chart]:
+        """The figures: results with intervals, and learning curves."""
+        if self.suite is None:
+            columns = tables.comparable_runs(self.runs)
+            rows = tables.rows_across(columns)
+        else:
+            columns = list(self.suite.runs)
+            lines = self.suite.shown(**self._shown())
+            rows = [(line.name, [one.cell for one in line.runs]) for line in lines]
+        return [*results_charts([run.name for run in columns], rows), *learning_charts(self.runs)]
 
     def _grid(self) -> Grid | None:
         return None if self.suite is None else suite_grid(self.suite, **self._shown())

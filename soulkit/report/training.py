@@ -1,11 +1,20 @@
-"""One-line facts of a training run: feedback, leaks, canaries, losses, probes."""
+"""Training runs: one-line facts on feedback, leaks and losses, and their learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from soulkit.metrics.intervals import estimate_text, signed
-from soulkit.train.state.metrics import Rewards
+from soulkit.eval.results.summary import Cell
+from soulkit.metrics.intervals import Interval, estimate, estimate_text, finite_value, signed
+from soulkit.report.figures import DASHES, GREY, IN_ONE_FRAME, INK, Chart, Curve, Plot
+from soulkit.report.load import RunData
+from soulkit.report.published import CAVEAT, published_during_training
+from soulkit.runs.folder import is_run, read_config
+from soulkit.train.state.metrics import Rewards, StepLine
 from soulkit.train.state.stops import alike_feedback
 from soulkit.train.state.summary import (
     AbilityTotals,
@@ -174,3 +183,265 @@ def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
                 steps = "" if by_task.get(task) else " steps"
                 by_task.setdefault(task, []).append(f"{moved} after {step}{steps}")
     return "; ".join(f"{task} {', '.join(moves)}" for task, moves in by_task.items())
+
+
+# --- learning curves ------------------------------------------------------------------------------
+
+
+def arms_of(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
+    """The runs by arm: two runs are seeds of one arm if their settings differ only in the seed.
+    Paths inside a run's parent folder are compared without that folder."""
+    arms: dict[str, dict[object, RunData]] = {}
+    for run in runs:
+        settings = read_config(run.path) if is_run(run.path) else {}
+        seed, parent = settings.pop("seed", None), str(run.path.resolve().parent)
+        same = json.dumps(settings, sort_keys=True, default=str).replace(f"{parent}/", "")
+        key = same if settings and seed not in arms.get(same, {}) else run.name
+        arms.setdefault(key, {})[seed] = run
+    named: dict[str, list[RunData]] = {}
+    for seeds in (list(arm.values()) for arm in arms.values()):
+        name = _shared_name(seeds)
+        named[name if name not in named else ", ".join(run.name for run in seeds)] = seeds
+    return named
+
+
+def _shared_name(runs: Sequence[RunData]) -> str:
+    """`ditto (3 seeds)` for the runs ditto/seed_0, ditto/seed_1 and ditto/seed_2."""
+    names = [run.name for run in runs]
+    if len(names) == 1:
+        return names[0]
+    parts = [re.split(r"[/\\]", name) for name in names]
+    common = [part for part in parts[0] if all(part in other for other in parts)]
+    stem = re.sub(r"[\W_]*(seed)?[\W_]*\d*$", "", names[0])
+    return f"{'/'.join(common) or stem or runs[0].path.resolve().parent.name} ({len(names)} seeds)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One figure of a training: its curves, by run."""
+
+    title: str
+    caption: str
+    read: Callable[[RunData], list[Curve]]
+    together: bool = False
+    """With several arms, the curves of a run share a panel instead of having one each."""
+    scored: bool = False
+    """The numbers are on the scale of the scores."""
+
+
+def learning_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """The figures for which training runs have data, in reading order; all arms share the axes.
+
+    An arm with several seeds has a thin line for each, and their mean with a 95% interval.
+    """
+    trained = [run for run in runs if run.steps or run.evals or run.valid]
+    trained.sort(key=lambda run: not any(line.played for line in run.steps))  # warm-ups go last
+    return arm_charts(arms_of(trained))
+
+
+def arm_charts(arms: Mapping[str, Sequence[RunData]]) -> list[Chart]:
+    """The same for the runs of each arm."""
+    runs = [run for several in arms.values() for run in several]
+    published, scale = published_during_training(runs), score_scale(runs)
+    charts = []
+    for quantity in QUANTITIES:
+        curves = {
+            arm: [c for run in several for c in map(_finite, quantity.read(run))
+                  if any(v is not None for v in c.values)]
+            for arm, several in arms.items()
+        }  # fmt: skip
+        if any(curves.values()):
+            rules = published if quantity.title == EVALUATION else {}
+            charts.append(_chart(quantity, curves, rules, scale if quantity.scored else None))
+    return charts
+
+
+def _finite(curve: Curve) -> Curve:
+    return replace(curve, values=[*map(finite_value, curve.values)])
+
+
+def _chart(
+    quantity: Quantity, curves: Mapping[str, Sequence[Curve]],
+    published: Mapping[str, list[tuple[str, float]]], scale: Interval | None,
+) -> Chart:  # fmt: skip
+    labels = list(dict.fromkeys(curve.label for lines in curves.values() for curve in lines))
+    drawn = {
+        arm: {label: _with_mean([c for c in lines if c.label == label], scale) for label in labels}
+        for arm, lines in curves.items()
+    }
+    split = len(labels) > 1 and ((len(curves) > 1 and not quantity.together) or bool(published))
+    crowded = sum(map(bool, curves.values())) > IN_ONE_FRAME
+    panels = _panel_per_arm(drawn) if crowded else [
+        Plot(title=shown[0] if split else "", curves=_in_one_frame(drawn, shown, labels),
+              rules=[rule for label in shown for rule in published.get(label, ())])
+        for shown in ([[label] for label in labels] if split else [labels])
+    ]  # fmt: skip
+    thin = any(len(lines) > 1 for by_label in drawn.values() for lines in by_label.values())
+    banded = all(panel.ends(c) == (c.low, c.high) for panel in panels for c in panel.curves)
+    remarks = [
+        f"Thin lines are seeds; thick lines are their means{' with 95% intervals' * banded}."
+        if thin
+        else "",
+        "Each panel shows one arm; grey: the others; dashed: the first." if crowded else "",
+        f"Dashed lines: {CAVEAT}" if any(panel.rules for panel in panels) else "",
+    ]
+    return Chart(
+        name=re.sub(r"\W+", "-", quantity.title.lower()), title=quantity.title, panels=panels,
+        caption=" ".join(filter(None, (quantity.caption, *remarks))), alike=crowded,
+    )  # fmt: skip
+
+
+Drawn = Mapping[str, Mapping[str, list[Curve]]]
+"""Arm → label → its seeds and, last, the mean."""
+
+
+def _in_one_frame(drawn: Drawn, shown: Sequence[str], labels: Sequence[str]) -> list[Curve]:
+    """Several arms have a colour each; the labels of one arm differ in colour and style."""
+    curves: list[Curve] = []
+    present = [arm for arm, lines in drawn.items() if any(lines.values())]
+    for a, (arm, lines) in enumerate(drawn.items()):
+        for s, label in enumerate(shown if arm in present else ()):
+            name, place, dash = label, labels.index(label), labels.index(label)
+            if len(drawn) > 1 and len(shown) > 1:
+                name, place, dash = f"{arm}: {label}", a, s
+            elif len(drawn) > 1:
+                name, place, dash = arm, a, present.index(arm)
+            look = partial(replace, label=name, colour=place + 1, dash=dash % len(DASHES))
+            curves += map(look, lines[label])
+    return curves
+
+
+def _panel_per_arm(drawn: Drawn) -> list[Plot]:
+    """A panel for each arm, with the others in grey and the first one dashed."""
+    means = {arm: [lines[-1] for lines in by_label.values() if lines][:1]
+             for arm, by_label in drawn.items()}  # fmt: skip
+    first = next(iter(drawn))
+    panels = []
+    for arm, by_label in drawn.items():
+        others = [c for other in means if other not in (arm, first) for c in means[other]]
+        behind = [replace(c, colour=GREY, thin=True, low=(), high=()) for c in others]
+        behind += [replace(c, label=first, colour=INK, dash=1, low=(), high=())
+                   for c in means[first] if arm != first]  # fmt: skip
+        in_colour = [replace(c, colour=s + 1, dash=s % len(DASHES))
+               for s, lines in enumerate(by_label.values()) for c in lines]  # fmt: skip
+        panels += [Plot(title=arm, curves=[*behind, *in_colour])] if in_colour else []
+    return panels
+
+
+def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:
+    """The curve; of several seeds their thin lines, and the mean with its interval."""
+    if len(seeds) < 2:
+        return [*seeds]
+    at: dict[int, list[float | None]] = {}
+    for curve in seeds:
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            at.setdefault(step, []).append(value)
+    steps = sorted(at)
+    means = [estimate(at[step], range(len(at[step])), scale=scale) for step in steps]
+    whole = replace(
+        seeds[0], steps=steps, values=[m.mean for m in means], low=[m.ci_low for m in means],
+        high=[m.ci_high for m in means],
+    )  # fmt: skip
+    return [*(replace(curve, low=(), high=(), thin=True) for curve in seeds), whole]
+
+
+def score_scale(runs: Sequence[RunData]) -> Interval | None:
+    """The bounds of all scores of the runs; None if a run did not record its scale."""
+    scales = [metrics.get("value", Cell()).scale for run in runs for metrics in run.tasks.values()]
+    ends = [scale for scale in scales if scale is not None]
+    if not ends or len(ends) < len(scales):
+        return None
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+StepColumn = Callable[[StepLine], float | None]
+
+
+def _columns(columns: Mapping[str, StepColumn]) -> Callable[[RunData], list[Curve]]:
+    """The curves of these quantities, by label."""
+    return lambda run: [
+        Curve(label=label, steps=[line.step for line in run.steps], values=[*map(read, run.steps)])
+        for label, read in columns.items()
+    ]
+
+
+def _task_curves(
+    numbers: Callable[[StepLine], Mapping[str, float | None]],
+) -> Callable[[RunData], list[Curve]]:
+    """One line per task; steps without rows of the task are bridged, not shown as gaps."""
+
+    def read(run: RunData) -> list[Curve]:
+        curves = []
+        for task in dict.fromkeys(task for line in run.steps for task in numbers(line)):
+            lines = [line for line in run.steps if task in numbers(line)]
+            values = [numbers(line)[task] for line in lines]
+            curves.append(Curve(label=task, steps=[line.step for line in lines], values=values))
+        return curves
+
+    return read
+
+
+def _gaps_of(run: RunData) -> list[Curve]:
+    rewards = [line.rewards for line in run.steps]
+    read = _columns({"other drafts": lambda line: line.rewards.loo,
+                     "own draft": lambda line: line.rewards.pair})  # fmt: skip
+    others, pair = read(run)
+    low, high = [one.loo_low for one in rewards], [one.loo_high for one in rewards]
+    return [replace(others, low=low, high=high), pair]
+
+
+def _imitation(run: RunData) -> list[Curve]:
+    """The loss of supervised training; the loss of a policy gradient is not informative."""
+    supervised = not any(line.played for line in run.steps)
+    return _columns({"loss": lambda line: line.learned.loss})(run) if supervised else []
+
+
+def _source_losses(run: RunData) -> list[Curve]:
+    losses = _task_curves(lambda line: line.learned.losses)(run)
+    return losses if len(losses) > 1 else []  # with one source, this is the curve of the loss
+
+
+def _measured(points: Sequence[tuple[int, Mapping[str, float]]]) -> list[Curve]:
+    """A curve for each name that was measured at some step."""
+    steps = [step for step, _ in points]
+    return [
+        Curve(label=name, steps=steps, values=[means.get(name) for _, means in points])
+        for name in dict.fromkeys(name for _, means in points for name in means)
+    ]
+
+
+EVALUATION = "Evaluation during training"
+QUANTITIES = (
+    Quantity(title="Loss", caption="Loss of the imitated replies, per token, by step.",
+             read=_imitation),
+    Quantity(title="Rewards", together=True, scored=True, read=_columns(
+                 {"drafts": lambda line: line.rewards.draft,
+                  "refined": lambda line: line.rewards.refined}),
+             caption="Mean reward of drafts and of refined episodes, which saw feedback."),
+    Quantity(title="Leave-one-out gap", together=True, read=_gaps_of,
+             caption="Score of refined episodes minus that of the other drafts of their example, "
+             "with 95% intervals. Uninformative feedback gives zero on average."),
+    Quantity(title="Rewards by task", caption="Mean draft reward of each task in the mixture.",
+             scored=True, read=_task_curves(lambda line: line.rewards.draft_by_task)),
+    Quantity(title="Leave-one-out gap by task",
+             caption="The same gap for each task in the mixture.",
+             read=_task_curves(lambda line: line.rewards.loo_by_task)),
+    Quantity(title="Loss by source", read=_source_losses,
+             caption="Loss of each source of conversations, in nats per learned token."),
+    Quantity(title="Validation loss", read=lambda run: _measured(run.valid),
+             caption="Loss on held-out conversations by source, in nats per learned token. Step −1 "
+             "is the model before training."),
+    Quantity(title=EVALUATION, caption="Mean of each task, by training step.", scored=True,
+             read=lambda run: _measured(run.evals)),
+    Quantity(title="Feedback", read=_columns(
+                 {"with feedback": lambda line: line.feedback.share,
+                  "leaks": lambda line: line.feedback.leak_share}),
+             caption="Share of drafts with feedback, and share of feedback with a leak."),
+    Quantity(title="Response length", caption="Tokens per turn.", read=_columns(
+                 {"tokens per turn": lambda line: line.rewards.tokens_per_turn})),
+    Quantity(title="Policy", read=_columns(
+                 {"entropy": lambda line: line.learned.means.entropy,
+                  "KL to base": lambda line: line.learned.kl_base}),
+             caption="Entropy and divergence from the base model, per token."),
+)  # fmt: skip
+"""In reading order."""

@@ -115,7 +115,7 @@ class TaskFacts:
     rows: Mapping[str, str] = field(default_factory=dict)
     """Row → its hash, including unplayed rows; for training in order."""
     origins: Mapping[str, int] = field(default_factory=dict)
-    """Origin of rows → their number."""
+    """Origin of rows → their number; in training, of the dev rows."""
     taken: int = 0
     """Number of uses of rows in training, if it differs from the number of rows."""
     prompts: str = ""

@@ -26,7 +26,6 @@ from transformers import AutoModelForCausalLM
 
 from soulkit.cli import app as cli
 from soulkit.data.files import write_rows
-from soulkit.extras import install_line
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import FAST, ROOT, examples, oracle, soul, start, three_lines
@@ -200,16 +199,6 @@ def test_a_port_that_is_taken(capsys) -> None:
     what, _, fix = three_lines(capsys.readouterr().err)
     assert what == f"The address 127.0.0.1:{port} cannot be used."
     assert "--port 0" in fix
-
-
-@pytest.mark.torch
-def test_a_demo_that_could_not_draw_its_report_does_not_start(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert soul("demo", "--out", tmp_path / "demo") == 2
-    assert install_line("report") in three_lines(capsys.readouterr().err)[2]
-    assert not (tmp_path / "demo").exists()
 
 
 # --- rows and tasks -------------------------------------------------------------------------------

@@ -250,7 +250,8 @@ def test_the_file_the_table_and_the_page_say_the_same(
     page = write_distillation_page(result, good / "report").read_text()
     kept = result.tasks[0].kept.ratio
     assert kept is not None and f"<strong>{100 * kept:.0f}%</strong>" in page and "<svg" in page
-    assert (good / "report" / "figures" / "scores.png").is_file()
+    assert main(["report", str(good), "--figures", str(good / "drawn")]) == 0
+    assert {path.name for path in (good / "drawn").iterdir()} == {"scores.pdf", "scores.svg"}
     assert main(["report", str(good), str(measured_folder(good, "base", "tomi"))]) == 2
     assert "cannot be shown in one table" in capsys.readouterr().err
 

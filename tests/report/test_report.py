@@ -13,27 +13,24 @@ import io
 import json
 import random
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
 from soulkit.cli import report as cli
-from soulkit.errors import MissingPackage, RunError
+from soulkit.errors import RunError
 from soulkit.eval.results.summary import Cell, Summary, summarise
-from soulkit.extras import install_line
 from soulkit.report import pages, tables
-from soulkit.report.figures import Palette, draw_figure, dress, learning_curves
 from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.published import CAVEAT, publications, published_for
+from soulkit.report.training import learning_charts
 from soulkit.report.transcript import TEXT_LIMIT, choose, clean
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
@@ -329,18 +326,6 @@ def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> 
     assert Page(pages.render(load_runs([path]))).tags.count("script") == 1
 
 
-def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
-    (run,) = load_runs([story(tmp_path) / "train"])
-    figures = learning_curves(run)
-    titles = "Rewards, Leave-one-out gap, Evaluation during training, Feedback, Policy"
-    assert ", ".join(f.title for f in figures) == titles
-    for figure in figures:
-        assert figure.svg.startswith('<svg role="img"')
-        assert "var(--s1)" in figure.svg and "#0103" not in figure.svg
-        assert "<metadata" not in figure.svg and "font-family: var(--sans)" in figure.svg
-    assert [f.svg for f in learning_curves(run)] == [f.svg for f in figures]
-
-
 def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
     """A step that played no row of a task is bridged."""
     steps = [
@@ -350,9 +335,9 @@ def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n")
     (run,) = load_runs([tmp_path])
-    figures = {figure.title: figure for figure in learning_curves(run)}
-    assert list(figures) == ["Rewards", "Rewards by task", "Leave-one-out gap by task"]
-    assert [label for label, _ in figures["Rewards by task"].legend] == ["a", "b"]
+    charts = {chart.title: chart for chart in learning_charts([run])}
+    assert list(charts) == ["Rewards", "Rewards by task", "Leave-one-out gap by task"]
+    assert list(charts["Rewards by task"].legend()) == ["a", "b"]
     rows = {label: values for label, *values in tables.step_rows(run)}
     assert rows["draft reward, b"] == ["0.300", "0.700"]
     assert rows["draft reward, a"] == ["0.100", "0.400 (step 1)"]
@@ -364,7 +349,7 @@ def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None
     path.mkdir()
     (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2, "gap/loo": null}\n')
     (run,) = load_runs([path])
-    assert [f.title for f in learning_curves(run)] == ["Rewards"]
+    assert [chart.title for chart in learning_charts([run])] == ["Rewards"]
     assert "draft reward" in terminal_text([run])
 
 
@@ -440,17 +425,6 @@ def test_the_command(tmp_path: Path) -> None:
     made = run.invoke(app(), [str(path), "--format", "html"])
     assert made.exit_code == 0, made.output
     assert (path / "report" / "index.html").read_text().startswith("<!doctype html>")
-
-
-def test_without_matplotlib_the_way_out_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    path = story(tmp_path)
-    with pytest.raises(MissingPackage) as caught:
-        pages.render(load_runs([path / "train"]))
-    assert install_line("report") in caught.value.way_out
-    assert "<svg" not in pages.render(load_runs([path / "before"]))  # no curves, no need for it
 
 
 TYPES = ("true_belief", "false_belief", "second_order_false_belief")
@@ -601,18 +575,3 @@ def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
     assert "feedback and refined episode" not in page.read_text()  # an evaluation has none
     for shown in (page.read_text(), capfd.readouterr().out):
         assert (words in " ".join(shown.split())) == (not differs and n == 12)
-
-
-def test_a_figure_has_few_ticks_and_the_size_that_was_asked_for(tmp_path: Path) -> None:
-    seen = []
-
-    def draw(canvas: Any, palette: Palette) -> None:
-        axes = canvas.subplots()
-        axes.set(xlim=(0, 5), ylim=(0, 1))
-        dress(axes, palette, grid="y")
-        seen.append(([*axes.get_xticks()], [*axes.get_yticks()]))
-
-    draw_figure("Curves", "", (4, 2), "curves", draw, png=tmp_path / "curves.png")
-    assert seen == [([0, 2, 4, 6], [0, 0.25, 0.5, 0.75, 1])] * 2
-    head = (tmp_path / "curves.png").read_bytes()[16:24]
-    assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == (4 * 160, 2 * 160)

@@ -14,7 +14,7 @@ import yaml
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.report import ablation
-from soulkit.report.ablation_page import write_ablation
+from soulkit.report.ablation import write_ablation
 from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan_arms
 from tests.support import judged

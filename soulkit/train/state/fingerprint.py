@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,13 @@ from typing import Any
 import torch
 
 from soulkit.errors import RunError
-from soulkit.eval.run.provenance import actor_facts, model_facts, played_conditions, row_hashes
+from soulkit.eval.run.provenance import (
+    actor_facts,
+    model_facts,
+    played_conditions,
+    row_hashes,
+    row_origin,
+)
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter_hash
 from soulkit.models.players.players import Players
@@ -51,6 +58,7 @@ def material_conditions(
             rows=row_hashes(rows), prompts=prompts_hash(task, rows),
             taken=taken if taken > len(rows) else 0,
             dev_rows=row_hashes(dev), dev_prompts=prompts_hash(task, dev),
+            origins=dict(Counter(row_origin(task, row) for row in dev)),
         )  # fmt: skip
     facts = MaterialFacts(
         model=model_print(policy),
