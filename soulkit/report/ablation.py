@@ -355,6 +355,20 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     )
 
 
+def method_finding(ablation: Ablation) -> str:
+    """One sentence: the method that differs most from the first one in its final reward, among
+    those whose interval excludes zero."""
+    moved = {row.arm: d for row in ablation.rows if (d := row.final_difference) and d.mean}
+    clear = {arm: d for arm, d in moved.items() if (d.low or 0.0) > 0 or (d.high or 0.0) < 0}
+    if len(ablation.rows) < 2:
+        return "Fewer than two methods have a result, so nothing is compared."
+    if not clear:
+        return f"No method differs clearly from {ablation.first} in its final reward."
+    arm, most = max(clear.items(), key=lambda item: abs(item[1].mean or 0.0))
+    return (f"The final reward of {arm} differs from that of {ablation.first} by "
+            f"{stat_text(most, signed)}, over {len(most.seeds)} seeds.")  # fmt: skip
+
+
 def method_notes(ablation: Ablation) -> list[str]:
     """Notes below the table."""
     sentences = [
@@ -439,6 +453,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
         write_figures(charts, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
         found=ablation, figures=[*map(on_page, charts)], notes=method_notes(ablation),
+        finding=method_finding(ablation),
         dev=has_dev(ablation), judged=bool(ablation.eval_judge),
         stats=_figures, count=count, parts=reward_parts(ablation), duration=duration_text,
         missing=list(map(missing_text, ablation.missing)), version=__version__,

@@ -153,12 +153,21 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
     grid = Grid(
         head=HEADS, rows=tuple(rows), n_below=len(HEADS) - 4, notes=(*remarks_of(result), MEANING)
     )
-    return [Text("\n".join(map(one_line, head_lines(result)))), *grid_parts(grid)]
+    head = [kept_text(result), *head_lines(result)]
+    return [Text("\n".join(map(one_line, head))), *grid_parts(grid)]
 
 
 def head_lines(result: Distillation) -> list[str]:
     """The base model, the training method and the experts."""
     return [f"{label}: {text}" for label, text in facts_of(result)]
+
+
+def kept_text(result: Distillation) -> str:
+    """One sentence: how much of the experts' gains the generalist keeps."""
+    kept = result.macro if len(result.tasks) > 1 else result.tasks[0].kept
+    if kept.ratio is None:
+        return f"How much of the experts' gains the generalist keeps is unknown: {kept.why}."
+    return f"The generalist keeps {retention_text(kept)} of the experts' gains."
 
 
 def facts_of(result: Distillation) -> list[tuple[str, str]]:
@@ -177,7 +186,8 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "distillation.json", distillation_values(result))
     page = environment().get_template("distillation.html.j2").render(
-        result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
+        result=result, finding=kept_text(result), facts=facts_of(result), heads=HEADS,
+        meaning=MEANING,
         rows=[_cells(row_of(one)) for one in _results(result)],
         macro=_cells(macro_row(result)) if len(result.tasks) > 1 else None,
         remarks=remarks_of(result), figures=[*map(on_page, distillation_charts(result))],

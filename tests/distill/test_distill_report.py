@@ -147,6 +147,8 @@ def test_answers_that_never_change_still_have_an_interval(played: Path, tmp_path
     page = write_distillation_page(result, tmp_path / "report").read_text()
     low = f"{result.gates[0].low:.3f}".replace("-", "\u2212")
     assert f'<strong>0.000</strong><span class="sub">[{low}, ' in page
+    gains = "The generalist keeps 0% [" if result.tasks[0].kept.ratio is not None else "How much of"
+    assert f"<h1>{gains}" in page
 
 
 def test_where_grades_do_not_vary_a_gate_is_tested_as_that_of_a_comparison() -> None:

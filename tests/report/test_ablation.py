@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,22 @@ def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
     assert table.rows[0].final.low is None
     assert any("no interval" in note for note in ablation.method_notes(table))
     assert "[" not in ablation.stat_text(table.rows[0].final)
+
+
+def test_the_page_leads_with_the_method_that_differs_clearly(tmp_path: Path) -> None:
+    table = ablation.load_ablation(made(tmp_path, ("grpo", "ditto")))
+    said = ablation.method_finding(table)
+    moved = table.rows[1].final_difference
+    assert moved is not None and moved.low is not None and moved.low > 0
+    assert said.startswith(
+        f"The final reward of ditto differs from that of grpo by +{moved.mean:.3f}"
+    )
+    unclear = replace(moved, low=-moved.low)
+    rows = (table.rows[0], replace(table.rows[1], final_difference=unclear))
+    assert ablation.method_finding(replace(table, rows=rows)).startswith(
+        "No method differs clearly"
+    )
+    assert f"<h1>{said}</h1>" in write_ablation(table, tmp_path / "report").read_text()
 
 
 def test_different_budgets_are_told(tmp_path: Path) -> None:
