@@ -1,29 +1,19 @@
-"""Episodes in readable form: the selection for a page, and one episode in a terminal."""
+"""Episodes in readable form: one episode in a terminal, and the parts that pages show, too."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from soulkit.metrics.intervals import number
-from soulkit.report.load import EPISODES, RunData
-from soulkit.runs.jsonl import has_lines
-from soulkit.runs.records import SAMPLED, SAMPLES, load_records, stream_records
+from soulkit.runs.records import SAMPLED
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record, Verdict
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-
-CAP = 200
-TEXT_LIMIT = 6000
-"""Maximum characters of one text; longer texts end with a note on the rest."""
 
 
 class Played(Protocol):
@@ -41,99 +31,7 @@ class Played(Protocol):
     def kind(self) -> str: ...
 
 
-_T = TypeVar("_T")
 _P = TypeVar("_P", bound=Played)
-TakeOutcome = Literal["right", "partial", "wrong", "unscored"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
-    """One play of an example, ready to print. Texts are sanitised but not escaped."""
-
-    text: str
-    reasoning: str
-    score: str
-    outcome: TakeOutcome
-    status: str
-    words: str
-    failure: str
-    metrics: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownEpisode:
-    """A draft with its feedback and refined twin, or a single episode."""
-
-    run: str
-    task: str
-    example_id: str
-    step: int
-    rollout: int
-    kind: str
-    prompt: str
-    gold: str
-    gold_label: str
-    tags: tuple[tuple[str, str], ...]
-    draft: Take
-    feedback: str
-    feedback_note: str
-    refined: Take | None
-    improved: bool
-
-
-def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode], int]:
-    """(episodes to show, total number), in the order of run, task, step, example."""
-    groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
-    for index, run in enumerate(runs):
-        for pair in with_twins(_readable(run)):
-            groups.setdefault((index, pair[0].task), []).append(pair)
-    for pairs in groups.values():
-        pairs.sort(key=lambda pair: hashlib.sha256(pair[0].key.encode("utf-8", "replace")).digest())
-    tagged = [[(index, *pair) for pair in pairs] for (index, _), pairs in sorted(groups.items())]
-    picked = list(_in_turn(tagged))[:cap]
-    picked.sort(key=lambda p: (p[0], p[1].task, p[1].step, p[1].example_id, p[1].rollout))
-    whole = _read_again(runs, picked)
-    units = [
-        _unit(
-            runs[index].name,
-            whole.get((index, draft.key), draft),
-            refined and whole.get((index, refined.key), refined),
-        )
-        for index, draft, refined in picked
-    ]
-    return units, sum(map(len, groups.values()))
-
-
-def _file(run: RunData) -> Path:
-    """The episode file of a run: played episodes, else sampled continuations of held-out
-    conversations."""
-    played, samples = run.path / EPISODES, run.path / SAMPLES
-    return samples if not run.records and samples.is_file() else played
-
-
-def _readable(run: RunData) -> Sequence[Record]:
-    file = _file(run)
-    return load_records(file) if file.name == SAMPLES else run.records
-
-
-def _read_again(
-    runs: Sequence[RunData], picked: Sequence[tuple[int, Record, Record | None]]
-) -> dict[tuple[int, str], Record]:
-    """The complete records of the shown episodes, by run and key."""
-    keys: dict[int, set[str]] = {}
-    for index, draft, refined in picked:
-        keys.setdefault(index, set()).update(one.key for one in (draft, refined) if one)
-    return {
-        (index, record.key): record
-        for index, names in keys.items()
-        if has_lines(file := _file(runs[index]))
-        for record in stream_records(file, keys=names)
-    }
-
-
-def _in_turn(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:
-    for row in zip_longest(*groups):
-        yield from (item for item in row if item is not None)
 
 
 def with_twins(records: Iterable[_P]) -> list[tuple[_P, _P | None]]:
@@ -150,77 +48,6 @@ def with_twins(records: Iterable[_P]) -> list[tuple[_P, _P | None]]:
             pairs.append((twin, None))
         pairs += [(other, None) for other in kinds.values()]
     return pairs
-
-
-def _unit(run: str, draft: Record, refined: Record | None) -> ShownEpisode:
-    feedback = draft.received or draft.given or (refined.given if refined else None)
-    before, after = draft.score.value, refined.score.value if refined else None
-    return ShownEpisode(
-        run=run,
-        task=one_line(draft.task),
-        example_id=one_line(draft.example_id),
-        step=draft.step,
-        rollout=draft.rollout,
-        kind=draft.kind,
-        prompt=clean(draft.prompt),
-        gold=clean(draft.gold),
-        gold_label="The person wrote" if draft.score.reason == SAMPLED else "Gold answer",
-        tags=tuple((one_line(k), one_line(str(v))) for k, v in draft.tags.items()),
-        draft=_take(draft),
-        feedback=clean(feedback.text) if feedback else "",
-        feedback_note=_feedback_note(feedback),
-        refined=_take(refined) if refined else None,
-        improved=before is not None and after is not None and after > before,
-    )
-
-
-def _feedback_note(feedback: Feedback | None) -> str:
-    if feedback is None:
-        return ""
-    kind = feedback.kind.replace("_", " ")
-    leak = f", leaks ({feedback.leak})" if feedback.leak else ""
-    return one_line(f"{kind} by {feedback.author}{leak}")
-
-
-def _take(record: Record) -> Take:
-    score, failure = record.score, record.episode.failure
-    final = record.episode.final
-    return Take(
-        text=clean(_spoken(record)),
-        reasoning=clean(final.reasoning) if final else "",
-        score=number(score.value),
-        outcome=outcome(score.value),
-        status=one_line(f"{score.status}: {score.reason}" if score.reason else score.status),
-        words=clean(score.words),
-        failure=clean(failure.detail) if failure and failure.detail != score.words else "",
-        metrics=tuple((one_line(k), number(v)) for k, v in score.metrics.items()),
-    )
-
-
-def _spoken(record: Record) -> str:
-    """The dialogue if there is one, otherwise the answer."""
-    lines = record.episode.transcript
-    if len(lines) > 1:
-        return "\n\n".join(f"{line.seat}: {line.text}" for line in lines)
-    final = record.episode.final
-    if final is not None:
-        return final.text
-    return lines[0].text if lines else ""
-
-
-def outcome(value: float | None) -> TakeOutcome:
-    """`right` for scores of 1 or more, `wrong` for 0 or less, `partial` in between."""
-    if value is None:
-        return "unscored"
-    return "right" if value >= 1 else "wrong" if value <= 0 else "partial"
-
-
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` without control characters, cut at `limit` characters with a note on the rest."""
-    safe = sanitise(text).strip()
-    if len(safe) <= limit:
-        return safe
-    return f"{safe[:limit]}\n… {len(safe) - limit:,} more characters in episodes.jsonl"
 
 
 WORDS = 150
@@ -316,7 +143,7 @@ def _taken(record: Record, full: bool) -> Iterator[PageBlock]:
     """The result of an episode: text, cuts, score and verdicts."""
     yield _title("dialogue" if len(record.episode.transcript) > 1 else "answer", record.kind)
     yield from _spoken_lines(record, full)
-    yield from _cuts(record)
+    yield from cuts(record)
     yield from _score(record, full)
     for verdict in record.score.verdicts:
         yield from _verdict(verdict, full)
@@ -337,7 +164,7 @@ def _spoken_lines(record: Record, full: bool) -> Iterator[PageBlock]:
         yield PageBlock(_text("no reply", "dim"), 2)
 
 
-def _cuts(record: Record) -> Iterator[PageBlock]:
+def cuts(record: Record) -> Iterator[PageBlock]:
     """Notes on text cut by limits and settings dropped by servers."""
     for trace in record.episode.traces:
         stops = [turn.completion.stop_reason for turn in trace.turns]
@@ -382,48 +209,58 @@ def _score(record: Record, full: bool) -> Iterator[PageBlock]:
 
 def _verdict(verdict: Verdict, full: bool) -> Iterator[PageBlock]:
     """The judge and question of a verdict, and one line per dimension."""
+    yield PageBlock(_text(verdict_head(verdict), "bold"), 2)
+    if verdict.problem:
+        yield PageBlock(_text(f"could not be read: {one_line(verdict.problem)}", "yellow"), 4)
+    for name, value in verdict.said.items():
+        grade, words = dimension(name, value)
+        line = _text(f"{one_line(name)} {grade}".strip())
+        if words:
+            line.append(f": {one_line(fold(words, 0 if full else WORDS_OF_REASONING))}", "dim")
+        yield PageBlock(line, 4)
+
+
+def verdict_head(verdict: Verdict) -> str:
+    """Who judged what: `judged by NAME, sample 2, 2 replies`."""
     act = "audited by" if verdict.purpose == _AUDIT else "judged by"
     which = "" if verdict.purpose in ("score", _AUDIT) else f" ({one_line(verdict.purpose)})"
     sample = f", sample {verdict.sample + 1}" if verdict.sample else ""
     replies = f", {verdict.replies} replies" if verdict.replies > 1 else ""
     quoting = f", {verdict.quoting} of them quote the actor" if verdict.quoting else ""
-    who = f"{act} {one_line(verdict.judge)}{which}{sample}{replies}{quoting}"
-    yield PageBlock(_text(who, "bold"), 2)
-    if verdict.problem:
-        yield PageBlock(_text(f"could not be read: {one_line(verdict.problem)}", "yellow"), 4)
-    for name, value in verdict.said.items():
-        yield PageBlock(_dimension(name, value, full), 4)
+    return f"{act} {one_line(verdict.judge)}{which}{sample}{replies}{quoting}"
 
 
-def _dimension(name: str, value: Any, full: bool) -> Text:
-    """`goal 7: because …`: the grade, then its reason."""
+def dimension(name: str, value: Any) -> tuple[str, str]:
+    """A judge's grade of a dimension, and its reason."""
     parts = value if isinstance(value, Mapping) else {name: value}
     # Long texts are reasons; labels have a word or two.
     words = {k: v for k, v in parts.items()
              if isinstance(v, str) and (k == "reasoning" or len(v.split()) > 3)}  # fmt: skip
     grades = {k: v for k, v in parts.items() if k not in words}
     grade = _plain_value(next(iter(grades.values())) if len(grades) == 1 else grades)
-    made = _text(f"{one_line(name)} {grade}".strip())
-    if words:
-        text = fold(" ".join(words.values()), 0 if full else WORDS_OF_REASONING)
-        made.append(f": {one_line(text)}", "dim")
-    return made
+    return grade, " ".join(words.values())
 
 
 def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
+    head, notes = feedback_notes(feedback)
+    yield _title(head)
+    yield PageBlock(_text(_shown(feedback.text, full)), 2)
+    for i, note in enumerate(notes):
+        yield PageBlock(_text(note, "yellow" if feedback.leak and not i else "dim"), 2)
+
+
+def feedback_notes(feedback: Feedback) -> tuple[str, list[str]]:
+    """The heading of feedback, and the results of its checks: leaks, a reader without the story."""
     kind = feedback.kind.replace("_", " ")
     about = f" on {', '.join(map(one_line, feedback.dimensions))}" if feedback.dimensions else ""
-    yield _title(f"feedback ({kind}) by {one_line(feedback.author)}{about}")
-    yield PageBlock(_text(_shown(feedback.text, full)), 2)
+    notes = ["no leak found"]
     if feedback.leak:
         use = "shown anyway" if feedback.usable else "not shown to the actor"
-        yield PageBlock(_text(f"leaks ({one_line(feedback.leak)}): {use}", "yellow"), 2)
-    else:
-        yield PageBlock(_text("no leak found", "dim"), 2)
+        notes = [f"leaks ({one_line(feedback.leak)}): {use}"]
     if feedback.blind is not None:
         chance = "" if feedback.chance is None else f" (chance {number(feedback.chance)})"
-        score = f"score from question and feedback alone {number(feedback.blind)}{chance}"
-        yield PageBlock(_text(score, "dim"), 2)
+        notes.append(f"score from question and feedback alone {number(feedback.blind)}{chance}")
+    return f"feedback ({kind}) by {one_line(feedback.author)}{about}", notes
 
 
 # -- texts -----------------------------------------------------------------------------------------
