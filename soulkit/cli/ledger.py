@@ -147,22 +147,9 @@ def _print_entry(stored: StoredCall) -> None:
     paid = f"{tokens}, {entry.seconds:.2f} s, attempts {entry.attempts}{dropped}, {entry.created}"
     for line in (who, paid, *([f"damaged: {stored.problem}"] if stored.problem else [])):
         out.print(safe(one_line(line)), style="dim", soft_wrap=True)
-    for label, text in _texts(stored):
+    for label, text in stored.texts():
         out.print(f"[cyan]{safe(label)}[/]", soft_wrap=True)
         out.print(safe(text), soft_wrap=True)
-
-
-def _texts(stored: StoredCall) -> list[tuple[str, str]]:
-    """(who, words) of the prompt and the reply."""
-    request, answer = stored.request, stored.answer()
-    if request is None:
-        parts = [("prompt", "(damaged)")]
-    else:
-        parts = [(message["role"], message["content"]) for message in request.messages]
-    if answer is None:
-        return [*parts, ("unreadable reply", stored.entry.reply)]
-    thought = [("reasoning", answer.reasoning)] if answer.reasoning else []
-    return [*parts, *thought, (f"reply ({answer.stop_reason})", answer.text)]
 
 
 # -- export --------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def command(
     tasks: TaskFiles = None,
     trust: Trust = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE",
-        help="File to write; for eee a folder. HTML, episodes and eee default to RUN/report.")
-    ] = None,
+        help="File to write; for eee a folder. HTML, episodes and eee default to RUN/report. HTML "
+        "in a folder keeps the texts in files next to index.html.")] = None,
     watch: Annotated[bool, typer.Option("--watch",
         help="Write the HTML page again and again until all runs are finished.")] = False,
     every: Annotated[int, typer.Option("--every", metavar="SECONDS", min=1,
@@ -89,7 +89,7 @@ def command(
         return
 
     def view_now() -> ReportView:
-        loaded = load_runs(runs, episodes=chosen is Format.html, light=True)
+        loaded = load_runs(runs, episodes=False)
         table = _suite_table(loaded, suite, chosen, tasks, trust)
         notes = folder_notes(runs)
         return ReportView(loaded, table, playable=playable, details=details, notes=notes)

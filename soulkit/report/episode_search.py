@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.eval.results.summary import Summary
-from soulkit.report.transcript import with_twins
 from soulkit.runs.jsonl import (
     EPISODES_SCHEMA,
     has_lines,
@@ -163,7 +162,7 @@ def select(places: Sequence[EpisodePlace], wish: Selection, run: Path) -> list[P
 
     RunError if there is none, with the nearest id, status or task.
     """
-    pairs = with_twins(places)
+    pairs = _with_twins(places)
     if wish.example is not None:
         pairs = _by_example(pairs, wish.example, run)
     if wish.task is not None:
@@ -176,6 +175,22 @@ def select(places: Sequence[EpisodePlace], wish: Selection, run: Path) -> list[P
         pairs = [pair for pair in pairs if any(_fits(one, wish) for one in pair if one)]
         _refuse_unlike_wish(pairs, wish, places, run)
     return _ordered(pairs, wish, run)
+
+
+def _with_twins(places: Iterable[EpisodePlace]) -> list[Places]:
+    """Every draft with its refined twin; a refined episode without its draft is listed alone."""
+    slots: dict[tuple[str, int, str, int], dict[str, EpisodePlace]] = {}
+    for one in places:
+        slots.setdefault((one.task, one.step, one.example_id, one.rollout), {})[one.kind] = one
+    pairs: list[Places] = []
+    for kinds in slots.values():
+        twin = kinds.pop("refined", None)
+        if "draft" in kinds:
+            pairs.append((kinds.pop("draft"), twin))
+        elif twin is not None:
+            pairs.append((twin, None))
+        pairs += [(other, None) for other in kinds.values()]
+    return pairs
 
 
 def _fits(place: EpisodePlace, wish: Selection) -> bool:

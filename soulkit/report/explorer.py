@@ -1,12 +1,12 @@
 """All episodes of a page: an index for the list and chunks with the full texts and raw calls.
 
     episodes.jsonl ── stream ──► chunks of texts ──┐   one file: <script> elements of the page
-    ledger.sqlite ─── stream ──► chunks of calls ──┼─► a folder: episodes/texts-00001.js …
+    ledger.sqlite ─── stream ──► chunks of calls ──┼─► a folder: episodes/00001.js, …
                                  index of the list ┘
 
 The browser shows the list from the index and loads a chunk when a reader opens or searches its
 episodes. Index and chunks are JSON, compressed and written in base64, which cannot end a script
-element. One episode is in memory at a time, so the number of episodes is not limited by memory.
+element. Only one chunk and the index are in memory.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from soulkit.runs.folder import is_run, read_config
 from soulkit.runs.jsonl import has_lines, write_aside
 from soulkit.runs.records import SAMPLED, SAMPLES, stream_records
 from soulkit.text import one_line, sanitise
-from soulkit.types import Episode, Feedback, Line, Record, Verdict
+from soulkit.types import Episode, Line, Record, Verdict
 
 PORTABLE = 20_000_000
-"""Largest size of the episodes in a page that is one file, in bytes."""
+"""Maximum size of the texts in a page that is one file, in bytes."""
 CHUNK = 1 << 20
-"""A chunk ends after this many bytes of JSON."""
+"""A chunk ends after this many characters of JSON."""
 FIRST_WORDS = 110
 """Characters of the reply that the list shows."""
 FOLDER = "episodes"
 """The folder of the chunks, next to the page."""
-_NONE = math.nan
+CallKey = tuple[int, str, int, str]
+"""Step, example, rollout and kind of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,9 @@ class Pack:
     """Rows of the list: a draft and its refined episode are one row."""
     index: str
     chunks: Mapping[str, str]
-    """Name → text of the chunks inside the page; empty if they are files."""
-
-
-class TooLarge(Exception):
-    """The episodes do not fit into a page that is one file."""
+    """Name → text of the chunks inside the page."""
+    files: bool
+    """Whether chunks are files next to the page instead."""
 
 
 def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Pack:
@@ -68,39 +67,38 @@ def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Pack:
 
     RunError if the page must be one file and its episodes do not fit; DataError for damaged lines.
     """
-    texts, calls = Chunks("texts", folder), Chunks("calls", folder)
-    index = _Index(runs)
-    try:
-        for i, run in enumerate(runs):
-            for record in _records(run):
-                index.add(i, record, texts.add(_take(record)))
-        texts.end()
-    except TooLarge as error:
-        paths = " ".join(shell_path(run.path) for run in runs)
+    texts, index = Chunks("", folder, PORTABLE), _Index(runs)
+    for i, run in enumerate(runs):
+        for record in _records(run):
+            index.add(i, record, texts.add(_take(record)))
+    texts.end()
+    if texts.room < 0:
         raise RunError(
-            f"The episodes do not fit into one file: it would have more than {PORTABLE:,} bytes.",
-            "A larger file opens slowly. In a folder, the texts are in many small files.",
-            f"Write a folder: soul report {paths} --format html --out report",
-        ) from error
-    calls.room = texts.room
-    try:
-        for i, run in enumerate(runs):
-            for key, entry in _calls(run):
-                index.add_calls(i, key, calls.add(entry))
-        calls.end()
-    except TooLarge:
-        index.forget_calls()
-        calls = Chunks("calls", folder)
-    if folder is not None:
-        _remove_older(folder / FOLDER, {*texts.names, *calls.names})
-    packed = index.packed({"texts": texts.places, "calls": calls.places})
-    return Pack(len(index.rows), packed, {**texts.inside, **calls.inside})
+            f"The page would be larger than {PORTABLE // 1_000_000} MB.",
+            f"One file cannot hold all texts of {len(index.examples):,} episodes.",
+            f"Write a folder instead: soul report {' '.join(shell_path(run.path) for run in runs)} "
+            "--format html --out DIR",
+        )
+    calls = Chunks("calls-", folder, texts.room)
+    for i, run in enumerate(runs):
+        for key, entry in _calls(run):
+            index.add_calls(i, key, calls.add(entry))
+    calls.end()
+    if calls.room < 0:  # the page names the command that shows them
+        index.columns = {k: v for k, v in index.columns.items() if not k.endswith("calls")}
+        calls = Chunks("calls-", None, 0)
+    for file in (folder / FOLDER).glob("*[0-9].js") if folder is not None else ():
+        if file.stem not in {*texts.names, *calls.names}:  # of an earlier, larger page
+            file.unlink()
+    places = {"texts": texts.places, "calls": calls.places}
+    inside = {**texts.inside, **calls.inside}
+    return Pack(len(index.examples), packed(index.json(places)), inside, folder is not None)
 
 
 def _records(run: RunData) -> Iterator[Record]:
     """The played episodes, else the sampled continuations of held-out conversations."""
     played, samples = run.path / EPISODES, run.path / SAMPLES
-    file = played if has_lines(played) and next(stream_records(played), None) else samples
+    file = played if has_lines(played) and any(stream_records(played)) else samples
     return stream_records(file) if has_lines(file) else iter(())
 
 
@@ -114,65 +112,12 @@ def packed(parts: Iterable[str]) -> str:
     return base64.b64encode(b"".join([*data, squeezer.flush()])).decode()
 
 
-@dataclass
-class Chunks:
-    """Collects JSON values in chunks of about CHUNK bytes."""
-
-    kind: str
-    folder: Path | None
-    inside: dict[str, str] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    places: list[tuple[int, str]] = field(default_factory=list)
-    """For each chunk: the number of its first value, and the digest of its text."""
-    room: int = PORTABLE
-    _parts: list[str] = field(default_factory=list)
-    _size: int = 0
-    _count: int = 0
-
-    def add(self, value: Any) -> int:
-        """The number of the value. TooLarge if the page is one file without room for it."""
-        part = _json(_safe(value))
-        self._parts.append(part)
-        self._size += len(part)
-        self._count += 1
-        if self._size >= CHUNK:
-            self.end()
-        return self._count - 1
-
-    def end(self) -> None:
-        """End the current chunk."""
-        if not self._parts:
-            return
-        text = packed(["[", ",".join(self._parts), "]"])
-        name = f"{self.kind}-{len(self.names) + 1:05d}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        self.places.append((self._count - len(self._parts), digest))
-        self.names.append(name)
-        self._parts, self._size = [], 0
-        if self.folder is not None:
-            line = f'soulkitChunk("{name}","{digest}","{text}");\n'
-            write_aside(self.folder / FOLDER / f"{name}.js", line.encode())
-            return
-        self.room -= len(text)
-        if self.room < 0:
-            raise TooLarge
-        self.inside[name] = text
-
-
-def _remove_older(folder: Path, names: set[str]) -> None:
-    """Delete chunks of an earlier, larger page."""
-    for kind in ("texts", "calls"):
-        for file in folder.glob(f"{kind}-[0-9]*.js"):
-            if file.stem not in names:
-                file.unlink()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def as_json(value: Any) -> str:
+    """JSON with sanitised texts, and null for numbers that JSON does not have."""
+    return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _safe(value: Any) -> Any:
-    """The value with sanitised texts, and null for numbers that JSON does not have."""
     if isinstance(value, str):
         return sanitise(value)
     if isinstance(value, Mapping):
@@ -182,6 +127,51 @@ def _safe(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@dataclass
+class Chunks:
+    """Collects JSON values in chunks of about CHUNK characters."""
+
+    prefix: str
+    """The names are this prefix and a number."""
+    folder: Path | None
+    room: int
+    """Bytes left for chunks inside the page; negative after too many, which are dropped."""
+    inside: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    places: list[tuple[int, str]] = field(default_factory=list)
+    """For each chunk: the number of its first value, and the digest of its text."""
+    _parts: list[str] = field(default_factory=list)
+    _size: int = 0
+    _count: int = 0
+
+    def add(self, value: Any) -> int:
+        """The number of the value."""
+        self._parts.append(as_json(value))
+        self._size += len(self._parts[-1])
+        self._count += 1
+        if self._size >= CHUNK:
+            self.end()
+        return self._count - 1
+
+    def end(self) -> None:
+        """End the current chunk."""
+        if not self._parts or self.room < 0:
+            self._parts, self._size = [], 0
+            return
+        text = packed(["[", ",".join(self._parts), "]"])
+        name = f"{self.prefix}{len(self.names) + 1:05d}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        self.places.append((self._count - len(self._parts), digest))
+        self.names.append(name)
+        self._parts, self._size = [], 0
+        if self.folder is None:
+            self.room -= len(text)
+            self.inside[name] = text
+        else:
+            line = f'soulkitChunk("{name}","{digest}","{text}");\n'
+            write_aside(self.folder / FOLDER / f"{name}.js", line.encode())
+
+
 # -- the texts of an episode -----------------------------------------------------------------------
 
 
@@ -189,7 +179,8 @@ def _take(record: Record) -> dict[str, Any]:
     """What the page shows of one episode."""
     episode, score = record.episode, record.score
     detail = episode.failure.detail if episode.failure else ""
-    said = record.received or record.given
+    told = record.received or record.given
+    head, notes = feedback_notes(told) if told else ("", [])
     return {
         "kind": record.kind,
         "actors": [trace.seat for trace in episode.traces] or ["the actor"],
@@ -201,12 +192,17 @@ def _take(record: Record) -> dict[str, Any]:
         "words": score.words,
         "failure": detail if detail != score.words else "",
         "metrics": [(name, number(value)) for name, value in score.metrics.items()],
-        "verdicts": [_verdict(verdict) for verdict in score.verdicts],
+        "verdicts": [
+            {"head": verdict_head(one), "problem": one.problem,
+             "said": [(name, *dimension(name, value)) for name, value in one.said.items()]}
+            for one in score.verdicts
+        ],
         "notes": [block.text.plain for block in cuts(record)],
         "gold": record.gold,
         "gold_label": "What the person wrote" if score.reason == SAMPLED else "Gold answer",
-        "feedback": _feedback(said) if said else None,
-    }
+        "feedback": told and {"text": told.text, "head": head, "notes": notes,
+                              "shown": told.usable},
+    }  # fmt: skip
 
 
 def _status(record: Record) -> str:
@@ -216,10 +212,10 @@ def _status(record: Record) -> str:
 
 def _seen(record: Record) -> list[dict[str, Any]]:
     """The first prompt of every acted seat, without its feedback; else the recorded prompt."""
+    first = {trace.seat: trace.turns[0].context for trace in record.episode.traces if trace.turns}
     seats = [
-        {"seat": trace.seat, "segments": [(one.role, one.text if one.bare is None else one.bare)
-                                          for one in trace.turns[0].context]}
-        for trace in record.episode.traces if trace.turns and trace.turns[0].context
+        {"seat": seat, "segments": [(s.role, s.text if s.bare is None else s.bare) for s in given]}
+        for seat, given in first.items() if given
     ]  # fmt: skip
     if seats or not record.prompt:
         return seats
@@ -228,48 +224,30 @@ def _seen(record: Record) -> list[dict[str, Any]]:
 
 def _lines(episode: Episode) -> Iterator[dict[str, Any]]:
     """The lines of the conversation, with the thinking and the raw reply behind an actor's line."""
-    turns = {trace.seat: trace.turns for trace in episode.traces}
+    turns = {trace.seat: trace.turns for trace in episode.traces if trace.turns}
     final = episode.final
     lines = episode.transcript or ([Line(next(iter(turns)), final.text)] if final else [])
-    spoken = Counter(line.seat for line in lines)
-    place: Counter[str] = Counter()
+    left = Counter(line.seat for line in lines)
+    whole = {seat for seat, mine in turns.items() if len(mine) == left[seat]}
     for line in lines:
-        mine, at = turns.get(line.seat, ()), place[line.seat]
-        place[line.seat] += 1
-        shown: dict[str, Any] = {"seat": line.seat, "text": line.text}
-        # Without one turn for each line, only the last of both belong together.
-        turn = mine[at] if len(mine) == spoken[line.seat] else None
-        if turn is None and mine and at == spoken[line.seat] - 1:
-            turn = mine[-1]
-        if turn is not None:
-            reply = turn.completion
+        shown = {"seat": line.seat, "text": line.text}
+        # Without one turn for each line, only the last of both certainly belong together.
+        if line.seat in whole or (line.seat in turns and left[line.seat] == 1):
+            reply = turns[line.seat][-left[line.seat]].completion
             shown["thinking"] = reply.reasoning
             shown["raw"] = "" if reply.text.strip() == line.text.strip() else reply.text
-        yield {name: value for name, value in shown.items() if value or name == "text"}
+        left[line.seat] -= 1
+        yield shown
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "judge": verdict.judge,
-        "head": verdict_head(verdict),
-        "problem": verdict.problem,
-        "said": [(name, *dimension(name, value)) for name, value in verdict.said.items()],
-    }
-
-
-def _feedback(said: Feedback) -> dict[str, Any]:
-    head, notes = feedback_notes(said)
-    return {"text": said.text, "head": head, "notes": notes, "shown": said.usable}
-
-
-def _disagreement(verdicts: Sequence[Verdict]) -> float:
+def _disagreement(verdicts: Sequence[Verdict]) -> float | None:
     """The largest difference between two verdicts' grades of one dimension; different labels count
-    as 1. NaN if no dimension has two grades."""
+    as 1. None if no dimension has two grades."""
     grades: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         for name, value in verdict.said.items():
             grades.setdefault((verdict.purpose, name), []).append(dimension(name, value)[0])
-    return max((_spread(given) for given in grades.values() if len(given) > 1), default=_NONE)
+    return max((_spread(given) for given in grades.values() if len(given) > 1), default=None)
 
 
 def _spread(grades: Sequence[str]) -> float:
@@ -282,20 +260,16 @@ def _spread(grades: Sequence[str]) -> float:
 
 # -- raw calls -------------------------------------------------------------------------------------
 
-CallKey = tuple[int, str, int, str]
-"""Step, example, rollout and kind of an episode."""
-
 
 def _calls(run: RunData) -> Iterator[tuple[CallKey, list[dict[str, Any]]]]:
-    """The recorded calls of each episode; none if the ledger is missing or damaged, which `soul
-    ledger verify` explains."""
+    """The recorded calls of each episode; none if the ledger is missing or damaged, which
+    `soul ledger verify` explains."""
     try:
         path = ledger_of(run.path, read_config(run.path) if is_run(run.path) else {})
-        if path is None:
-            return
-        with LedgerView(path) as view:
-            for key, stored in groupby(view.entries(), _call_key):
-                yield key, [_call(one) for one in stored]
+        if path is not None:
+            with LedgerView(path) as view:
+                for key, stored in groupby(view.entries(), _call_key):
+                    yield key, [_call(one) for one in stored]
     except RunError:
         return
 
@@ -306,19 +280,11 @@ def _call_key(stored: StoredCall) -> CallKey:
 
 
 def _call(stored: StoredCall) -> dict[str, Any]:
-    entry, answer = stored.entry, stored.answer()
-    sent = stored.request.messages if stored.request is not None else ()
-    return {
-        "head": f"{entry.call.role} {entry.model}",
-        "facts": " · ".join(filter(None, (
-            entry.call.seat, entry.call.purpose, f"turn {entry.call.turn + 1}",
-            f"{entry.prompt_tokens} + {entry.completion_tokens} tokens", f"{entry.seconds:.2f} s",
-            answer.stop_reason if answer else "", stored.problem,
-        ))),
-        "messages": [(message["role"], message["content"]) for message in sent],
-        "reasoning": answer.reasoning if answer else "",
-        "reply": answer.text if answer else str(entry.reply),
-    }  # fmt: skip
+    entry, call = stored.entry, stored.entry.call
+    tokens = f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, {entry.seconds:.2f} s"
+    facts = (call.seat, call.purpose, f"turn {call.turn + 1}", tokens, stored.problem)
+    return {"head": f"{call.role} {entry.model}", "facts": " · ".join(filter(None, facts)),
+            "texts": stored.texts()}  # fmt: skip
 
 
 # -- the index -------------------------------------------------------------------------------------
@@ -337,19 +303,7 @@ class _Index:
         """Column → its texts, which the column stores as numbers."""
 
     def add(self, run: int, record: Record, take: int) -> None:
-        """Add an episode whose texts are at `take`, or replace an older one with the same key."""
-        refined = record.kind == "refined"
-        row, new = self._row(run, record)
-        if refined:
-            self._set(row, "refined", record.score.value)
-            self._set(row, "twin", take)
-        if not refined or new:
-            self._describe(row, run, record)
-        if not refined:
-            self._set(row, "score", record.score.value)
-            self._set(row, "take", take)
-
-    def _row(self, run: int, record: Record) -> tuple[int, bool]:
+        """Add the episode whose texts are at `take`; it replaces one with the same key."""
         pair = record.kind in ("draft", "refined")
         slot = record.key.removesuffix(f"/{record.kind}") if pair else record.key
         row = self.rows.setdefault((run, slot), len(self.examples))
@@ -357,62 +311,48 @@ class _Index:
         if new:
             self.examples.append(one_line(record.example_id))
             self.words.append("")
-        return row, new
-
-    def _describe(self, row: int, run: int, record: Record) -> None:
-        lines, final = record.episode.transcript, record.episode.final
-        actors = {trace.seat for trace in record.episode.traces}
-        own = next((line.text for line in reversed(lines) if line.seat in actors), "")
-        self.words[row] = one_line(own or (final.text if final else ""), FIRST_WORDS)
-        for name, text in (
-            ("task", record.task),
-            ("kind", record.kind),
-            ("status", _status(record)),
-            *((f"tag:{tag}", str(value)) for tag, value in record.tags.items()),
-        ):
-            known = self.names.setdefault(one_line(name), {})
-            self._set(row, one_line(name), known.setdefault(one_line(text), len(known)))
-        numbers = {
-            "run": run,
-            "step": record.step,
-            "rollout": record.rollout,
-            "apart": _disagreement(record.score.verdicts),
-            **{f"metric:{one_line(k)}": v for k, v in record.score.metrics.items()},
-        }
+        score, place = ("refined", "twin") if record.kind == "refined" else ("score", "take")
+        numbers: dict[str, float | None] = {score: record.score.value, place: take}
+        if new or place == "take":  # of a pair, the list describes the draft
+            numbers |= self._described(row, run, record)
         for name, value in numbers.items():
             self._set(row, name, value)
 
+    def _described(self, row: int, run: int, record: Record) -> dict[str, float | None]:
+        actors, final = {trace.seat for trace in record.episode.traces}, record.episode.final
+        lines = [line.text for line in record.episode.transcript if line.seat in actors]
+        self.words[row] = one_line(lines[-1] if lines else final.text if final else "", FIRST_WORDS)
+        texts = {"task": record.task, "kind": record.kind, "status": _status(record),
+                 **{f"tag:{tag}": str(value) for tag, value in record.tags.items()}}  # fmt: skip
+        codes: dict[str, float | None] = {}
+        for name, text in texts.items():
+            known = self.names.setdefault(one_line(name), {})
+            codes[one_line(name)] = known.setdefault(one_line(text), len(known))
+        metrics = {f"metric:{one_line(name)}": v for name, v in record.score.metrics.items()}
+        return {**codes, **metrics, "run": run, "step": record.step, "rollout": record.rollout,
+                "apart": _disagreement(record.score.verdicts)}  # fmt: skip
+
     def add_calls(self, run: int, key: CallKey, place: int) -> None:
-        step, example, rollout, kind = key
-        slot = f"{step}/{example}/{rollout}"
-        row = self.rows.get((run, slot), self.rows.get((run, f"{slot}/{kind}")))
+        *slot, kind = key
+        name = "/".join(map(str, slot))
+        row = self.rows.get((run, name), self.rows.get((run, f"{name}/{kind}")))
         if row is not None:
             self._set(row, "twin_calls" if kind == "refined" else "calls", place)
 
-    def forget_calls(self) -> None:
-        for name in ("calls", "twin_calls"):
-            self.columns.pop(name, None)
-
     def _set(self, row: int, name: str, value: float | None) -> None:
         column = self.columns.setdefault(name, array("d"))
-        if row >= len(column):
-            column.extend([_NONE] * (row + 1 - len(column)))
-        column[row] = _NONE if value is None else value
+        column.extend([math.nan] * (row + 1 - len(column)))
+        column[row] = math.nan if value is None else value
 
-    def packed(self, chunks: Mapping[str, Sequence[tuple[int, str]]]) -> str:
-        """The index as the page reads it."""
-        head = {
-            "runs": [(one_line(run.name), shell_path(run.path)) for run in self.runs],
-            "names": {name: list(texts) for name, texts in self.names.items()},
-            "chunks": chunks, "count": len(self.examples), "example": self.examples,
-        }  # fmt: skip
-        return packed(self._parts(head))
-
-    def _parts(self, head: Mapping[str, Any]) -> Iterator[str]:
-        yield _json(_safe(head))[:-1]
-        yield f',"words":{_json(self.words)},"columns":{{'
-        for i, (name, column) in enumerate(self.columns.items()):
-            yield f"{',' if i else ''}{_json(name)}:{_json([_short(value) for value in column])}"
+    def json(self, chunks: Mapping[str, Sequence[tuple[int, str]]]) -> Iterator[str]:
+        """The index as the page reads it, in parts."""
+        runs = [(one_line(run.name), shell_path(run.path)) for run in self.runs]
+        names = {name: list(texts) for name, texts in self.names.items()}
+        head = {"runs": runs, "names": names, "chunks": chunks, "count": len(self.examples)}
+        yield f'{as_json(head)[:-1]},"example":{as_json(self.examples)}'
+        yield f',"words":{as_json(self.words)},"columns":{{"":[]'
+        for name, column in self.columns.items():
+            yield f",{as_json(name)}:{as_json([_short(value) for value in column])}"
         yield "}}"
 
 

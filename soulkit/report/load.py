@@ -230,16 +230,13 @@ class RunData:
         return self.summary.tasks if self.summary else {}
 
 
-def load_runs(
-    paths: Sequence[Path], *, episodes: bool = True, light: bool = False
-) -> list[RunData]:
+def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
     """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
 
     RunError if a path contains no run; RunError or DataError for unreadable files. Without
-    `episodes`, the (large) episode files are not read; `light` ones lack contexts, token ids and
-    log-probs.
+    `episodes`, the (large) episode files are not read.
     """
-    return [_read(path, name, episodes, light) for name, path in named_runs(paths)]
+    return [_read(path, name, episodes) for name, path in named_runs(paths)]
 
 
 def named_runs(paths: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -320,7 +317,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
+def _read(path: Path, name: str, episodes: bool) -> RunData:
     line = summary_line(path)
     lines = read_step_lines(path / "metrics.jsonl")
     log = path / "episodes.jsonl"
@@ -337,7 +334,7 @@ def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
         steps=_steps(lines),
         evals=_by_step(lines, lambda line: line.dev),
         valid=_by_step(lines, lambda line: line.valid),
-        records=tuple(load_records(log, light=light)) if episodes and has_lines(log) else (),
+        records=tuple(load_records(log)) if episodes and has_lines(log) else (),
         provenance=provenance_of(path, line),
     )
 

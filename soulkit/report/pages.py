@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
+from soulkit.report.explorer import Pack, pack_episodes
 from soulkit.report.exports.suite import grid_latex, suite_csv, suite_values
 from soulkit.report.figures import Chart, on_page, results_charts
 from soulkit.report.findings import (
@@ -35,12 +37,12 @@ from soulkit.report.grid import (
     md_text,
     parts_text,
 )
-from soulkit.report.load import RunData
+from soulkit.report.load import EPISODES, RunData
 from soulkit.report.published import Publication, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.training import learning_charts
-from soulkit.report.transcript import CAP, choose
-from soulkit.runs.jsonl import write_aside
+from soulkit.runs.jsonl import has_lines, write_aside
+from soulkit.runs.records import stream_records
 from soulkit.text import counted, one_line
 from soulkit.version import __version__
 
@@ -82,13 +84,12 @@ def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = Fal
 
 
 def render(
-    runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
-    notes: Sequence[str] = (), reload: int = 0,
+    runs: Sequence[RunData], *, suite: SuiteView | None = None, notes: Sequence[str] = (),
+    reload: int = 0, episodes: Pack | None = None,
 ) -> str:  # fmt: skip
-    """The page for `runs`, with at most `cap` episodes; as a suite if `suite` is given. `notes` are
-    shown above the numbers.
+    """The page for `runs` with all `episodes` (by default inside the page); as a suite if `suite`
+    is given. `notes` are shown above the numbers.
     """
-    units, total = choose(runs, cap)
     published = published_beside(runs)
     said = suite.grid.notes if suite else ()
     found = findings(runs)
@@ -117,19 +118,21 @@ def render(
         statuses=_statuses(runs),
         published=published.tables,
         published_notes=[note for note in published.notes if note not in said],
-        units=units,
-        total=total,
-        choices=_choices(units),
-        script_hash=script_hash(),
+        episodes=episodes or pack_episodes(runs),
+        script_hash=script_hash("episodes_script.html.j2"),
     )  # fmt: skip
 
 
 def write_page(
-    runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None,
+    runs: Sequence[RunData], path: Path, *, suite: SuiteView | None = None,
     notes: Sequence[str] = (), reload: int = 0,
 ) -> Path:  # fmt: skip
-    """Render to the file `path`, atomically; creates its parent folders. Returns `path`."""
-    page = render(runs, cap=cap, suite=suite, notes=notes, reload=reload)
+    """Render to the file `path`, or to `index.html` in the folder `path` with the episodes as files
+    next to it, atomically; creates parent folders. Returns the page's path."""
+    folder = path if path.is_dir() or path.suffix not in (".html", ".htm") else None
+    page = render(runs, suite=suite, notes=notes, reload=reload,
+                  episodes=pack_episodes(runs, folder))  # fmt: skip
+    path = path if folder is None else folder / "index.html"
     write_aside(path, page.encode("utf-8", "replace"))
     return path
 
@@ -149,7 +152,7 @@ def environment() -> Environment:
     return made
 
 
-def script_hash(name: str = "script.html.j2") -> str:
+def script_hash(name: str) -> str:
     """The CSP hash of a script, which the page contains exactly as in the template file."""
     text = environment().get_template(name).render()
     digest = hashlib.sha256(text.encode()).digest()
@@ -220,19 +223,33 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
     }
 
 
+def _verdict_counts(path: Path) -> dict[str, Counter[str]]:
+    """Task → number of verdicts in the newest episodes of `path`, and of unusual ones by kind."""
+    newest = {
+        record.key: (record.task, [
+            ("verdict", *(("asked again",) if one.replies > 1 else ()),
+             *(("unreadable",) if one.problem else ()),
+             *(("repeated a verdict from the dialogue",) if one.quoting else ()))
+            for one in record.score.verdicts
+        ])
+        for record in (stream_records(path, light=True) if has_lines(path) else ())
+        if record.score.verdicts
+    }  # fmt: skip
+    counts: dict[str, Counter[str]] = {}
+    for task, verdicts in newest.values():
+        for kinds in verdicts:
+            counts.setdefault(task, Counter()).update(kinds)
+    return counts
+
+
 def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
     """(run, task, headline, who judged, its verdicts) of each task that was scored."""
     made = []
     for run in tables.comparable_runs(runs):
+        given = _verdict_counts(run.path / EPISODES)
         for task, cells in run.tasks.items():
-            verdicts = [v for r in run.records if r.task == task for v in r.score.verdicts]
-            counts = {
-                "verdict": len(verdicts),
-                "asked again": sum(v.replies > 1 for v in verdicts),
-                "unreadable": sum(bool(v.problem) for v in verdicts),
-                "repeated a verdict from the dialogue": sum(v.quoting > 0 for v in verdicts),
-            }
-            said = counted(counts.pop("verdict"), "verdict")
+            counts, verdicts = given.get(task, Counter()), given.get(task)
+            said = counted(counts.pop("verdict", 0), "verdict")
             more = [said, *(f"{n} {what}" for what, n in counts.items() if n)]
             controls = (run.summary.controls if run.summary else {}).get(task, {})
             more += [f"control {name} {c.get('n_scored')} of {c.get('n')} scored"
@@ -240,13 +257,6 @@ def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
             text = ", ".join(more) if verdicts or controls else ""
             made.append((run.name, task, headline(cells), judges_text(run, task), text))
     return made
-
-
-def _choices(units: Sequence[Any]) -> dict[str, list[str]]:
-    return {
-        "run": list(dict.fromkeys(u.run for u in units)),
-        "task": sorted({u.task for u in units}),
-    }
 
 
 @dataclass(frozen=True, slots=True)

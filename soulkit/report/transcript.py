@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from soulkit.metrics.intervals import number
 from soulkit.runs.records import SAMPLED
@@ -14,40 +14,6 @@ from soulkit.types import Feedback, Record, Verdict
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-
-class Played(Protocol):
-    """One play of an example: a record or its place in a file."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def example_id(self) -> str: ...
-    @property
-    def rollout(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-
-
-_P = TypeVar("_P", bound=Played)
-
-
-def with_twins(records: Iterable[_P]) -> list[tuple[_P, _P | None]]:
-    """Every draft with its refined twin; a refined episode without its draft is listed alone."""
-    slots: dict[tuple[str, int, str, int], dict[str, _P]] = {}
-    for r in records:
-        slots.setdefault((r.task, r.step, r.example_id, r.rollout), {})[r.kind] = r
-    pairs: list[tuple[_P, _P | None]] = []
-    for kinds in slots.values():
-        twin = kinds.pop("refined", None)
-        if "draft" in kinds:
-            pairs.append((kinds.pop("draft"), twin))
-        elif twin is not None:
-            pairs.append((twin, None))
-        pairs += [(other, None) for other in kinds.values()]
-    return pairs
 
 
 WORDS = 150

@@ -31,7 +31,6 @@ from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.published import CAVEAT, publications, published_for
 from soulkit.report.training import learning_charts
-from soulkit.report.transcript import TEXT_LIMIT, choose, clean
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
     Completion,
@@ -39,7 +38,6 @@ from soulkit.types import (
     Failure,
     Feedback,
     Kind,
-    Line,
     Record,
     Score,
     Segment,
@@ -283,7 +281,6 @@ def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
     loading = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
     addresses = {(n, v) for _, n, v in page.attributes if n in loading}
     assert all(v is not None and v.startswith(("data:", "#")) for _, v in addresses)
-    assert page.tags.count("script") == 1
     assert not {"iframe", "object", "embed", "img"} & set(page.tags)
 
 
@@ -292,7 +289,7 @@ def test_the_policy_holds_the_hash_of_the_script(tmp_path: Path) -> None:
     import hashlib
 
     text = pages.render(load_runs([story(tmp_path)]))
-    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # others contain data
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in text.replace("&#39;", "'").replace("&#43;", "+")
 
@@ -321,9 +318,10 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> None:
     path = story(tmp_path) / "train"
+    before = Page(pages.render(load_runs([path]))).tags.count("script")
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 20, "eval/<script>$x^$": 0.5}) + "\n")
-    assert Page(pages.render(load_runs([path]))).tags.count("script") == 1
+    assert Page(pages.render(load_runs([path]))).tags.count("script") == before
 
 
 def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
@@ -351,39 +349,6 @@ def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None
     (run,) = load_runs([path])
     assert [chart.title for chart in learning_charts([run])] == ["Rewards"]
     assert "draft reward" in terminal_text([run])
-
-
-def test_a_draft_and_its_refined_twin_are_one_unit(tmp_path: Path) -> None:
-    units, total = choose(load_runs([story(tmp_path) / "train"]))
-    assert total == len(units) == 30
-    assert all(u.refined is not None and u.feedback for u in units)
-    assert sum(u.improved for u in units) == 20
-
-
-def test_the_choice_of_episodes_is_even_and_repeatable(tmp_path: Path) -> None:
-    runs = load_runs([story(tmp_path)])
-    units, total = choose(runs, cap=50)
-    assert (len(units), total) == (50, 270)
-    assert units == choose(runs, cap=50)[0]
-    counts = {(u.run, u.task): 0 for u in units}
-    for u in units:
-        counts[u.run, u.task] += 1
-    assert set(counts.values()) == {10}
-    assert "50 of 270 episodes" in pages.render(runs, cap=50)
-
-
-def test_long_texts_say_how_much_is_missing() -> None:
-    assert clean("a" * (TEXT_LIMIT + 1234)).endswith("… 1,234 more characters in episodes.jsonl")
-
-
-def test_dialogues_are_shown_whole() -> None:
-    from soulkit.report.load import RunData
-
-    row = record(1, 1.0)
-    talk = (Line("Anna", "Hello."), Line("Ben", "Goodbye."))
-    row = replace(row, episode=replace(row.episode, transcript=talk))
-    run = RunData(name="r", path=Path("r"), kind="eval", summary=None, records=(row,))
-    assert choose([run])[0][0].draft.text == "Anna: Hello.\n\nBen: Goodbye."
 
 
 def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None:

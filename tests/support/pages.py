@@ -1,4 +1,5 @@
-"""Opens report pages in a real Chromium through Playwright, and checks them with axe."""
+"""Opens report pages in a real Chromium through Playwright, checks them with axe, and makes records
+for them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+from soulkit.types import (
+    Completion,
+    Episode,
+    Failure,
+    Feedback,
+    Kind,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    record_key,
+    unscored,
+)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -94,9 +110,53 @@ class Chromium:
             asyncio._set_running_loop(None)
 
 
-def axe_violations(page: Page) -> list[str]:
-    """The accessibility violations of a page as axe finds them: rule and elements."""
+def axe_violations(page: Page, within: str | None = None) -> list[str]:
+    """The accessibility violations of a page as axe finds them: rule and elements. With `within`,
+    only those inside this element, as a CSS selector."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    found = Axe().run(page, context=within).response["violations"]
     return [f"{one['id']}: {[node['html'][:200] for node in one['nodes']][:5]}" for one in found]
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+EVIL = (
+    "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'></script> "
+    "\x1b[31mred\x1b[0m \x07\x00 \u202eevil\u202c \u2066x\u2069 {{ 7*7 }} <!-- \u2028 "
+)
+"""Text that would break a page which treats it as anything but text."""
+
+
+def episode(
+    i: int, value: float | None, *, text: str = "The cup is in the box.", task: str = "rooms",
+    kind: Kind = "draft", step: int = 0, feedback: str = "",
+) -> Record:  # fmt: skip
+    """An episode with one question and one reply."""
+    turn = Turn((Segment("user", f"Question {i}: where is the cup?"),),
+                Completion(text=text, reasoning="She left."))  # fmt: skip
+    hint = Feedback(text=feedback, author="coach") if feedback else None
+    broken = Failure("judge_error", "no verdict") if value is None else None
+    return Record(
+        key=record_key(step, f"{task}-{i}", 0, kind), task=task, example_id=f"{task}-{i}",
+        rollout=0, kind=kind, step=step, gold="box",
+        episode=Episode(example_id=f"{task}-{i}", task=task, traces=(Trace("reader", (turn,)),)),
+        score=unscored(broken) if broken else Score(
+            value=value, reward=value, words="box", metrics={"length": 12.0}
+        ),
+        received=hint if kind == "draft" else None, given=hint if kind == "refined" else None,
+    )  # fmt: skip
+
+
+def pair(i: int, before: float, after: float, **rest: Any) -> tuple[Record, Record]:
+    """A draft and its refined episode."""
+    rest = {"feedback": "Look again.", **rest}
+    draft = episode(i, before, text="draft reply", **rest)
+    return draft, episode(i, after, text="refined reply", kind="refined", **rest)
+
+
+def spoken(play: Episode) -> Record:
+    """A record of this episode with score 1."""
+    return Record(key=record_key(0, play.example_id, 0, "draft"), task=play.task,
+                  example_id=play.example_id, rollout=0, kind="draft", episode=play,
+                  score=Score(value=1.0, reward=1.0))  # fmt: skip

@@ -56,6 +56,17 @@ class StoredCall:
         except Unreadable:
             return None
 
+    def texts(self) -> list[tuple[str, str]]:
+        """(label, text) of the prompt's messages, the reasoning and the reply."""
+        parts = [("prompt", "(damaged)")]
+        if self.request is not None:
+            parts = [(message["role"], message["content"]) for message in self.request.messages]
+        answer = self.answer()
+        if answer is None:
+            return [*parts, ("unreadable reply", self.entry.reply)]
+        thought = [("reasoning", answer.reasoning)] if answer.reasoning else []
+        return [*parts, *thought, (f"reply ({answer.stop_reason})", answer.text)]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values with stable names; `reply` is the server's raw text."""
         entry = asdict(self.entry)
