@@ -50,7 +50,7 @@ CallKey = tuple[int, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class EpisodePack:
     """The packed episodes of a page."""
 
     total: int
@@ -62,7 +62,7 @@ class Pack:
     """Whether chunks are files next to the page instead."""
 
 
-def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Pack:
+def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> EpisodePack:
     """The episodes of `runs` for a page. With `folder`, chunks become files in `folder/episodes`.
 
     RunError if the page must be one file and its episodes do not fit; DataError for damaged lines.
@@ -92,7 +92,7 @@ def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Pack:
             file.unlink()
     places = {"texts": texts.places, "calls": calls.places}
     inside = {**texts.inside, **calls.inside}
-    return Pack(len(index.examples), packed(index.json(places)), inside, folder is not None)
+    return EpisodePack(len(index.examples), _packed(index.json(places)), inside, folder is not None)
 
 
 def _records(run: RunData) -> Iterator[Record]:
@@ -105,14 +105,14 @@ def _records(run: RunData) -> Iterator[Record]:
 # -- chunks ----------------------------------------------------------------------------------------
 
 
-def packed(parts: Iterable[str]) -> str:
+def _packed(parts: Iterable[str]) -> str:
     """JSON text, compressed and in base64."""
     squeezer = zlib.compressobj(6)
     data = [squeezer.compress(part.encode("utf-8", "replace")) for part in parts]
     return base64.b64encode(b"".join([*data, squeezer.flush()])).decode()
 
 
-def as_json(value: Any) -> str:
+def _json(value: Any) -> str:
     """JSON with sanitised texts, and null for numbers that JSON does not have."""
     return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"))
 
@@ -146,7 +146,7 @@ class Chunks:
 
     def add(self, value: Any) -> int:
         """The number of the value."""
-        self._parts.append(as_json(value))
+        self._parts.append(_json(value))
         self._size += len(self._parts[-1])
         self._count += 1
         if self._size >= CHUNK:
@@ -158,7 +158,7 @@ class Chunks:
         if not self._parts or self.room < 0:
             self._parts, self._size = [], 0
             return
-        text = packed(["[", ",".join(self._parts), "]"])
+        text = _packed(["[", ",".join(self._parts), "]"])
         name = f"{self.prefix}{len(self.names) + 1:05d}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         self.places.append((self._count - len(self._parts), digest))
@@ -349,10 +349,10 @@ class _Index:
         runs = [(one_line(run.name), shell_path(run.path)) for run in self.runs]
         names = {name: list(texts) for name, texts in self.names.items()}
         head = {"runs": runs, "names": names, "chunks": chunks, "count": len(self.examples)}
-        yield f'{as_json(head)[:-1]},"example":{as_json(self.examples)}'
-        yield f',"words":{as_json(self.words)},"columns":{{"":[]'
+        yield f'{_json(head)[:-1]},"example":{_json(self.examples)}'
+        yield f',"words":{_json(self.words)},"columns":{{"":[]'
         for name, column in self.columns.items():
-            yield f",{as_json(name)}:{as_json([_short(value) for value in column])}"
+            yield f",{_json(name)}:{_json([_short(value) for value in column])}"
         yield "}}"
 
 

@@ -17,7 +17,7 @@ from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
-from soulkit.report.explorer import Pack, pack_episodes
+from soulkit.report.explorer import EpisodePack, pack_episodes
 from soulkit.report.exports.suite import grid_latex, suite_csv, suite_values
 from soulkit.report.figures import Chart, on_page, results_charts
 from soulkit.report.findings import (
@@ -85,7 +85,7 @@ def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = Fal
 
 def render(
     runs: Sequence[RunData], *, suite: SuiteView | None = None, notes: Sequence[str] = (),
-    reload: int = 0, episodes: Pack | None = None,
+    reload: int = 0, episodes: EpisodePack | None = None,
 ) -> str:  # fmt: skip
     """The page for `runs` with all `episodes` (by default inside the page); as a suite if `suite`
     is given. `notes` are shown above the numbers.

@@ -15,7 +15,7 @@ import pytest
 from soulkit.errors import RunError
 from soulkit.models.ledger.view import LedgerView
 from soulkit.report import explorer
-from soulkit.report.explorer import FIRST_WORDS, Pack, pack_episodes
+from soulkit.report.explorer import FIRST_WORDS, EpisodePack, pack_episodes
 from soulkit.report.load import load_runs
 from soulkit.report.pages import write_page
 from soulkit.types import Completion, Episode, Line, Record, Segment, Trace, Turn, Verdict
@@ -29,15 +29,15 @@ def opened(text: str) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
-def packs(*folders: Path, out: Path | None = None) -> Pack:
+def packs(*folders: Path, out: Path | None = None) -> EpisodePack:
     return pack_episodes(load_runs(folders, episodes=False), out)
 
 
-def takes(pack: Pack) -> list[dict[str, Any]]:
+def takes(pack: EpisodePack) -> list[dict[str, Any]]:
     return [one for name, text in pack.chunks.items() if name.isdigit() for one in opened(text)]
 
 
-def column(pack: Pack, name: str) -> list[Any]:
+def column(pack: EpisodePack, name: str) -> list[Any]:
     index = opened(pack.index)
     values: list[Any] = index["columns"][name]
     texts = index["names"].get(name)
