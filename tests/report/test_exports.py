@@ -187,6 +187,7 @@ def test_a_choice_task_has_its_recorded_scores_and_settings(choice: Path, tmp_pa
         assert sample["interaction_type"] == "single_turn"
         parsed = [one["extracted_value"] for one in sample["answer_attribution"]]
         assert parsed == (sample["input"]["reference"] if right else parsed)
+        assert bool(parsed) is (sample["metadata"]["status"] == "ok")
         assert sample.get("error") == (None if sample["metadata"]["status"] == "ok" else "no_tag")
     assert made["model_info"] == {
         "name": "m", "id": "m",
@@ -297,9 +298,11 @@ def table(out: Path, *runs: Path) -> list[dict[str, str]]:
     columns = pq.read_table(out / "e.parquet")
     assert columns.column_names == list(rows[0])
     for row, same in zip(rows, columns.to_pylist(), strict=True):
-        assert {n: v.removeprefix("'") for n, v in row.items()} == {
-            name: "" if value is None else str(value) for name, value in same.items()
-        }
+        for name, value in same.items():
+            text = isinstance(value, str | None)
+            assert row[name].removeprefix("'") == (value or "") if text else (
+                float(row[name]) == value
+            ), name  # fmt: skip
     return rows
 
 
@@ -314,9 +317,9 @@ def test_a_row_per_episode_with_fixed_columns_then_metrics_and_tags(
     assert {"metric_goal", "tag_order", "tag_scene"} <= set(own) and own == sorted(own)
     for row, one in zip(rows, [*records(choice), *records(dialogue)], strict=True):
         assert row["example_id"] == one.example_id
-        assert row["value"] == ("" if one.score.value is None else str(one.score.value))
+        assert (float(row["value"]) if row["value"] else None) == one.score.value
         assert row["tag_order"] == one.tags.get("order", "")
-        assert row["cost"] == str(one.episode.usage.cost or "")
+        assert (float(row["cost"]) if row["cost"] else None) == one.episode.usage.cost
         assert one.episode.final and row["reply"].removeprefix("'") == one.episode.final.text
     failed = next(row for row in rows if row["status"] == "unscored")
     assert (failed["value"], failed["reward"], failed["reason"]) == ("", "", "judge_error")
@@ -363,7 +366,7 @@ def test_odd_texts_survive_and_a_spreadsheet_reads_no_formula(tmp_path: Path) ->
     assert refined["transcript"] == "a: =hello\nb: hi"
     last = by_id["hitom-21"]
     assert (last["reward"], last["reason"], last["metric_length"]) == ("", "no_reward", "")
-    assert last["metric_m=1"] == "2.0"
+    assert last["metric_m=1"] == "2"
 
 
 def test_without_out_the_files_are_in_the_report_folder(

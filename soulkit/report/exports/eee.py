@@ -34,6 +34,9 @@ from soulkit.types import Record, Usage
 VERSION = "0.3.0"
 """Version of the schemas."""
 UNKNOWN = "unknown"
+ARGUMENTS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
+             "max_tokens": "max_tokens", "thinking": "reasoning"}  # fmt: skip
+"""Sampling setting → its name in the format."""
 COMBINED = {"mean": "average", "vote": "majority_vote"}
 """How judges are combined → the word of the format."""
 OF_MODEL = ("kind", "weights", "weights_basis", "revision", "adapter_weights", "adapter_revision")
@@ -60,34 +63,31 @@ def unfit_reason(run: RunData) -> str:
 def write_record(run: RunData, folder: Path) -> Path:
     """Write the record and samples of a finished evaluation below `folder`; returns the record's
     path. Both replace those of an earlier export of the same run."""
-    model = _model(run.provenance.get("actor", {}), run)
+    origin, now = run.provenance, str(int(time.time()))
+    model = _model(origin.get("actor", {}), run)
     suite = run.summary.suite if run.summary else ""
     collection = suite or (next(iter(run.tasks)) if len(run.tasks) == 1 else "soulkit")
-    developer, _, name = model["id"].rpartition("/")
-    place = "/".join(_portable(part) for part in (collection, developer or UNKNOWN, name))
-    digest = hashlib.sha256(_text([run.provenance, repr(run.tasks)]).encode("utf-8", "replace"))
-    file = folder / "data" / place / f"{UUID(bytes=digest.digest()[:16], version=4)}.json"
-    now, origin = str(int(time.time())), run.provenance
-    started, versions = origin.get("dates", {}).get("started"), origin.get("versions", {})
+    *developer, name = model["id"].split("/", 1)
+    place = "/".join(_portable(part) for part in (collection, *(developer or [UNKNOWN]), name))
+    digest = hashlib.sha256(_text([origin, repr(run.tasks)]).encode("utf-8", "replace")).digest()
+    file = folder / "data" / place / f"{UUID(bytes=digest[:16], version=4)}.json"
+    samples = file.with_name(f"{file.stem}_samples.jsonl")
+    versions, started = origin.get("versions", {}), origin.get("dates", {}).get("started")
+    moment = datetime.fromisoformat(started).timestamp() if started else None
     record: Line = {
         "schema_version": VERSION,
         "evaluation_id": f"{collection}/{model['id']}/{now}",
+        **({"evaluation_timestamp": f"{moment:.0f}"} if moment is not None else {}),
         "retrieved_timestamp": now,
         "source_metadata": {
             "source_name": "soulkit", "source_type": "evaluation_run",
             "source_organization_name": UNKNOWN, "evaluator_relationship": "other",
         },
-        "eval_library": {
-            "name": "soulkit", "version": versions.get("soulkit") or UNKNOWN,
-            "additional_details": _texts({"commit": versions.get("commit")}),
-        },
+        "eval_library": {"name": "soulkit", "version": versions.get("soulkit") or UNKNOWN,
+                         "additional_details": _texts({"commit": versions.get("commit")})},
         "model_info": model,
         "evaluation_results": [one for task in run.tasks for one in _results(run, task)],
     }  # fmt: skip
-    if started:
-        seconds = datetime.fromisoformat(started).timestamp()
-        record["evaluation_timestamp"] = f"{seconds:.0f}"
-    samples = file.with_name(f"{file.stem}_samples.jsonl")
     record["detailed_evaluation_results"] = {
         "format": "jsonl", "file_path": samples.relative_to(folder).as_posix(),
         "hash_algorithm": "sha256", **_write_samples(run, record, samples),
@@ -106,7 +106,7 @@ def _texts(values: Facts) -> dict[str, str]:
 
 
 def _portable(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or UNKNOWN
+    return re.sub(r"[^\w.-]+", "-", name.replace("/", "_"), flags=re.ASCII).strip("-.") or UNKNOWN
 
 
 def _model(player: Facts, run: RunData) -> Line:
@@ -122,13 +122,13 @@ def _model(player: Facts, run: RunData) -> Line:
              for part, name in parts.items() if name]  # fmt: skip
     last = "adapter" if parts["adapter"] else "model"
     made: Line = {"name": " + ".join(shown) or UNKNOWN}
-    made["id"] = parts[last] if public[last] else _portable(made["name"])
-    host = address.hostname or ""
+    made["id"] = parts[last] if public[last] else _portable(made["name"].replace("/", "-"))
+    host, engine = address.hostname or "", run.provenance.get("engine", {})
     if "." in host and not host.replace(".", "").isdigit():
         made["inference_platform"] = host
-    if player is actor and (engine := run.provenance.get("engine", {})).get("kind"):
-        version = {"version": engine["version"]} if engine.get("version") else {}
-        made["inference_engine"] = {"name": engine["kind"], **version}
+    if player is actor and engine:
+        version = engine.get("version")
+        made["inference_engine"] = _texts({"name": engine.get("kind"), "version": version})
     made["additional_details"] = {
         "deployment_type": UNKNOWN if kind in ("api", "endpoint", "") else "self_deployed",
         "model_availability": UNKNOWN,
@@ -182,24 +182,18 @@ def _score(cell: Cell, others: Facts) -> Line:
 def _generation(run: RunData, facts: Facts, prompts: Facts) -> Line:
     """The requested sampling settings, except those that the server rejected."""
     model = run.provenance.get("actor", {}).get("model")
-    rejected = _rejected(facts, "actor", model)
-    rest = _used(facts.get("sampling", {}), rejected)
-    named = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
-             "max_tokens": "max_tokens", "thinking": "reasoning"}  # fmt: skip
-    arguments = {named[name]: rest.pop(name) for name in named if name in rest}
+    rest, rejected = _used(facts.get("sampling", {}), facts, "actor", model)
+    arguments = {ARGUMENTS[name]: rest.pop(name) for name in ARGUMENTS if name in rest}
     own = {name: run.provenance.get(name) for name in ("seed", "repeats", "protocol")}
     more = {**rest, **own, "rejected_by_server": rejected, "prompt_templates": prompts}
     return {"generation_args": arguments, "additional_details": _texts(more)}
 
 
-def _rejected(facts: Facts, role: str, model: Any) -> Facts:
-    """Setting that the model's server rejected → share of calls."""
-    rejected: Facts = (facts.get("dropped_settings") or {}).get(role, {}).get(model, {})
-    return rejected
-
-
-def _used(sampling: Facts, rejected: Facts) -> Line:
-    return {name: v for name, v in sampling.items() if v is not None and name not in rejected}
+def _used(requested: Facts, facts: Facts, role: str, model: Any) -> tuple[Line, Facts]:
+    """The requested settings that the model's server accepted; setting that it rejected → share of
+    calls."""
+    rejected = (facts.get("dropped_settings") or {}).get(role, {}).get(model, {})
+    return {n: v for n, v in requested.items() if v is not None and n not in rejected}, rejected
 
 
 def _judging(run: RunData, facts: Facts, prompts: Facts) -> Line:
@@ -207,16 +201,14 @@ def _judging(run: RunData, facts: Facts, prompts: Facts) -> Line:
     judges = facts.get("players", {}).get("judge") or run.provenance.get("players", {}).get("judge")
     if "judge" not in facts.get("roles", ()) or not judges:
         return {}
-    hashes = _text({name: used for name, used in prompts.items() if name != "user"})
-    panel = run.provenance.get("panel", {})
-    combined = COMBINED.get(panel.get("combine")) if len(judges) > 1 else None
-    asked = []
+    panel, asked = run.provenance.get("panel", {}), []
     for judge in judges:
-        rejected = _rejected(facts, "judge", judge.get("model"))
-        used = _used(judge.get("sampling", {}), rejected)
+        used, rejected = _used(judge.get("sampling", {}), facts, "judge", judge.get("model"))
         warmth = {"temperature": used.pop("temperature")} if "temperature" in used else {}
         more = _texts({**used, "rejected_by_server": rejected})
         asked.append({"model_info": _model(judge, run), **warmth, "additional_details": more})
+    hashes = _text({name: used for name, used in prompts.items() if name != "user"})
+    combined = COMBINED.get(panel.get("combine")) if len(judges) > 1 else None
     return {"llm_scoring": {
         "judges": asked,
         "input_prompt": f"hashes of soulkit's templates: {hashes}",
@@ -232,10 +224,8 @@ def _write_samples(run: RunData, record: Line, file: Path) -> Line:
     newest, rows, digest = set(places.values()), 0, hashlib.sha256()
     with aside(file) as stream:
         for place, one in enumerate(stream_records(run.path / EPISODES)):
-            kinds = [f"kind={one.kind}"] if one.kind != "draft" else []
-            ids = [f"{one.task}/{VALUE}/{kind}" for kind in kinds]
-            ids += [f"{one.task}/{of_one_origin(VALUE, one.origin)}", f"{one.task}/{VALUE}"]
-            result = next((name for name in ids if name in names), "")
+            cells = (f"{VALUE}/kind={one.kind}", of_one_origin(VALUE, one.origin), VALUE)
+            result = next((n for c in cells if (n := f"{one.task}/{c}") in names), "")
             if place in newest and result and one.score.value is not None:
                 line = {
                     "schema_version": VERSION, "evaluation_id": record["evaluation_id"],
@@ -247,12 +237,8 @@ def _write_samples(run: RunData, record: Line, file: Path) -> Line:
                 stream.write(data)
                 digest.update(data)
                 rows += 1
-    counts = {"episodes": len(newest), "unscored": len(newest) - rows}
-    return {
-        "checksum": digest.hexdigest(),
-        "total_rows": rows,
-        "additional_details": _texts(counts),
-    }
+    counts = _texts({"episodes": len(newest), "unscored": len(newest) - rows})
+    return {"checksum": digest.hexdigest(), "total_rows": rows, "additional_details": counts}
 
 
 def _sample(record: Record, cell: Cell) -> Line:
@@ -278,7 +264,11 @@ def _sample(record: Record, cell: Cell) -> Line:
                                  "output_tokens": used.completion_tokens}  # fmt: skip
     if used.seconds:
         sample["performance"] = {"latency_ms": 1000 * used.seconds}
-    return sample if score.status in ("ok", "salvaged") else {**sample, "error": score.status}
+    return {**sample, "error": score.status} if _failed(record) else sample
+
+
+def _failed(record: Record) -> bool:
+    return record.score.status not in ("ok", "salvaged")
 
 
 def _said(record: Record) -> Line:
@@ -298,6 +288,6 @@ def _said(record: Record) -> Line:
         output["reasoning_trace"] = [final.reasoning]
     parsed = {"turn_idx": 0, "source": "output.raw", "extracted_value": record.score.words,
               "extraction_method": "custom", "is_terminal": True}  # fmt: skip
-    by_rule = record.score.words and not record.score.verdicts
+    by_rule = record.score.words and not record.score.verdicts and not _failed(record)
     return {"interaction_type": "single_turn", "output": output,
             "answer_attribution": [parsed] if by_rule else []}  # fmt: skip

@@ -6,13 +6,11 @@ does not grow with the number of episodes.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from soulkit.errors import DataError
 from soulkit.metrics.intervals import finite_value
@@ -29,25 +27,13 @@ Runs = Sequence[tuple[str, Path]]
 """(name, `episodes.jsonl`) of runs."""
 
 
-def _reply(record: Record) -> str | None:
-    return record.episode.final.text if record.episode.final else None
+def _feedback(name: str) -> Callable[[Record], Any]:
+    return lambda record: getattr(record.given or record.received, name, None)
 
 
 def _transcript(record: Record) -> str:
     lines = record.episode.transcript
     return "\n".join(f"{line.seat}: {line.text}" for line in lines) if len(lines) > 1 else ""
-
-
-def _feedback(name: str) -> Callable[[Record], Any]:
-    return lambda record: getattr(record.given or record.received, name, None)
-
-
-def _judges(record: Record) -> str:
-    return "; ".join(dict.fromkeys(verdict.judge for verdict in record.score.verdicts))
-
-
-def _prompts(record: Record) -> str:
-    return "; ".join(f"{name}={digest}" for name, digest in record.score.prompts.items())
 
 
 COLUMNS: Mapping[str, tuple[type, str | Callable[[Record], Any], str]] = {
@@ -63,41 +49,51 @@ COLUMNS: Mapping[str, tuple[type, str | Callable[[Record], Any], str]] = {
     "cluster": (str, "cluster", "Rows of one cluster are resampled together."),
     "origin": (str, "origin", "Your own file that the row was made from."),
     "stop": (str, "episode.stop", "Why the episode ended."),
-    "reply": (str, _reply, "The last reply of the model."),
+    "reply": (str, lambda r: getattr(r.episode.final, "text", ""), "The model's last reply."),
     "transcript": (str, _transcript, "A dialogue, one line `SEAT: TEXT` each; else empty."),
     "gold": (str, "gold", "Gold answer."),
     "words": (str, "score.words", "The judge's words, or the answer as parsed."),
     "feedback": (str, _feedback("text"), "Feedback on a draft, or before a refined episode."),
     "feedback_author": (str, _feedback("author"), "`symbolic`, or the model that wrote it."),
     "feedback_leak": (str, _feedback("leak"), "How the feedback gives the answer away."),
-    "judges": (str, _judges, "Names of the judges, separated by `; `."),
-    "prompts": (str, _prompts, "`NAME=HASH` of the prompt templates, separated by `; `."),
+    "judges": (str, lambda r: "; ".join(dict.fromkeys(v.judge for v in r.score.verdicts)),
+               "Names of the judges, separated by `; `."),
+    "prompts": (str, lambda r: "; ".join(f"{n}={hash_}" for n, hash_ in r.score.prompts.items()),
+                "`NAME=HASH` of the prompt templates, separated by `; `."),
     "calls": (int, "episode.usage.calls", "Calls of the model and its partners, not of judges."),
     "prompt_tokens": (int, "episode.usage.prompt_tokens", "Tokens sent in these calls."),
     "completion_tokens": (int, "episode.usage.completion_tokens", "Includes reasoning tokens."),
     "reasoning_tokens": (int, "episode.usage.reasoning_tokens", ""),
     "seconds": (float, "episode.usage.seconds", "Time of these calls."),
     "cost": (float, "episode.usage.cost", "US dollars; empty without known prices."),
-}
+}  # fmt: skip
 """Fixed column → its type, where its value is in a record, and its meaning. `run`, the name of the
 run, comes first."""
-_READ = {
-    name: attrgetter(place) if isinstance(place, str) else place
-    for name, (_, place, _) in COLUMNS.items()
-}
+_READ = {name: attrgetter(place) if isinstance(place, str) else place
+         for name, (_, place, _) in COLUMNS.items()}  # fmt: skip
 
 
 def episode_row(record: Record) -> dict[str, Any]:
-    """The values of a record by column, those of `run` excepted."""
-    fixed = {name: read(record) for name, read in _READ.items()}
-    metrics = {METRIC + name: number for name, number in record.score.metrics.items()}
-    row = {**fixed, **metrics, **{TAG + name: text for name, text in record.tags.items()}}
-    return {n: finite_value(v) if isinstance(v, float) else v for n, v in row.items()}
+    """The known values of a record by column, those of `run` excepted. Lone surrogates, which are
+    not valid UTF-8, become question marks."""
+    row = {name: read(record) for name, read in _READ.items()}
+    row |= {METRIC + name: number for name, number in record.score.metrics.items()}
+    row |= {TAG + name: text for name, text in record.tags.items()}
+    for name, value in row.items():
+        if isinstance(value, str):
+            row[name] = value.encode("utf-8", "replace").decode() or None
+        elif isinstance(value, float):
+            row[name] = finite_value(value)
+    return row
 
 
 def write_episodes(runs: Runs, file: Path, *, parquet: bool) -> Path:
     """Write the newest record of every episode of `runs` to `file`, atomically; returns `file`.
     DataError if none of the runs has episodes, or if a line cannot be read."""
+    import pyarrow as pa
+    from pyarrow.csv import CSVWriter
+    from pyarrow.parquet import ParquetWriter
+
     runs = [(name, path) for name, path in runs if has_lines(path)]
     if not runs:
         raise DataError(
@@ -106,9 +102,17 @@ def write_episodes(runs: Runs, file: Path, *, parquet: bool) -> Path:
             "Give folders that `soul eval` or `soul train` wrote.",
         )
     newest, columns = _survey(runs)
-    write = _write_parquet if parquet else _write_csv
-    with aside(file) as stream:
-        write(stream, columns, _rows(runs, newest))
+    forms = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, forms[form]) for name, form in columns.items()])
+    rows = _rows(runs, newest)
+    with (
+        aside(file) as stream,
+        (ParquetWriter if parquet else CSVWriter)(stream, schema) as writer,
+    ):
+        while batch := list(islice(rows, BATCH)):
+            if not parquet:
+                batch = [{name: plain_cell(value) for name, value in row.items()} for row in batch]
+            writer.write_table(pa.Table.from_pylist(batch, schema))
     return file
 
 
@@ -132,33 +136,3 @@ def _rows(runs: Runs, newest: Sequence[set[int]]) -> Iterator[dict[str, Any]]:
         for place, record in enumerate(stream_records(path, light=True)):
             if place in places:
                 yield {"run": name, **episode_row(record)}
-
-
-def _write_csv(
-    stream: BinaryIO, columns: Mapping[str, type], rows: Iterator[dict[str, Any]]
-) -> None:
-    text = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: plain_cell(value) for name, value in row.items()})
-    text.detach()
-
-
-def _write_parquet(
-    stream: BinaryIO, columns: Mapping[str, type], rows: Iterator[dict[str, Any]]
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    forms = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(name, forms[form]) for name, form in columns.items()])
-    with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-        while batch := [_clean(row) for row in islice(rows, BATCH)]:
-            writer.write_table(pa.Table.from_pylist(batch, schema))
-
-
-def _clean(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without empty texts, and without lone surrogates, which are not valid UTF-8."""
-    texts = {n: v.encode("utf-8", "replace").decode() for n, v in row.items() if isinstance(v, str)}
-    return {name: texts.get(name, value) for name, value in row.items() if value != ""}
