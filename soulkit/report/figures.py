@@ -221,9 +221,10 @@ def _curve_marks(panel: Plot, scores: Axis) -> Iterator[Mark]:
         yield from _line_marks(panel, thinned(curve), x, y)
     place = 0.0
     for label, at in sorted(panel.rules, key=lambda rule: -rule[1]):
-        place = max(y.at(at) - 4, place + 15)  # labels of close lines do not overlap
+        above = y.at(at) - 4
+        place = above if above > place + 15 else max(above + 17, place + 15)  # never on its line
         yield Mark([(left, y.at(at)), (RIGHT, y.at(at))], dash=(4, 4))
-        yield Mark([(RIGHT, place)], text=label, anchor="end")
+        yield Mark([(left + 4, place)], text=label)  # most curves rise: there is room on the left
 
 
 def _bottom(x: Axis, base: float, label: str) -> Iterator[Mark]:

@@ -23,7 +23,7 @@ from soulkit.eval.comparison.comparability import MeasuredRun, read_measured
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.runs.conditions import TaskFacts, rows_hash
+from soulkit.runs.conditions import Conditions, rows_hash
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only if protocol, prompts, "
@@ -194,28 +194,19 @@ def published_beside(runs: Sequence[RunData]) -> PublishedBeside:
 
 
 def published_during_training(runs: Sequence[RunData]) -> dict[str, list[tuple[str, float]]]:
-    """Task → (label, figure) of each published table, for the model that it shows last: lines to
-    draw next to evaluations during training. Only for tasks whose dev rows are published ones in
-    every run."""
-    measured = {task for run in runs for _, means in run.evals for task in means}
-    sides = with_conditions(runs) if published_for(measured) else []
+    """Task → (label, figure) of each published table, for the model that it shows last: lines next
+    to evaluations during training. Only for tasks whose dev rows are published ones in all runs."""
     lines: dict[str, list[tuple[str, float]]] = {}
-    for table in published_for(measured):
-        for task in table.figures:
-            facts = [side.of_task(task) for run, side in sides
-                     if any(task in means for _, means in run.evals)]  # fmt: skip
-            model = table.highlight[-1]
-            figure = table.figure(task, model)
-            if figure is not None and all(_released(table, task, one) for one in facts):
+    for table in publications():
+        for task, row in table.figures.items():
+            folders = [r.path for r in runs if any(task in means for _, means in r.evals)]
+            recorded = [conditions for path in folders if (conditions := Conditions.read(path))]
+            origins = {frozenset(one.of_task(task).origins) for one in recorded}
+            if origins == {frozenset([PUBLISHED])} and len(recorded) == len(folders):
+                model = table.highlight[-1]
+                figure = row[table.models.index(model)]
                 lines.setdefault(task, []).append((f"{model}, {table.title}", figure))
     return lines
-
-
-def _released(table: Publication, task: str, facts: TaskFacts) -> bool:
-    """Whether the dev rows are the table's or come from published files only."""
-    stated = table.stated.rows.get(task)
-    same = bool(stated) and rows_hash(facts.dev_rows) == stated
-    return same or set(facts.origins) == {PUBLISHED}
 
 
 def has_published(cell: Cell) -> bool:

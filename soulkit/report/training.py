@@ -200,20 +200,12 @@ def arms_of(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         arms.setdefault(key, {})[seed] = run
     named: dict[str, list[RunData]] = {}
     for seeds in (list(arm.values()) for arm in arms.values()):
-        name = _shared_name(seeds)
-        named[name if name not in named else ", ".join(run.name for run in seeds)] = seeds
+        names = [run.name for run in seeds]
+        common = [part for part in names[0].split("/") if all(part in n.split("/") for n in names)]
+        short = f"{'/'.join(common)} ({len(seeds)} seeds)" if common else ", ".join(names)
+        name = names[0] if len(seeds) == 1 else short
+        named[", ".join(names) if name in named else name] = seeds
     return named
-
-
-def _shared_name(runs: Sequence[RunData]) -> str:
-    """`ditto (3 seeds)` for the runs ditto/seed_0, ditto/seed_1 and ditto/seed_2."""
-    names = [run.name for run in runs]
-    if len(names) == 1:
-        return names[0]
-    parts = [re.split(r"[/\\]", name) for name in names]
-    common = [part for part in parts[0] if all(part in other for other in parts)]
-    stem = re.sub(r"[\W_]*(seed)?[\W_]*\d*$", "", names[0])
-    return f"{'/'.join(common) or stem or runs[0].path.resolve().parent.name} ({len(names)} seeds)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,18 +238,17 @@ def arm_charts(arms: Mapping[str, Sequence[RunData]]) -> list[Chart]:
     charts = []
     for quantity in QUANTITIES:
         curves = {
-            arm: [c for run in several for c in map(_finite, quantity.read(run))
-                  if any(v is not None for v in c.values)]
+            arm: [curve for run in several for curve in quantity.read(run)]
             for arm, several in arms.items()
-        }  # fmt: skip
+        }
         if any(curves.values()):
             rules = published if quantity.title == EVALUATION else {}
             charts.append(_chart(quantity, curves, rules, scale if quantity.scored else None))
     return charts
 
 
-def _finite(curve: Curve) -> Curve:
-    return replace(curve, values=[*map(finite_value, curve.values)])
+Drawn = Mapping[str, Mapping[str, list[Curve]]]
+"""Arm → label → its seeds and, last, the mean."""
 
 
 def _chart(
@@ -273,15 +264,12 @@ def _chart(
     crowded = sum(map(bool, curves.values())) > IN_ONE_FRAME
     panels = _panel_per_arm(drawn) if crowded else [
         Plot(title=shown[0] if split else "", curves=_in_one_frame(drawn, shown, labels),
-              rules=[rule for label in shown for rule in published.get(label, ())])
+             rules=[rule for label in shown for rule in published.get(label, ())])
         for shown in ([[label] for label in labels] if split else [labels])
     ]  # fmt: skip
-    thin = any(len(lines) > 1 for by_label in drawn.values() for lines in by_label.values())
-    banded = all(panel.ends(c) == (c.low, c.high) for panel in panels for c in panel.curves)
+    seeds = any(len(lines) > 1 for by_label in drawn.values() for lines in by_label.values())
     remarks = [
-        f"Thin lines are seeds; thick lines are their means{' with 95% intervals' * banded}."
-        if thin
-        else "",
+        "Thin: seeds; thick: their mean; shaded: its 95% interval." if seeds else "",
         "Each panel shows one arm; grey: the others; dashed: the first." if crowded else "",
         f"Dashed lines: {CAVEAT}" if any(panel.rules for panel in panels) else "",
     ]
@@ -291,15 +279,11 @@ def _chart(
     )  # fmt: skip
 
 
-Drawn = Mapping[str, Mapping[str, list[Curve]]]
-"""Arm → label → its seeds and, last, the mean."""
-
-
 def _in_one_frame(drawn: Drawn, shown: Sequence[str], labels: Sequence[str]) -> list[Curve]:
     """Several arms have a colour each; the labels of one arm differ in colour and style."""
     curves: list[Curve] = []
-    present = [arm for arm, lines in drawn.items() if any(lines.values())]
-    for a, (arm, lines) in enumerate(drawn.items()):
+    present = [arm for arm, by_label in drawn.items() if any(by_label.values())]
+    for a, arm in enumerate(drawn):
         for s, label in enumerate(shown if arm in present else ()):
             name, place, dash = label, labels.index(label), labels.index(label)
             if len(drawn) > 1 and len(shown) > 1:
@@ -307,7 +291,7 @@ def _in_one_frame(drawn: Drawn, shown: Sequence[str], labels: Sequence[str]) -> 
             elif len(drawn) > 1:
                 name, place, dash = arm, a, present.index(arm)
             look = partial(replace, label=name, colour=place + 1, dash=dash % len(DASHES))
-            curves += map(look, lines[label])
+            curves += map(look, drawn[arm][label])
     return curves
 
 
@@ -317,14 +301,14 @@ def _panel_per_arm(drawn: Drawn) -> list[Plot]:
              for arm, by_label in drawn.items()}  # fmt: skip
     first = next(iter(drawn))
     panels = []
-    for arm, by_label in drawn.items():
-        others = [c for other in means if other not in (arm, first) for c in means[other]]
-        behind = [replace(c, colour=GREY, thin=True, low=(), high=()) for c in others]
-        behind += [replace(c, label=first, colour=INK, dash=1, low=(), high=())
+    for arm in (arm for arm in drawn if means[arm]):
+        others = [c for other in drawn if other not in (arm, first) for c in means[other]]
+        curves = [replace(c, colour=GREY, thin=True, low=(), high=()) for c in others]
+        curves += [replace(c, label=first, colour=INK, dash=1, low=(), high=())
                    for c in means[first] if arm != first]  # fmt: skip
-        in_colour = [replace(c, colour=s + 1, dash=s % len(DASHES))
-               for s, lines in enumerate(by_label.values()) for c in lines]  # fmt: skip
-        panels += [Plot(title=arm, curves=[*behind, *in_colour])] if in_colour else []
+        for s, lines in enumerate(drawn[arm].values()):
+            curves += [replace(c, colour=s + 1, dash=s % len(DASHES)) for c in lines]
+        panels.append(Plot(title=arm, curves=curves))
     return panels
 
 
@@ -336,11 +320,10 @@ def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:
     for curve in seeds:
         for step, value in zip(curve.steps, curve.values, strict=True):
             at.setdefault(step, []).append(value)
-    steps = sorted(at)
-    means = [estimate(at[step], range(len(at[step])), scale=scale) for step in steps]
+    means = {step: estimate(at[step], range(len(at[step])), scale=scale) for step in sorted(at)}
     whole = replace(
-        seeds[0], steps=steps, values=[m.mean for m in means], low=[m.ci_low for m in means],
-        high=[m.ci_high for m in means],
+        seeds[0], steps=[*means], values=[m.mean for m in means.values()],
+        low=[m.ci_low for m in means.values()], high=[m.ci_high for m in means.values()],
     )  # fmt: skip
     return [*(replace(curve, low=(), high=(), thin=True) for curve in seeds), whole]
 
@@ -354,78 +337,65 @@ def score_scale(runs: Sequence[RunData]) -> Interval | None:
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-StepColumn = Callable[[StepLine], float | None]
+Numbers = Mapping[str, float | None]
 
 
-def _columns(columns: Mapping[str, StepColumn]) -> Callable[[RunData], list[Curve]]:
-    """The curves of these quantities, by label."""
-    return lambda run: [
-        Curve(label=label, steps=[line.step for line in run.steps], values=[*map(read, run.steps)])
-        for label, read in columns.items()
-    ]
+def _labelled(points: Sequence[tuple[int, Numbers]]) -> list[Curve]:
+    """A curve for each label with a number. A number that is missing or not finite is a gap; steps
+    without the label, such as those without rows of a task, are bridged."""
+    curves = []
+    for label in dict.fromkeys(label for _, numbers in points for label in numbers):
+        line = {step: finite_value(numbers[label]) for step, numbers in points if label in numbers}
+        if any(value is not None for value in line.values()):
+            curves.append(Curve(label=label, steps=[*line], values=[*line.values()]))
+    return curves
 
 
-def _task_curves(
-    numbers: Callable[[StepLine], Mapping[str, float | None]],
-) -> Callable[[RunData], list[Curve]]:
-    """One line per task; steps without rows of the task are bridged, not shown as gaps."""
-
-    def read(run: RunData) -> list[Curve]:
-        curves = []
-        for task in dict.fromkeys(task for line in run.steps for task in numbers(line)):
-            lines = [line for line in run.steps if task in numbers(line)]
-            values = [numbers(line)[task] for line in lines]
-            curves.append(Curve(label=task, steps=[line.step for line in lines], values=values))
-        return curves
-
-    return read
+def _by_step(read: Callable[[StepLine], Numbers]) -> Callable[[RunData], list[Curve]]:
+    return lambda run: _labelled([(line.step, read(line)) for line in run.steps])
 
 
 def _gaps_of(run: RunData) -> list[Curve]:
-    rewards = [line.rewards for line in run.steps]
-    read = _columns({"other drafts": lambda line: line.rewards.loo,
-                     "own draft": lambda line: line.rewards.pair})  # fmt: skip
-    others, pair = read(run)
-    low, high = [one.loo_low for one in rewards], [one.loo_high for one in rewards]
-    return [replace(others, low=low, high=high), pair]
+    """The gaps to other drafts, with interval, and to the own draft."""
+    read = _by_step(lambda line: {"other drafts": line.rewards.loo, "own draft": line.rewards.pair})
+    low, high = ([getattr(line.rewards, name) for line in run.steps]
+                 for name in ("loo_low", "loo_high"))  # fmt: skip
+    return [replace(curve, low=low, high=high) if curve.label == "other drafts" else curve
+            for curve in read(run)]  # fmt: skip
 
 
 def _imitation(run: RunData) -> list[Curve]:
     """The loss of supervised training; the loss of a policy gradient is not informative."""
     supervised = not any(line.played for line in run.steps)
-    return _columns({"loss": lambda line: line.learned.loss})(run) if supervised else []
+    return _by_step(lambda line: {"loss": line.learned.loss})(run) if supervised else []
 
 
 def _source_losses(run: RunData) -> list[Curve]:
-    losses = _task_curves(lambda line: line.learned.losses)(run)
+    losses = _by_step(lambda line: line.learned.losses)(run)
     return losses if len(losses) > 1 else []  # with one source, this is the curve of the loss
 
 
 def _measured(points: Sequence[tuple[int, Mapping[str, float]]]) -> list[Curve]:
-    """A curve for each name that was measured at some step."""
-    steps = [step for step, _ in points]
-    return [
-        Curve(label=name, steps=steps, values=[means.get(name) for _, means in points])
-        for name in dict.fromkeys(name for _, means in points for name in means)
-    ]
+    """Curves of measurements between steps; a name that is missing at one of them is a gap."""
+    names = dict.fromkeys(name for _, means in points for name in means)
+    return _labelled([(step, {name: means.get(name) for name in names}) for step, means in points])
 
 
 EVALUATION = "Evaluation during training"
 QUANTITIES = (
     Quantity(title="Loss", caption="Loss of the imitated replies, per token, by step.",
              read=_imitation),
-    Quantity(title="Rewards", together=True, scored=True, read=_columns(
-                 {"drafts": lambda line: line.rewards.draft,
-                  "refined": lambda line: line.rewards.refined}),
+    Quantity(title="Rewards", together=True, scored=True, read=_by_step(
+                 lambda line: {"drafts": line.rewards.draft, "refined": line.rewards.refined}),
              caption="Mean reward of drafts and of refined episodes, which saw feedback."),
     Quantity(title="Leave-one-out gap", together=True, read=_gaps_of,
              caption="Score of refined episodes minus that of the other drafts of their example, "
              "with 95% intervals. Uninformative feedback gives zero on average."),
     Quantity(title="Rewards by task", caption="Mean draft reward of each task in the mixture.",
-             scored=True, read=_task_curves(lambda line: line.rewards.draft_by_task)),
+             scored=True, read=_by_step(lambda line: line.rewards.draft_by_task)),
     Quantity(title="Leave-one-out gap by task",
              caption="The same gap for each task in the mixture.",
-             read=_task_curves(lambda line: line.rewards.loo_by_task)),
+             read=_by_step(lambda line: line.rewards.loo_by_task)),
     Quantity(title="Loss by source", read=_source_losses,
              caption="Loss of each source of conversations, in nats per learned token."),
     Quantity(title="Validation loss", read=lambda run: _measured(run.valid),
@@ -433,15 +403,15 @@ QUANTITIES = (
              "is the model before training."),
     Quantity(title=EVALUATION, caption="Mean of each task, by training step.", scored=True,
              read=lambda run: _measured(run.evals)),
-    Quantity(title="Feedback", read=_columns(
-                 {"with feedback": lambda line: line.feedback.share,
-                  "leaks": lambda line: line.feedback.leak_share}),
+    Quantity(title="Feedback", read=_by_step(
+                 lambda line: {"with feedback": line.feedback.share,
+                               "leaks": line.feedback.leak_share}),
              caption="Share of drafts with feedback, and share of feedback with a leak."),
-    Quantity(title="Response length", caption="Tokens per turn.", read=_columns(
-                 {"tokens per turn": lambda line: line.rewards.tokens_per_turn})),
-    Quantity(title="Policy", read=_columns(
-                 {"entropy": lambda line: line.learned.means.entropy,
-                  "KL to base": lambda line: line.learned.kl_base}),
+    Quantity(title="Response length", caption="Tokens per turn.",
+             read=_by_step(lambda line: {"tokens per turn": line.rewards.tokens_per_turn})),
+    Quantity(title="Policy", read=_by_step(
+                 lambda line: {"entropy": line.learned.means.entropy,
+                               "KL to base": line.learned.kl_base}),
              caption="Entropy and divergence from the base model, per token."),
 )  # fmt: skip
 """In reading order."""

@@ -271,7 +271,7 @@ def test_seeds_are_thin_and_their_mean_has_an_interval(tmp_path: Path) -> None:
     mean = estimate([0.2, 0.3, 0.4], range(3))
     assert (curves[-1].low[0], curves[-1].values[0]) == pytest.approx((mean.ci_low, 0.3))
     assert curves[-1].values[1] == pytest.approx(0.6)
-    assert "Thin lines are seeds" in chart_.caption
+    assert "Thin: seeds" in chart_.caption
     assert len([m for m in marks(chart_.panels[0]) if m.opacity == 0.45]) == 6
     assert list(chart_.legend()) == ["ditto (3 seeds)", "other (3 seeds)"]
 
