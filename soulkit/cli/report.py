@@ -157,12 +157,13 @@ def _watch(view: ReportView, view_now: Callable[[], ReportView], page: Path, eve
     the last one. Prints its path once, and the progress whenever it changes."""
     from soulkit.cli.console import err, print_note, safe
 
-    typer.echo(str(page))
     said = ""
     with err.status("") as status:
         try:
             while any(run.progress for run in view.runs):
-                view.page(page, reload=every)
+                path = view.page(page, reload=every)
+                if not said:
+                    typer.echo(str(path))
                 line = _progress_text(view.runs)
                 status.update(f"{time.strftime('%H:%M:%S')} {safe(line)}")
                 if line != said and not err.is_terminal:
@@ -171,7 +172,9 @@ def _watch(view: ReportView, view_now: Callable[[], ReportView], page: Path, eve
                 time.sleep(every)
                 view = view_now()
         finally:
-            view.page(page)
+            path = view.page(page)
+    if not said:
+        typer.echo(str(path))
     print_note(f"{time.strftime('%H:%M:%S')} {_progress_text(view.runs)}")
 
 

@@ -79,19 +79,19 @@ def test_the_page_follows_a_run_until_it_is_finished(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path: Path) -> None:
-    run, page = tmp_path / "run", tmp_path / "run" / "report" / "index.html"
+    run, page = tmp_path / "run", tmp_path / "folder" / "index.html"
     with going(run) as (evaluation, let):
         let(1)
         wait_until((run / "episodes.jsonl").is_file)
-        watching = start("report", run, "--watch", "--every", "1")
+        watching = start("report", run, "--watch", "--every", "1", "--out", page.parent)
         wait_until(lambda: REFRESH in text(page))
         evaluation.send_signal(signal.SIGINT)
         assert watching.stderr
         lines = iter(watching.stderr.readline, "")
         assert any(line.rstrip().endswith("episodes (stopped)") for line in lines)
         watching.send_signal(signal.SIGINT)
-        watching.communicate(timeout=60)
-    assert watching.returncode == 130
+        out, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 130 and out == f"{page}\n"
     assert "Unfinished" in text(page) and 'http-equiv="refresh"' not in text(page)
 
 
