@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,13 @@ from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.compare import Comparison, TaskDifference, compare_runs
 from soulkit.eval.comparison.provenance_text import provenance_facts, role_text
 from soulkit.eval.results.cells import suite_lines
-from soulkit.eval.results.summary import VALUE, Cell, headline, metric_name
+from soulkit.eval.results.summary import VALUE, Cell, headline, metric_name, summary_line
 from soulkit.eval.run.provenance import start_folder
 from soulkit.metrics.comparisons import holm
 from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
 from soulkit.metrics.student import CONFIDENCE, significance
 from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
-from soulkit.report.load import EPISODES, RunData
+from soulkit.report.load import EPISODES, JUDGEMENTS, RunData
 from soulkit.report.suites import common_suite, scales_of
 from soulkit.report.tables import (
     bounds_text,
@@ -339,7 +340,28 @@ def judges_text(run: RunData, task: str = "") -> str:
     judge = one_line(role_text({**run.provenance, "tasks": own}, "judge"), 200)
     samples = run.provenance.get("panel", {}).get("samples")
     asked = f", {samples} opinions each" if isinstance(samples, int) and samples > 1 else ""
-    return f"Judge model {judge}{asked}" if judge else "Rules; no judge model was asked"
+    if not judge:
+        return "Rules; no judge model was asked"
+    return "; ".join([f"Judge model {judge}{asked}", *_agreements(run, task)])
+
+
+def _agreements(run: RunData, task: str) -> Iterator[str]:
+    """`j again: alpha 0.83 [0.60, 0.92], reliable`: the finished judge checks beside the run."""
+    for file in sorted(run.path.parent.glob(f"*/{JUDGEMENTS}")):
+        check = summary_line(file.parent)
+        checked = (start_folder(file.parent) or Path()) / str(check.get("run", ""))
+        if "tasks" not in check or checked.resolve() != run.path.resolve():
+            continue
+        whole = check["tasks"].get(task, {}).get("dimensions", {}).get("headline", {})
+        pairs = [(f"{judge} again", cell) for judge, cell in whole.get("retest", {}).items()]
+        pairs += whole.get("between", {}).items()
+        pairs += [(f"{judge} and people", cell) for judge, cell in whole.get("people", {}).items()]
+        for who, cell in pairs:
+            alpha = cell and cell["alpha"]
+            if alpha and alpha["value"] is not None:
+                ends = estimate_text(alpha["value"], alpha["ci_low"], alpha["ci_high"],
+                                     partial(number, digits=2))  # fmt: skip
+                yield f"{one_line(who)}: alpha {ends}, {cell['trust']}"
 
 
 def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.provenance_text import provenance_json
 from soulkit.eval.results.summary import VALUE, Cell, headline
-from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
@@ -197,8 +196,7 @@ def _strip_ends(cell: Cell) -> Interval | None:
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Episode outcomes: one row per run and task, one column per status or unscored reason; and
-    run → replies at their limit that the columns do not show."""
+    """Episode outcomes: one row per run and task, one column per status or unscored reason."""
     rows = []
     for run in runs:
         for task, counts in (run.summary.statuses if run.summary else {}).items():
@@ -210,17 +208,7 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
         {name for *_, counts in rows for name in counts},
         key=lambda name: (name != "ok", name.startswith("unscored"), name),
     )
-    limits = {run.name: limits_text(s.limits, s.statuses) for run in runs if (s := run.summary)}
-    return {
-        "columns": columns,
-        "rows": rows,
-        "limits": {n: text for n, text in limits.items() if text},
-        "uniform": {
-            run.name: text
-            for run in runs
-            if (s := run.summary) and (text := uniform_text(s.uniform_verdicts))
-        },
-    }
+    return {"columns": columns, "rows": rows}
 
 
 def _verdict_counts(path: Path) -> dict[str, Counter[str]]:

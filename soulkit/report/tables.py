@@ -175,6 +175,13 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     return [(label, one_line(text, 200)) for label, text in lines if text]
 
 
+REMARKS = (
+    "truncated", "at token limit", "words cut", "identical verdicts", "ignored by servers",
+    "rejected by servers", "feedback texts", "canaries", "general ability", "left out",
+)  # fmt: skip
+"""Labels of facts that limit how far the numbers can be trusted."""
+
+
 def answers_text(summary: Summary) -> str:
     """`TASK 30 ok, 2 salvaged` for tasks in which some answers lacked the requested format.
 

@@ -27,6 +27,7 @@ from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Example
 from tests.report.test_report import EVIL, Page
+from tests.support import judged
 from tests.support.evaluation import FAST, api, examples, last_message, soul
 from tests.support.servers.openai_server import Body, ScriptedServer
 
@@ -262,6 +263,29 @@ def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
     (made / "conditions.json").write_text(json.dumps(conditions))
     (gain,) = found(models, "none", "ditto", "all")
     assert dict(gain.facts)["On which rows"].endswith(f"; 7 of {N} rows used in training")
+
+
+def test_a_judge_is_named_with_its_check_and_its_verdicts(tmp_path: Path) -> None:
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 12)
+    said = judged.judge(2)
+
+    def answer(body: Body) -> str:
+        """Every third essay is unreadable at first."""
+        broken = judged.topic(body) % 3 == 0 and len(body["messages"]) < 3
+        return "no verdict" if broken else said(body)
+
+    with ScriptedServer(answer=answer) as server:
+        run = judged.evaluated(tmp_path / "run", rows, server.base_url, "--judge-samples", "2")
+        page = pages.render(load_runs([run]))
+        (before,) = findings(load_runs([run]))
+        assert soul("judge", "check", run, "--out", tmp_path / "check", "--no-pairs") == 0
+    (after,) = findings(load_runs([run]))
+    who = dict(before.facts)["Who judged"]
+    assert re.fullmatch(r"Judge model j@http://127.0.0.1:\d+/v1, 2 opinions each", who)
+    assert re.search(
+        rf"^{re.escape(who)}; j again: alpha [01].\d\d", dict(after.facts)["Who judged"]
+    )
+    assert "24 verdicts, 8 asked again" in page
 
 
 # -- one run, suites, folders ----------------------------------------------------------------------
