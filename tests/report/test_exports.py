@@ -250,6 +250,30 @@ def test_an_adapter_is_part_of_the_models_name(adapted: Path, tmp_path: Path) ->
     assert model["additional_details"]["adapter_weights"] == actor["adapter_weights"]
 
 
+@pytest.mark.parametrize(
+    ("model", "identity", "place"),
+    [
+        ("openai/azure/gpt-4o", "openai/azure/gpt-4o", "openai/azure_gpt-4o"),
+        ("org/name@1f2e", "org/name", "org/name"),
+        ("/home/anna/models/mine", "models-mine", "unknown/models-mine"),
+        ("~/mine", "mine", "unknown/mine"),
+        ("../../etc", "etc", "unknown/etc"),
+        ("a: b", "a: b", "unknown/a-b"),
+    ],
+)
+def test_the_folder_follows_from_the_models_name(
+    choice: Path, tmp_path: Path, model: str, identity: str, place: str
+) -> None:
+    run = shutil.copytree(choice, tmp_path / "run")
+    written = summary(run)
+    written["provenance"]["actor"] |= {"model": model, "address": "https://api.example.org/v1"}
+    (run / "summary.json").write_text(json.dumps(written))
+    made, _ = exported(run, tmp_path / "out")
+    assert made["model_info"]["id"] == identity
+    assert made["model_info"]["inference_platform"] == "api.example.org"
+    assert (tmp_path / "out" / "data" / "tomi" / place).is_dir()
+
+
 def test_a_second_export_replaces_the_first(choice: Path, tmp_path: Path) -> None:
     exported(choice, tmp_path)
     files = sorted(tmp_path.rglob("*.*"))

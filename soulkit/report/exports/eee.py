@@ -34,6 +34,8 @@ from soulkit.types import Record, Usage
 VERSION = "0.3.0"
 """Version of the schemas."""
 UNKNOWN = "unknown"
+PATH = ("/", ".", "~")
+"""Beginnings of a path, as opposed to a public name."""
 ARGUMENTS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
              "max_tokens": "max_tokens", "thinking": "reasoning"}  # fmt: skip
 """Sampling setting → its name in the format."""
@@ -106,7 +108,7 @@ def _texts(values: Facts) -> dict[str, str]:
 
 
 def _portable(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name.replace("/", "_"), flags=re.ASCII).strip("-.") or UNKNOWN
+    return re.sub(r"[^\w.-]+", "-", name.replace("/", "_")).strip("-.") or UNKNOWN
 
 
 def _model(player: Facts, run: RunData) -> Line:
@@ -117,8 +119,8 @@ def _model(player: Facts, run: RunData) -> Line:
     known = {"model": kind in ("api", "endpoint") or "revision" in player,
              "adapter": "adapter_revision" in player}  # fmt: skip
     parts = {part: str(player.get(part) or "").partition("@")[0] for part in known}
-    public = {part: known[part] and not name.startswith("/") for part, name in parts.items()}
-    shown = [name if public[part] else "/".join(Path(name).parts[-2:]).lstrip("/")
+    public = {part: known[part] and not name.startswith(PATH) for part, name in parts.items()}
+    shown = [name if public[part] else "/".join(Path(name).parts[-2:]).lstrip("/.~")
              for part, name in parts.items() if name]  # fmt: skip
     last = "adapter" if parts["adapter"] else "model"
     made: Line = {"name": " + ".join(shown) or UNKNOWN}
