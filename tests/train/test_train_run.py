@@ -130,6 +130,8 @@ def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
     assert held and not held & training
     played = {r.cluster for r in load_records(ditto / "episodes.jsonl")}
     assert played <= training
+    facts = json.loads((ditto / "conditions.json").read_text())["tasks"]["tomi"]
+    assert facts["origins"] == {"made here": len(facts["dev_rows"])}  # no published figure fits
 
 
 def test_the_headline_is_what_was_held_out(ditto: Path) -> None:

@@ -286,7 +286,7 @@ def with_players(
     }  # fmt: skip
     actor = actor_facts(config.model_dump())
     played = played_conditions(config, players, work_of(material), actor, sampling)
-    rows = ("rows", "taken", "prompts", "dev_rows", "dev_prompts")
+    rows = ("rows", "taken", "prompts", "dev_rows", "dev_prompts", "origins")
     tasks = {
         name: replace(facts, **{one: getattr(begun.of_task(name), one) for one in rows})
         for name, facts in played.tasks.items()
