@@ -299,6 +299,8 @@ class _Index:
         self.examples: list[str] = []
         self.words: list[str] = []
         self.columns: dict[str, array[float]] = {}
+        self.recorded: set[int] = set()
+        """The runs with recorded calls."""
         self.names: dict[str, dict[str, int]] = {}
         """Column → its texts, which the column stores as numbers."""
 
@@ -333,6 +335,7 @@ class _Index:
                 "apart": _disagreement(record.score.verdicts)}  # fmt: skip
 
     def add_calls(self, run: int, key: CallKey, place: int) -> None:
+        self.recorded.add(run)
         *slot, kind = key
         name = "/".join(map(str, slot))
         row = self.rows.get((run, name), self.rows.get((run, f"{name}/{kind}")))
@@ -346,12 +349,14 @@ class _Index:
 
     def json(self, chunks: Mapping[str, Sequence[tuple[int, str]]]) -> Iterator[str]:
         """The index as the page reads it, in parts."""
-        runs = [(one_line(run.name), shell_path(run.path)) for run in self.runs]
+        runs = [(one_line(run.name), shell_path(run.path), i in self.recorded)
+                for i, run in enumerate(self.runs)]  # fmt: skip
         names = {name: list(texts) for name, texts in self.names.items()}
         head = {"runs": runs, "names": names, "chunks": chunks, "count": len(self.examples)}
         yield f'{_json(head)[:-1]},"example":{_json(self.examples)}'
         yield f',"words":{_json(self.words)},"columns":{{"":[]'
         for name, column in self.columns.items():
+            column.extend([math.nan] * (len(self.examples) - len(column)))
             yield f",{_json(name)}:{_json([_short(value) for value in column])}"
         yield "}}"
 
