@@ -19,6 +19,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -45,8 +46,6 @@ FIRST_WORDS = 110
 """Characters of the reply that the list shows."""
 FOLDER = "episodes"
 """The folder of the chunks, next to the page."""
-CallKey = tuple[int, str, int, str]
-"""Step, example, rollout and kind of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Episod
     calls = Chunks("calls-", folder, texts.room)
     for i, run in enumerate(runs):
         for key, entry in _calls(run):
-            index.add_calls(i, key, calls.add(entry))
+            index.add_calls(i, *key, calls.add(entry))
     calls.end()
     if calls.room < 0:  # the page names the command that shows them
         index.columns = {k: v for k, v in index.columns.items() if not k.endswith("calls")}
@@ -247,36 +246,32 @@ def _disagreement(verdicts: Sequence[Verdict]) -> float | None:
     for verdict in verdicts:
         for name, value in verdict.said.items():
             grades.setdefault((verdict.purpose, name), []).append(dimension(name, value)[0])
-    return max((_spread(given) for given in grades.values() if len(given) > 1), default=None)
-
-
-def _spread(grades: Sequence[str]) -> float:
-    try:
-        numbers = [float(grade) for grade in grades]
-    except ValueError:
-        return float(len(set(grades)) > 1)
-    return max(numbers) - min(numbers)
+    apart = []
+    for given in filter(lambda given: len(given) > 1, grades.values()):
+        try:
+            apart.append(max(map(float, given)) - min(map(float, given)))
+        except ValueError:
+            apart.append(float(len(set(given)) > 1))
+    return max(apart, default=None)
 
 
 # -- raw calls -------------------------------------------------------------------------------------
 
 
-def _calls(run: RunData) -> Iterator[tuple[CallKey, list[dict[str, Any]]]]:
-    """The recorded calls of each episode; none if the ledger is missing or damaged, which
-    `soul ledger verify` explains."""
-    try:
+def _calls(run: RunData) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    """(key without kind, kind) and calls of each episode; none if the ledger is missing or damaged,
+    which `soul ledger verify` explains."""
+
+    def episode(stored: StoredCall) -> tuple[str, str]:
+        call = stored.entry.call
+        return f"{call.step}/{call.example_id}/{call.rollout}", call.kind
+
+    with suppress(RunError):
         path = ledger_of(run.path, read_config(run.path) if is_run(run.path) else {})
         if path is not None:
             with LedgerView(path) as view:
-                for key, stored in groupby(view.entries(), _call_key):
+                for key, stored in groupby(view.entries(), episode):
                     yield key, [_call(one) for one in stored]
-    except RunError:
-        return
-
-
-def _call_key(stored: StoredCall) -> CallKey:
-    call = stored.entry.call
-    return call.step, call.example_id, call.rollout, call.kind
 
 
 def _call(stored: StoredCall) -> dict[str, Any]:
@@ -334,11 +329,9 @@ class _Index:
         return {**codes, **metrics, "run": run, "step": record.step, "rollout": record.rollout,
                 "apart": _disagreement(record.score.verdicts)}  # fmt: skip
 
-    def add_calls(self, run: int, key: CallKey, place: int) -> None:
+    def add_calls(self, run: int, slot: str, kind: str, place: int) -> None:
         self.recorded.add(run)
-        *slot, kind = key
-        name = "/".join(map(str, slot))
-        row = self.rows.get((run, name), self.rows.get((run, f"{name}/{kind}")))
+        row = self.rows.get((run, slot), self.rows.get((run, f"{slot}/{kind}")))
         if row is not None:
             self._set(row, "twin_calls" if kind == "refined" else "calls", place)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,23 +212,18 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
     return {"columns": columns, "rows": rows}
 
 
-def _verdict_counts(path: Path) -> dict[str, Counter[str]]:
-    """Task → number of verdicts in the newest episodes of `path`, and of unusual ones by kind."""
+def _verdict_counts(path: Path) -> Counter[tuple[str, str]]:
+    """(task, kind) → number of verdicts in the newest episodes of `path`."""
     newest = {
-        record.key: (record.task, [
-            ("verdict", *(("asked again",) if one.replies > 1 else ()),
-             *(("unreadable",) if one.problem else ()),
-             *(("repeated a verdict from the dialogue",) if one.quoting else ()))
-            for one in record.score.verdicts
-        ])
+        record.key: [
+            (record.task, kind) for one in record.score.verdicts
+            for kind, fits in (("verdict", True), ("asked again", one.replies > 1),
+                               ("unreadable", bool(one.problem)),
+                               ("repeated a verdict from the dialogue", one.quoting > 0)) if fits
+        ]
         for record in (stream_records(path, light=True) if has_lines(path) else ())
-        if record.score.verdicts
     }  # fmt: skip
-    counts: dict[str, Counter[str]] = {}
-    for task, verdicts in newest.values():
-        for kinds in verdicts:
-            counts.setdefault(task, Counter()).update(kinds)
-    return counts
+    return Counter(chain.from_iterable(newest.values()))
 
 
 def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
@@ -236,9 +232,9 @@ def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
     for run in tables.comparable_runs(runs):
         given = _verdict_counts(run.path / EPISODES)
         for task, cells in run.tasks.items():
-            counts, verdicts = given.get(task, Counter()), given.get(task)
-            said = counted(counts.pop("verdict", 0), "verdict")
-            more = [said, *(f"{n} {what}" for what, n in counts.items() if n)]
+            counts = {kind: n for (of, kind), n in given.items() if of == task}
+            verdicts = counts.pop("verdict", 0)
+            more = [counted(verdicts, "verdict"), *(f"{n} {what}" for what, n in counts.items())]
             controls = (run.summary.controls if run.summary else {}).get(task, {})
             more += [f"control {name} {c.get('n_scored')} of {c.get('n')} scored"
                      for name, c in controls.items()]  # fmt: skip
