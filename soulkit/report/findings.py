@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 from soulkit.data.rows import row_id
 from soulkit.errors import UserError
 from soulkit.eval.comparison.comparability import NOT_ALIKE
-from soulkit.eval.comparison.compare import Comparison, TaskDifference, compare_runs
+from soulkit.eval.comparison.compare import (
+    Comparison,
+    ReadRecords,
+    TaskDifference,
+    compare_runs,
+)
 from soulkit.eval.comparison.provenance_text import provenance_facts, role_text
 from soulkit.eval.results.cells import suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, metric_name, summary_line
@@ -103,11 +108,13 @@ def findings(runs: Sequence[RunData]) -> list[Finding]:
     RunError or DataError if a file with the conditions of a run is damaged.
     """
     shown, made = comparable_runs(runs), list[Finding]()
+    loaded = {one.path / EPISODES: one.records for one in shown}
+    read = lru_cache(2)(lambda path: loaded.get(path) or _scores(path))  # a run and its baseline
     for i, run in enumerate(shown):
         alike = [one.tasks.keys() & run.tasks.keys() for one in shown]
         if any(alike[:i]):
             base = next(one for one, shared in zip(shown, alike, strict=True) if shared)
-            made += _compared(base, run, runs)
+            made += _compared(base, run, runs, read)
         elif not any(alike[i + 1 :]):
             made += _alone(run, runs)
     made = made or [Finding(run=run.name, outcome=ONE_RUN, claim=f"{training_text(run)}.")
@@ -118,15 +125,15 @@ def findings(runs: Sequence[RunData]) -> list[Finding]:
 # -- two runs --------------------------------------------------------------------------------------
 
 
-def _compared(base: RunData, run: RunData, runs: Sequence[RunData]) -> list[Finding]:
+def _compared(
+    base: RunData, run: RunData, runs: Sequence[RunData], read: ReadRecords
+) -> list[Finding]:
     """The mean of a suite and the tasks that moved, or all tasks; then what is not comparable."""
     registry = load_registry()
-    loaded = {one.path / EPISODES: one.records for one in (base, run)}
     try:
         whole = compare_runs(
             base.path, run.path, allow_mixed=True, breakdowns=True,
-            suite=common_suite((base, run), registry) or "", registry=registry,
-            read=lambda path: loaded[path] or _scores(path),
+            suite=common_suite((base, run), registry) or "", registry=registry, read=read,
         )  # fmt: skip
     except UserError as error:
         return [_refused(base, run, "", error.what)]
@@ -174,7 +181,7 @@ def _difference(
     way = "up" if (one.paired.difference or 0) > 0 else "down"
     claim = f"{run} scores {b} on {label}, {way} from {a} in {base}."
     if outcome == UNCLEAR:
-        claim = f"There is no clear difference between {run} ({b}) and {base} ({a}) on {label}."
+        claim = f"No clear difference on {label}: {run} scores {b}, {base} {a}."
     moved = sorted((part for part in parts if change_of(part) != UNCLEAR),
                    key=lambda part: -abs(part.paired.difference or 0.0))  # fmt: skip
     return Finding(
@@ -319,7 +326,7 @@ def training_text(run: RunData) -> str:
         mean = signed(fmean(one.loo or 0.0 for one in gaps))
         return (
             f"{whose} {said} in {name}: replies after it scored {gap} above other drafts at the "
-            f"first step, {mean} over {counted(len(gaps), 'step')}"
+            f"first step, {mean} on average over {counted(len(gaps), 'step')}"
         )
     drafts = [line.rewards.draft for line in run.steps if line.rewards.draft is not None]
     losses = [line.learned.loss for line in run.steps if line.learned.loss is not None]
