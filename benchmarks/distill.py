@@ -2,7 +2,7 @@
 
 One tiny model is warmed up with lessons on three tasks: plain stories of `tomi`, `secret_keeper`
 with a single value per topic (a dialogue with a scripted visitor over local HTTP) and
-`examples/cast_of_people`. It is far from good and follows feedback on two of them (hardly in the
+`cast_of_people`. It is far from good and follows feedback on two of them (hardly in the
 dialogue). Ditto trains an expert for each task. `soul distill` then makes a generalist in two ways
 with equally many samples: rejection sampling with SFT, and on-policy distillation with each expert
 as the teacher of its task. All measurements are greedy on held-out rows: new combinations of cues;
@@ -28,12 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from _distill import lessons
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
-from soulkit.demo.scripted import BELIEFS, write_stories
+from soulkit.demo.scripted import write_stories
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
 from soulkit.distill.run import distill
@@ -51,6 +50,7 @@ STORIES, KEEPER, CAST = "tomi", "secret_keeper", "cast_of_people"
 LESSONS = "keeper_lessons"
 HERE = Path(__file__).parent
 CUES = ("job", "town", "pet")
+BELIEFS = "first_order_.*"
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "lr": 2e-3, "lr_schedule": "cosine",
     "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01, "sft_feedback": 0.8,
@@ -152,14 +152,12 @@ class World:
             return
         aside = self.out / "tasks.new"
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(HERE.parent / "examples" / CAST, aside)
+        aside.mkdir(parents=True)
         prompts = load_registry().spec(KEEPER).home.folder / "prompts"
-        shutil.copytree(prompts, aside / "prompts", dirs_exist_ok=True)
+        shutil.copytree(prompts, aside / "prompts")
         shutil.copy(HERE / "_distill" / "lessons.py", aside)
-        declared = yaml.safe_load((aside / "tasks.yaml").read_text(encoding="utf-8"))
-        declared["tasks"] |= yaml.safe_load((HERE / "_distill" / "lessons.yaml").read_text())
-        (aside / "tasks.yaml").write_text(yaml.safe_dump(declared), encoding="utf-8")
-        self._write_people(aside / "tasks.yaml")
+        shutil.copy(HERE / "_distill" / "lessons.yaml", aside / "tasks.yaml")
+        self._write_people()
         self._write(LESSONS, "lessons", lessons.lessons(self.size.made, self._seed(2)))
         self._write(KEEPER, "train", lessons.plain(self.size.made, self._seed(0)))
         self._write(KEEPER, "test", lessons.plain(self.size.measured, self._seed(1)))
@@ -171,17 +169,17 @@ class World:
     def _seed(self, part: int) -> int:
         return 3 * self.seed + part
 
-    def _write_people(self, tasks_file: Path) -> None:
+    def _write_people(self) -> None:
         """Write lessons, training people, and test people with other combinations of cues."""
-        task = load_registry(tasks_file).task(CAST)
+        task = load_registry().task(CAST)
         world = {"values": str(self.size.values), "world": str(self.seed)}
 
         def make(part: int, **options: str) -> list[dict[str, Any]]:
             return make_rows(task, self.size.made * 2, self._seed(part), {**world, **options})
 
-        people, others = make(0), make(0, names="others")
+        people = make(0)
         aside = groups_aside([group_key(row, CUES) for row in people], self.size.unseen, "test")
-        unseen = [row for row in (*people, *others) if group_key(row, CUES) in aside]
+        unseen = [row for row in people if group_key(row, CUES) in aside]
         self._write(CAST, "lessons", make(2, kind="lessons")[: self.size.made])
         self._write(CAST, "train", [row for row in people if group_key(row, CUES) not in aside])
         distinct = {row["name"] + group_key(row, CUES): row for row in unseen}

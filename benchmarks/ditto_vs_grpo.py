@@ -1,11 +1,11 @@
 """Does verbal feedback teach faster than a scalar? Ditto against GRPO on held-out stories.
 
-Every seed warms up its own tiny model (as `soul demo` does) and trains it in four arms: Ditto
-(G = 8: 8 drafts and up to 8 refined), GRPO with as many drafts (G = 8), GRPO with as many samples
-(G = 16), and Ditto with shuffled feedback. Greedy accuracy on dev rows (two belief questions per
-fact question) is measured every few steps, over steps, sampled tokens and seconds; the point before
-training is measured on held-out rows with the same mixture. Differences to Ditto are paired by
-seed.
+Every seed warms up its own tiny model (as `examples/tomi_ditto` does) and trains it in four arms:
+Ditto (G = 8: 8 drafts and up to 8 refined), GRPO with as many drafts (G = 8), GRPO with as many
+samples (G = 16), and Ditto with shuffled feedback. Greedy accuracy on dev rows (two belief
+questions per fact question) is measured every few steps, over steps, sampled tokens and seconds;
+the point before training is measured on held-out rows with the same mixture. Differences to Ditto
+are paired by seed.
 
     .venv/bin/python benchmarks/ditto_vs_grpo.py --seeds 5 --out runs/ditto_vs_grpo
 """
@@ -16,6 +16,7 @@ import argparse
 import itertools
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from soulkit.demo.training import DITTO, WARMUP, Demo
 from soulkit.metrics.comparisons import auc
 from soulkit.metrics.intervals import Interval, estimate
 from soulkit.runs.jsonl import read_jsonl, write_json
 from soulkit.train.run import train
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tomi_ditto"))
+from tomi_ditto import DITTO, WARMUP, Stories
 
 ARMS: dict[str, dict[str, Any]] = {
     "Ditto G=8": {},
@@ -64,18 +67,18 @@ def curve(run: Path) -> list[Point]:
 
 def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Point]]:
     """Warm up once, then train every arm from the same weights; finished runs are skipped."""
-    demo = Demo(out / f"seed{seed}", seed, steps)
-    demo.write_rows()
-    train(demo.config(WARMUP), demo.out / "warmup")
-    start = demo.measure("before", None)
+    stories = Stories(out / f"seed{seed}", seed)
+    stories.write_rows()
+    train(stories.config(WARMUP), stories.out / "warmup")
+    start = stories.measure("before", None)
     scores = {}
     for name, changes in ARMS.items():
-        folder = demo.out / name.lower().replace(" ", "-").replace(",", "").replace("=", "")
+        folder = stories.out / name.lower().replace(" ", "-").replace(",", "").replace("=", "")
         settings = {
-            **DITTO, "model": str(demo.warm), "steps": steps, "eval_every": every,
+            **DITTO, "model": str(stories.warm), "steps": steps, "eval_every": every,
             "dev_share": 0.15, "dev_limit": 300, **changes,
         }  # fmt: skip
-        train(demo.config(settings), folder)
+        train(stories.config(settings), folder)
         scores[name] = [Point(0, 0, 0.0, start["value"]["mean"]), *curve(folder)]
         print(f"seed {seed}, {name}: {scores[name][-1].accuracy:.3f}", flush=True)
     return scores

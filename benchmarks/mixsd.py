@@ -29,6 +29,7 @@ import json
 import random
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.demo.scripted import TASK, write_stories
-from soulkit.demo.training import WARMUP
 from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.intervals import estimate
 from soulkit.models.local.sampler import LocalModel
@@ -49,6 +49,9 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 from soulkit.train.sft.mixsd import expert_context
 from soulkit.types import Call, Example, Sampling, Segment
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tomi_ditto"))
+from tomi_ditto import WARMUP
 
 FACTS, OTHERS = 200, 200
 """Number of people whose facts are taught, and of people whose facts are only read in context."""

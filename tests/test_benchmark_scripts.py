@@ -1,6 +1,8 @@
 """Tests of the scripts in `benchmarks/`: every package name that they import exists.
 
-The feedback benchmark runs, resumes unfinished runs, and reports finished ones.
+The benchmark of the demo runs, resumes unfinished parts, and reports finished ones.
+
+The example on stories gives the figures that its README shows.
 
 The coverage simulation checks its bounds and runs.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,16 +25,18 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from soulkit.data.files import read_rows
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.train.setup.data import load_training_data
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
+SCRIPTS = sorted(
+    (*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples" / "tomi_ditto").glob("*.py"))
+)
 
 
 def imports_of_the_package(path: Path) -> Iterator[tuple[str, str]]:
@@ -82,15 +87,12 @@ def test_what_the_distillation_holds_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert "near" not in distill.DISTILLED
 
 
-CAST_SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cast_of_people.py"
-CAST_SMALL = ("--seeds", "1", "--hard-seeds", "0", "--warmup", "3", "--steps", "1", "--every", "1")
-
-
-def cast_benchmark(*options: str) -> str:
-    """Stdout of the script."""
+def script(path: str, *options: object) -> str:
+    """Stdout of a script."""
     done = subprocess.run(
-        [sys.executable, str(CAST_SCRIPT), *options], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=600, check=False,
+        [sys.executable, str(ROOT / path), *map(str, options)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -98,47 +100,41 @@ def cast_benchmark(*options: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_two_arms_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> None:
-    out = ("--out", str(tmp_path))
-    first = cast_benchmark(*CAST_SMALL, *out, "--only", "ditto")
-    assert "| Ditto, G = 8, exact reward | 1 | " in first and "SFT" not in first
-    world = tmp_path / "values8" / "seed0"
-    lines = (world / "ditto" / "metrics.jsonl").read_bytes()
-    both = cast_benchmark(*CAST_SMALL, *out, "--only", "ditto,sft")
-    assert "| SFT on gold (upper line) | 1 | " in both
-    assert (world / "ditto" / "metrics.jsonl").read_bytes() == lines
-    sampled = [
-        line for line in read_jsonl(world / "ditto" / "metrics.jsonl") if "reward/draft" in line
-    ]
-    assert [n["rollouts/draft"] + n["rollouts/refined"] for n in sampled] == [1024]
-    figure = tmp_path / "curves.svg"
-    printed = cast_benchmark("--report", str(tmp_path), "--figure", str(figure))
-    assert (
-        "8 values per cue (512 combinations)" in printed and figure.read_text().count("</svg>") == 1
-    )
-    _sides_are_apart(world)
+def test_the_seeds_of_the_demo_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> None:
+    small = ("--seeds", 1, "--first-seed", 3, "--steps", 1, "--out", tmp_path / "seeds")
+    first = script("benchmarks/demo.py", *small)
+    metrics = tmp_path / "seeds" / "seed3" / "dense" / "metrics.jsonl"
+    (step,), lines = read_jsonl(metrics), metrics.read_bytes()
+    assert step["rollouts/draft"] == 1024
+    # Two or three words in ten are right by chance, and each is rewarded.
+    assert 0.1 < step["reward/draft"] < 0.35
+    for label in ("before training", "Ditto", "Ditto, shuffled feedback", "GRPO, same reward",
+                  "GRPO, reward for every right word"):  # fmt: skip
+        assert re.search(rf"^\| {label} \| \d\.\d{{3}}[^|]* \| 0 of 1 \|", first, re.MULTILINE)
+    assert re.search(r"^\| 3 \|( \d\.\d{3} \[[^|]*\] \|){5}$", first, re.MULTILINE)
+    again = script("benchmarks/demo.py", *small)
+    assert "processor time" not in again and again in first
+    assert metrics.read_bytes() == lines
+    figure = tmp_path / "demo.svg"
+    script("benchmarks/demo.py", "--report", tmp_path / "seeds", "--figure", figure)
+    drawn = ElementTree.fromstring(figure.read_text("utf-8"))
+    circles = drawn.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == 5 and "prefers-color-scheme: dark" in figure.read_text("utf-8")
 
 
-def _sides_are_apart(world: Path) -> None:
-    """Half of the measured rows are unseen combinations, half are seen ones with other names."""
-
-    def cues(rows: object) -> set[tuple[object, ...]]:
-        return {tuple(r.fields[n] for n in ("job", "town", "pet")) for r in rows}  # type: ignore[attr-defined]
-
-    measured, train = (read_rows(world / "rows" / f"{n}.jsonl")[0] for n in ("measured", "train"))
-    by_kind = {
-        kind: [r for r in measured if r.fields["kind"] == kind] for kind in ("seen", "unseen")
-    }
-    assert [len(rows) for rows in by_kind.values()] == [256, 256]
-    assert cues(by_kind["seen"]) <= cues(train) and not cues(by_kind["unseen"]) & cues(train)
-    assert not {r.fields["name"] for r in by_kind["seen"]} & {r.fields["name"] for r in train}
-    # The RL arms hold out the same combinations themselves.
-    from soulkit.train.config import TrainConfig
-
-    config = TrainConfig.load(world / "ditto" / "config.yaml", env={}, trust=True)
-    pool = load_training_data(config).pool
-    assert cues([example for _, example in pool]) == cues(train)
-    assert len({example.id for _, example in pool}) == len(train)
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_example_on_stories_starts_as_its_page_says(tmp_path: Path) -> None:
+    printed = script("examples/tomi_ditto/tomi_ditto.py", "--steps", 1, "--out", tmp_path)
+    page = (ROOT / "examples" / "tomi_ditto" / "README.md").read_text("utf-8").replace("−", "-")
+    gaps = re.findall(r"([-+]\d\.\d+)\s+\[([-+]\d\.\d+), ([-+]\d\.\d+)\]", page)
+    found = re.findall(r"first step: ([-+]\d\.\d+)", printed.replace("−", "-"))
+    for gap, (_, low, high) in zip(found, gaps, strict=True):
+        assert float(low) <= float(gap) <= float(high)
+    (low, high), (before, _) = (re.findall(pattern, text)[0] for pattern, text in (
+        (r"\| 0\.667 \[(\d\.\d+), (\d\.\d+)\] \|", page), (r"before: (\d\.\d+)()", printed),
+    ))  # fmt: skip
+    assert float(low) <= float(before) <= float(high)
 
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

@@ -9,9 +9,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,23 @@ import pytest
 from soulkit.demo.scripted import ScriptedDemo, careful, careless
 from soulkit.errors import ConfigError
 from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).parents[1] / "README.md"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+ARMS = ("before", "ditto", "shuffled", "grpo")
+LABELS = {"before": "before", "ditto": "Ditto", "shuffled": "shuffled feedback", "grpo": "GRPO"}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)]
 
 
 def soul(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, check=False
+        command(*arguments), cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, check=False
     )
 
 
@@ -39,41 +48,69 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     out = tmp_path_factory.mktemp("demo") / "runs" / "demo"
     done = soul("demo", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
+    assert "with feedback" in done.stderr  # the example
     return out, json.loads(done.stdout)
 
 
-def test_ditto_teaches_what_the_warm_up_did_not(demo: tuple[Path, dict[str, Any]]) -> None:
+@pytest.fixture(scope="session")
+def shown(demo: tuple[Path, dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """What `soul demo` prints once more, in the folder that contains `runs`."""
+    done = soul("demo", cwd=demo[0].parents[1])
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def test_json_has_the_figures_of_every_arm(demo: tuple[Path, dict[str, Any]]) -> None:
     _, results = demo
-    assert results["after"] - results["before"] >= 0.10
-    assert results["after_ci"][0] > results["before_ci"][1]
-    beliefs = results["beliefs_after"].values()
-    assert sum(beliefs) / len(beliefs) > 0.6
+    assert results.keys() == {"seconds", "arms", "report"}
+    assert tuple(results["arms"]) == ARMS
+    for arm in results["arms"].values():
+        assert arm.keys() == {"exact", "words", "in_form", "ci"}
+        assert 0 <= arm["ci"][0] <= arm["exact"] <= arm["ci"][1] <= 1
+        assert arm["exact"] <= arm["words"] <= arm["in_form"]
 
 
-def test_feedback_helps_and_others_feedback_less(demo: tuple[Path, dict[str, Any]]) -> None:
-    _, results = demo
-    assert results["loo_gap_ci"][0] > 0
-    assert results["loo_gap"] > results["loo_gap_shuffled"]
+def test_only_feedback_on_the_own_draft_teaches_the_rule(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    arms = demo[1]["arms"]
+    assert arms["ditto"]["exact"] >= 0.8
+    for name in ("before", "shuffled", "grpo"):
+        assert arms["ditto"]["ci"][0] > arms[name]["ci"][1]
+        assert arms[name]["exact"] < 0.05 and arms[name]["words"] < 0.3
 
 
-def test_the_control_is_as_long_as_the_training(demo: tuple[Path, dict[str, Any]]) -> None:
-    out, results = demo
-    lengths = {
-        name: len((out / name / "metrics.jsonl").read_text("utf-8").splitlines())
-        for name in ("train", "control")
+def test_the_controls_keep_the_form_of_a_reply(demo: tuple[Path, dict[str, Any]]) -> None:
+    assert all(arm["in_form"] >= 0.95 for arm in demo[1]["arms"].values())
+
+
+def test_the_arms_differ_in_their_feedback_alone(demo: tuple[Path, dict[str, Any]]) -> None:
+    settings = {arm: read_config(demo[0] / arm) for arm in ("ditto", "shuffled", "grpo")}
+    for arm, own in (("shuffled", {"shuffle_feedback"}), ("grpo", {"method", "group_size"})):
+        differ = {k for k, v in settings["ditto"].items() if settings[arm].get(k, v) != v}
+        assert differ == own
+    lines = {arm: read_jsonl(demo[0] / arm / "metrics.jsonl") for arm in settings}
+    samples = {
+        arm: [line["rollouts/draft"] + line.get("rollouts/refined", 0) for line in lines[arm]]
+        for arm in lines
     }
-    assert lengths["train"] == lengths["control"]
-    control = json.loads((out / "after_shuffled" / "summary.json").read_text("utf-8"))
-    assert control["tasks"]["tomi"]["value"]["mean"] == results["after_shuffled"]
-    assert set(results["beliefs_after_shuffled"]) == set(results["beliefs_after"])
+    assert samples["ditto"] == samples["shuffled"] == samples["grpo"]
 
 
-def test_why_the_two_meet_stands_on_the_page(demo: tuple[Path, dict[str, Any]]) -> None:
-    out, results = demo
-    assert "&#39;A cast of people&#39;" in Path(results["report"]).read_text("utf-8")
-    again = soul("report", out, "--format", "html", "--out", out / "again.html")
-    assert again.returncode == 0, again.stderr
-    assert "&#39;A cast of people&#39;" in (out / "again.html").read_text("utf-8")
+def test_no_arm_trains_on_a_combination_that_is_evaluated(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    def cues(name: str) -> set[tuple[str, ...]]:
+        rows = read_jsonl(demo[0] / "rows" / f"{name}.jsonl")
+        return {(row["job"], row["town"], row["pet"]) for row in rows}
+
+    assert not cues("people") & cues("held_out")
+    assert len(cues("people") | cues("held_out")) == 343
+    summary = json.loads((demo[0] / "after_ditto" / "summary.json").read_text("utf-8"))
+    assert summary["tasks"]["cast_of_people"]["value"]["n_clusters"] == len(cues("held_out"))
 
 
 def test_the_folder_ends_with_a_summary(demo: tuple[Path, dict[str, Any]]) -> None:
@@ -81,120 +118,189 @@ def test_the_folder_ends_with_a_summary(demo: tuple[Path, dict[str, Any]]) -> No
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert results.items() <= summary.items()
     assert summary["command"] == "demo" and summary["protocol"] == "paper"
-    assert summary["tasks"]["tomi"]["value"]["mean"] == results["after"]
+    exact = summary["tasks"]["cast_of_people"]["value"]["mean"]
+    assert exact == results["arms"]["ditto"]["exact"]
 
 
-def test_the_report_is_one_file(demo: tuple[Path, dict[str, Any]]) -> None:
-    page = Path(demo[1]["report"]).read_text(encoding="utf-8")
-    assert "<svg" in page
-    assert "http-equiv" in page
-    assert "<script src" not in page
+def test_the_page_says_why_a_reward_alone_finds_nothing(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    out, results = demo
+    assert "One of 343 replies is right" in Path(results["report"]).read_text("utf-8")
+    again = soul("report", out, "--format", "html", "--out", out.parent / "again.html")
+    assert again.returncode == 0, again.stderr
+    assert "One of 343 replies is right" in (out.parent / "again.html").read_text("utf-8")
+
+
+# -- what a person sees ----------------------------------------------------------------------------
+
+
+def test_the_table_and_the_finding_fit_a_terminal(
+    demo: tuple[Path, dict[str, Any]], shown: subprocess.CompletedProcess[str]
+) -> None:
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for arm, label in LABELS.items():
+        (line,) = [one for one in shown.stdout.splitlines() if one.strip().startswith(f"{label} ")]
+        assert f"{demo[1]['arms'][arm]['exact']:.3f} [" in line
+        assert line.rstrip().endswith(f"{demo[1]['arms'][arm]['in_form']:.3f}")
+    text = " ".join(shown.stdout.split())
+    assert "Ditto learned the rule from feedback that never gives the whole reply" in text
+    assert "'The demo' in docs/benchmarks.md" in text
+    assert demo[1]["report"].endswith("runs/demo/report/index.html")
+    assert "open the report: runs/demo/report/index.html" in shown.stderr
+
+
+def test_the_example_is_a_wrong_reply_and_what_feedback_made_of_it(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
+    lines = shown.stderr.splitlines()
+    (place,) = [i for i, line in enumerate(lines) if "is asked:" in line]
+    reply = r"\w+! Heard about the \w+\? \w+\."
+    two_ways = r"feedback +(?:Greet \w+\.|Speak of \w+\.) (?:Speak of \w+\.|Leave \w+\.)"
+    assert re.search(rf"{reply} +\(wrong\)", lines[place + 1])
+    assert re.search(two_ways, lines[place + 2])
+    assert re.search(rf"{reply} +\(right\)", lines[place + 3])
+
+
+def test_the_printed_commands_run(
+    demo: tuple[Path, dict[str, Any]], shown: subprocess.CompletedProcess[str]
+) -> None:
+    (line,) = [line for line in shown.stderr.splitlines() if line.startswith("next: ")]
+    commands = [shlex.split(part) for part in line.removeprefix("next: ").split("; ")]
+    assert len(commands) == 2
+    for words in commands:
+        assert words[0] == "soul"
+        done = soul(*words[1:], cwd=demo[0].parents[1])
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout.strip()
+
+
+# -- resuming --------------------------------------------------------------------------------------
 
 
 def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> None:
     out, results = demo
-    written = {p: p.stat().st_size for p in out.rglob("*.jsonl")}
+    written = {p: p.stat().st_size for p in out.rglob("*.jsonl*")}
     again = soul("demo", "--out", out, "--json")
     assert again.returncode == 0, again.stderr
     assert {**json.loads(again.stdout), "seconds": results["seconds"]} == results
-    assert {p: p.stat().st_size for p in out.rglob("*.jsonl")} == written
+    assert {p: p.stat().st_size for p in out.rglob("*.jsonl*")} == written
 
 
-# --- README's lines, run as printed after the demo -----------------------------------------------
+def children(pid: int) -> set[int]:
+    """The processes below a process."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
 
 
-def printed(command: str) -> list[list[str]]:
-    """The lines of README's fences that begin with `soul COMMAND`, as the words after `soul`."""
-    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    blocks = [text for language, text in fence.findall(README.read_text("utf-8")) if not language]
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith(f"soul {command} ")]
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists()
+            and Path(f"/proc/{pid}/cmdline").read_bytes()}  # fmt: skip
 
 
-def scores(demo: tuple[Path, dict[str, Any]], words: list[str]) -> tuple[float, list[float]]:
-    """The accuracy, with interval, that an evaluation next to the demo's `runs` prints."""
-    done = soul(*words, "--json", cwd=demo[0].parents[1])
+def trains(pid: int, out: Path) -> bool:
+    """Whether a process has opened the metrics of a run."""
+    with suppress(OSError):
+        return any(os.readlink(link) == str(out / "metrics.jsonl")
+                   for link in Path(f"/proc/{pid}/fd").iterdir())  # fmt: skip
+    return False
+
+
+def started(out: Path, steps: int) -> tuple[subprocess.Popen[str], set[int]]:
+    """A running demo that has trained every arm for `steps` steps, and its processes."""
+    process = subprocess.Popen(
+        command("demo", "--out", out, "--steps", 6, "--json"), env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    files = [out / arm / "metrics.jsonl" for arm in ("ditto", "shuffled", "grpo")]
+    while process.poll() is None:
+        if all(file.exists() and file.read_text().count("\n") >= steps for file in files):
+            return process, children(process.pid)
+        time.sleep(0.1)
+    raise AssertionError(process.communicate()[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupted_and_a_killed_demo_resume(tmp_path: Path) -> None:
+    """Ctrl-C, a killed arm and a killed parent leave no process behind; the next start resumes."""
+    process, below = started(tmp_path, 1)
+    warm = (tmp_path / "warmup" / "metrics.jsonl").read_bytes()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run the same command again" in err
+    assert not alive(below)
+
+    process, below = started(tmp_path, 2)
+    (arm,) = [pid for pid in below if trains(pid, tmp_path / "grpo")]
+    os.kill(arm, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err
+    what, why, fix = err.strip().splitlines()[-3:]
+    assert what.startswith("error: The process of 'grpo' was killed")
+    assert why.startswith("why: ") and fix == "fix: Run the same command again: it resumes."
+    assert not alive(below)
+
+    process, below = started(tmp_path, 3)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 60
+    while alive(below) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not alive(below)
+
+    done = soul("demo", "--out", tmp_path, "--steps", 6, "--json")
     assert done.returncode == 0, done.stderr
-    cell = json.loads(done.stdout)["tasks"]["tomi"]["value"]
-    return cell["mean"], [cell["ci_low"], cell["ci_high"]]
+    assert tuple(json.loads(done.stdout)["arms"]) == ARMS
+    assert (tmp_path / "warmup" / "metrics.jsonl").read_bytes() == warm
+    for arm_name in ("ditto", "shuffled", "grpo"):
+        steps = [line["step"] for line in read_jsonl(tmp_path / arm_name / "metrics.jsonl")]
+        assert steps == list(range(6))
 
 
-def test_the_printed_evaluations_give_the_demos_figures(demo: tuple[Path, dict[str, Any]]) -> None:
-    before, after = (scores(demo, words) for words in printed("eval local"))
-    assert before == (demo[1]["before"], demo[1]["before_ci"])
-    assert after == (demo[1]["after"], demo[1]["after_ci"])
+def test_an_error_in_an_arm_is_reported_in_three_lines(
+    demo: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Here: the folder of one arm belongs to another run."""
+    (tmp_path / "shuffled").symlink_to(demo[0] / "ditto")
+    (tmp_path / "rows").symlink_to(demo[0] / "rows")
+    done = soul("demo", "--out", tmp_path, "--steps", 1)
+    assert done.returncode == 2
+    what, why, fix = done.stderr.strip().splitlines()[-3:]
+    assert what.startswith("error: shuffled: ")
+    assert why.startswith("why: ") and fix.startswith("fix: ")
 
 
-def test_the_printed_training_is_the_demos(demo: tuple[Path, dict[str, Any]]) -> None:
-    """Its settings and its first step."""
-    out, figures = demo
-    (words,) = [words for words in printed("train ditto") if "runs/demo/warmup/model" in words]
-    steps = words.index("--steps") + 1
-    assert words[steps] == "30"
-    words[steps] = "1"
-    done = soul(*words, cwd=out.parents[1])
-    assert done.returncode == 0, done.stderr
-    run = out.parents[1] / words[words.index("--out") + 1]
-    first = json.loads((run / "metrics.jsonl").read_text("utf-8").splitlines()[0])
-    assert first["gap/loo"] == figures["loo_gap"]
-    assert [first["gap/loo_low"], first["gap/loo_high"]] == figures["loo_gap_ci"]
-    one, other = read_config(run), read_config(out / "train")
-    paths, pace = {"model", "data"}, {"steps", "batch_size", "checkpoint_every"}
-    assert {name for name in one if one[name] != other[name]} == paths | pace
+# -- README ----------------------------------------------------------------------------------------
 
 
-def test_the_demos_figures_lie_in_the_intervals_that_are_printed(
+def test_the_figures_of_the_readme_lie_in_the_intervals_of_the_benchmark(
     demo: tuple[Path, dict[str, Any]],
 ) -> None:
-    # Processors round differently, so the last digits may differ.
-    text = README.read_text("utf-8").replace("\u2212", "-")
-    section = text.split("## What the demo shows")[1].split("\n## ")[0]
-    bounds = re.findall(r"\[([-+]?\d\.\d+), ([-+]?\d\.\d+)\]", section)
-    names = ("before", "after", "after_shuffled", "loo_gap", "loo_gap_shuffled")
-    for name, (low, high) in zip(names, bounds, strict=True):
-        assert float(low) <= round(demo[1][name], 3) <= float(high), name
-
-
-ROWS = 200
-"""Of the real files."""
-
-
-def real(name: str) -> Path:
-    root = os.environ.get("SOULKIT_TEST_DATA")
-    path = Path(root or "none") / name
-    if not path.exists():
-        if "data" in os.environ.get("SOULKIT_REQUIRE", "").split(","):
-            pytest.fail(f"SOULKIT_TEST_DATA has no {name}")
-        pytest.skip("SOULKIT_TEST_DATA is not set")
-    return path
-
-
-def scored(demo: tuple[Path, dict[str, Any]], task: str, data: Path, out: Path) -> dict[str, Any]:
-    model, adapter = demo[0] / "warmup" / "model", demo[0] / "train" / "model"
-    done = soul(
-        "eval", "local", "--model", model, "--adapter", adapter, "--task", task,
-        "--data", f"{task}={data}", "--max-tokens", 8, "--limit", ROWS, "--out", out, "--json",
-        "--max-unscored", 1,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    cell: dict[str, Any] = json.loads(done.stdout)["tasks"][task]["value"]
-    return cell
-
-
-def test_real_fixed_tomi_runs_through(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    cell = scored(demo, "tomi", real("tomi/fixedtomi_test_balanced.jsonl"), tmp_path / "run")
-    assert (cell["n_scored"], cell["n"]) == (ROWS, ROWS)
-
-
-def test_real_paratomi_runs_through(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    rows = tmp_path / "paratomi.jsonl"
-    made = soul("data", "import", "paratomi", real("paratomi/test.txt"), "-o", rows)
-    assert made.returncode == 0, made.stderr
-    cell = scored(demo, "paratomi", rows, tmp_path / "run")
-    assert (cell["n_scored"], cell["n"]) == (ROWS, ROWS)
-
-
-ROOT = Path(__file__).parents[1]
+    """Every share in README's part on the demo, and the demo's own figures."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8").split("## The demo\n")[1]
+    table = re.findall(
+        r"^\| ([^|]+?) \| (\d\.\d+) \[(\d\.\d+), (\d\.\d+)\]", page.split("\n## ")[0], re.M
+    )
+    intervals = {label: (float(low), float(high)) for label, _, low, high in table}
+    rows = {"before": "before training", "ditto": "Ditto", "shuffled": "Ditto, shuffled feedback",
+            "grpo": "GRPO, same reward"}  # fmt: skip
+    for arm, label in rows.items():
+        low, high = intervals[label]
+        assert low <= round(demo[1]["arms"][arm]["exact"], 3) <= high, arm
+    parts = re.split(r"^## ", (ROOT / "README.md").read_text("utf-8"), flags=re.M)
+    (part,) = [one for one in parts if "docs/benchmarks.md#the-demo" in one][:1]
+    shares = [float(share) for share in re.findall(r"(?<![\d.])[01]\.\d{3}(?!\d)", part)]
+    assert len(shares) >= 3
+    for share in shares:
+        assert any(low <= share <= high for low, high in intervals.values()), share
 
 
 def soul_without_torch(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -255,7 +255,7 @@ def test_the_finder_of_imports_sees_what_it_should() -> None:
     assert at_import_time(tree) == {"a", "c", "e", "i"}
 
 
-NEED_TORCH = ("train", "models.local", "distill.run", "demo.training")
+NEED_TORCH = ("train", "models.local", "distill.run")
 """Packages and modules that may need torch when they are imported."""
 IMPORT_ALL = """
 import importlib, pkgutil, soulkit

@@ -30,7 +30,6 @@ from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[1]
-CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
 RUN_IN_ORDER = {
     "write-a-task.md", "dialogue-tasks.md", "own-chats.md", "first-evaluation.md",
     "compare-models.md",
@@ -58,6 +57,8 @@ NOT_RUN = {
     "vllm serve": "serves until it is stopped; tests/vllm/test_two_servers.py starts one like it",
     "pip download": "needs the network and gigabytes",
     "export ": "sets a variable for the lines after it",
+    ".venv/bin/python examples/tomi_ditto/": "trains for minutes; "
+    "tests/test_benchmark_scripts.py runs fewer steps",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; "
@@ -212,14 +213,15 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
     home = tmp_path_factory.mktemp("desk")
     shutil.copytree(ROOT / "examples" / "my_task", home / "examples" / "my_task")
     shutil.copytree(ROOT / "examples" / "my_task", home, dirs_exist_ok=True)
-    tomi = ("tomi.jsonl", "runs/demo/rows/train.jsonl", "runs/demo/rows/held_out.jsonl")
+    people = ("people.jsonl", "runs/demo/rows/people.jsonl", "runs/demo/rows/held_out.jsonl")
     judged = "--partner endpoint:p --judge endpoint:j --max-tokens 64"
     in_folder(
         home, server.base_url,
-        *(f"data synth tomi -n 12 --seed {seed} -o {name}" for seed, name in enumerate(tomi)),
+        "data synth tomi -n 12 -o tomi.jsonl",
+        *(f"data synth cast_of_people -n 60 --seed {seed} -o {name}"
+          for seed, name in enumerate(people)),
         *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
           enumerate(("train", "eval"))),
-        f"data synth cast_of_people --tasks {CAST} -n 60 -o people.jsonl",
         "tasks new night_bus",
         "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
         f"eval api --model m --task sotopia --data synth:3 {judged} --out RUN",

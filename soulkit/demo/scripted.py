@@ -1,4 +1,4 @@
-"""The demo without torch: two scripted models behind an HTTP API. Also makes both demos' rows."""
+"""The demo without torch: two scripted models behind an HTTP API, on balanced rows of stories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from soulkit.tasks.tom.generate import synth_rows
 
 TASK: Final = "tomi"
 QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
-BELIEFS = "first_order_.*"
 BELIEFS_PER_FACT = 2
 
 

@@ -1,61 +1,85 @@
-"""The training demo: trains and evaluates a tiny model on one CPU in minutes, without network.
+"""The training demo: what a model learns from partial feedback, and from a reward alone.
 
-A tiny model learns to read stories and to *use* feedback: fact questions are taught with and
-without feedback, belief questions only with it (teaching these without feedback too would train
-the model to ignore it). Then Ditto trains the model to do without feedback. The model is
-evaluated before and after on held-out stories: new combinations of names, places and things in the
-same wording. A control run trains for as many steps with shuffled feedback. Each part is an
-ordinary run folder.
+    rows ──▶ warm-up (SFT) ──▶ before
+                  │
+                  ├──▶ ditto ────▶ after_ditto       feedback on the model's own draft
+                  ├──▶ shuffled ─▶ after_shuffled    the same with feedback on another draft
+                  └──▶ grpo ─────▶ after_grpo        no feedback, as many samples
+
+The task is `cast_of_people`: a hidden rule determines the reply. The warm-up teaches a tiny model
+the form of a reply and to follow feedback, but nothing about the rule. The three arms start from
+the same weights, have the same reward and sample the same number of replies; each runs in a process
+of its own with one thread. Evaluations are greedy, on combinations of job, town and pet that no arm
+trained on. Each part is an ordinary run folder: finished parts are skipped, others resumed.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.demo.scripted import BELIEFS, TASK, write_stories
+from soulkit.data.files import write_rows
+from soulkit.data.rows import group_key, groups_aside
+from soulkit.demo.processes import run_together
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.results.summary import Cell, headline
+from soulkit.eval.results.summary import Cell, recorded_summary
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import placed_objects, write_json
+from soulkit.runs.records import record_of_line
+from soulkit.tasks.kit.made_rows import make_rows, split_seed
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.run import train
-from soulkit.train.state.metrics import read_step_lines
+from soulkit.types import Record
 
+TASK = "cast_of_people"
+CUES = ("job", "town", "pet")
+LESSONS, PEOPLE, MEASURED = 12_000, 4096, 512
+"""Rows for the warm-up, rows of people, and how many of the held-out ones are evaluated."""
+HELD_OUT = 0.125
+"""Share of the combinations of cues that no arm trains on."""
+LONGEST = 14
+"""Maximum tokens of a reply; one in form has ten."""
 WARMUP: dict[str, Any] = {
-    "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
+    "method": "sft", "model": "tiny", "full": True, "steps": 160, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
-    "sft_feedback": 0.5, "sft_feedback_always": {"question": BELIEFS},
-    "checkpoint_every": 240, "coach": "terse",
+    "sft_feedback": 0.6, "checkpoint_every": 40, "coach": "terse", "threads": 1,
 }  # fmt: skip
-DITTO: dict[str, Any] = {
-    "method": "ditto", "prompts_per_step": 64, "group_size": 8, "mini_batch_prompts": 16,
-    "lr": 1e-3, "max_tokens": 8, "coach": "terse",
-    "batch_size": 256, "checkpoint_every": 100,
+REINFORCED: dict[str, Any] = {
+    "prompts_per_step": 64, "mini_batch_prompts": 4, "lr": 1e-3, "lr_schedule": "cosine",
+    "temperature": 0.8, "eps_high": 1.0,
+    "max_tokens": LONGEST, "batch_size": 256, "checkpoint_every": 6, "keep_last": 1,
+    "coach": "terse", "threads": 1,
 }  # fmt: skip
-
-CONTROL_STAGE = "control: shuffled feedback"
-TRAIN_ROWS, TEST_ROWS = 9000, 1800
-WHY_THEY_MEET = (
-    "With the same number of steps, training on shuffled feedback reaches about the same accuracy "
-    "as Ditto. In this task the answer and the feedback are each one of two places, so any "
-    "feedback makes the model try the other place, and the reward does the rest. The accuracies "
-    "show that this exploration helps, not that the content of the feedback is used; the gap at "
-    "the first step shows that. For a task where the content decides, see 'A cast of people' in "
+ARMS: dict[str, dict[str, Any]] = {
+    "ditto": {"method": "ditto", "group_size": 8},
+    "shuffled": {"method": "ditto", "group_size": 8, "shuffle_feedback": True},
+    "grpo": {"method": "grpo", "group_size": 16},
+    "dense": {"method": "grpo", "group_size": 16, "option": {"dense": "true"}},
+}
+"""`dense`, a reward for every right word, is only part of `benchmarks/demo.py`."""
+REWARD_ALONE = (
+    "One of 343 replies is right, which is why a reward alone finds nothing. With a reward for "
+    "every right word, GRPO learns the rule, too: see 'The demo' in docs/benchmarks.md."
 )
-"""Explains why training and its control reach similar accuracies."""
-WHAT_IS_HELD_OUT = (
-    "The held-out stories were not trained on, but only their combinations of names, places and "
-    "things are new. Apart from these, nearly every held-out question reads like a training "
-    "question. The accuracies do not apply to stories in other words."
+"""The condition under which the result holds."""
+ON_THE_RESULTS = (
+    "The held-out people combine job, town and pet in ways that no arm trained on; each job, town "
+    "and pet alone occurs in training. Intervals are over combinations, not over people.",
+    "Feedback names two of the three ways of a person, in other words than the reply's, and for "
+    "another draft perhaps another two. All arms get the same reward: 1 for a right reply, else "
+    "0.1 for a reply in form.",
+    REWARD_ALONE,
 )
-"""What the held-out rows test."""
-ON_THE_RESULTS = (WHAT_IS_HELD_OUT, WHY_THEY_MEET)
+"""Notes on the page."""
+METRICS = {"exact": "value", "words": "words", "in_form": "in_form"}
+"""Name in the results → metric of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -64,98 +88,139 @@ class Demo:
 
     out: Path
     seed: int = 0
-    steps: int = 30
+    """Seed of the rule, the rows and the training."""
+    steps: int = 24
+    arms: tuple[str, ...] = ("ditto", "shuffled", "grpo")
 
-    @property
-    def rows(self) -> Path:
-        return self.out / "rows" / "train.jsonl"
+    def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
+        """Run all parts; finished ones are skipped, interrupted ones resumed."""
+        started = time.monotonic()
+        self.write_rows()
+        shown: list[str] = []
 
-    @property
-    def held_out(self) -> Path:
-        return self.out / "rows" / "held_out.jsonl"
+        def show_example(arm: str) -> None:
+            if arm == "ditto" and not shown:
+                shown.extend(example_lines(*self.example()))
+                for line in shown:
+                    reporter.note(line)
+
+        with reporter.steps(WARMUP["steps"], "warm up (SFT)") as steps:
+            run_together({"warmup": partial(self.make, "warmup")}, steps)
+        with reporter.steps(len(self.arms) * self.steps, f"train {len(self.arms)} arms") as steps:
+            run_together({arm: partial(self.make, arm) for arm in self.arms}, steps, show_example)
+        show_example("ditto")
+        return {"seconds": round(time.monotonic() - started, 1), "arms": self.results()}
+
+    def write_rows(self) -> None:
+        """Write lessons, people to train on, and people with held-out cues, unless they exist."""
+        if self.rows("held_out").exists():
+            return
+        options = {"world": str(self.seed)}
+        seed = split_seed(self.seed, "train")
+        task = load_registry().task(TASK)
+        people = make_rows(task, PEOPLE, seed, options)
+        keys = [group_key(row, CUES) for row in people]
+        aside = groups_aside(keys, HELD_OUT, "dev")
+        rows = {
+            "lessons": make_rows(task, LESSONS, seed, {**options, "kind": "lessons"}),
+            "people": [row for row, key in zip(people, keys, strict=True) if key not in aside],
+            "held_out": [row for row, key in zip(people, keys, strict=True) if key in aside],
+        }
+        self.rows("held_out").parent.mkdir(parents=True, exist_ok=True)
+        for name, part in rows.items():
+            write_rows(self.rows(name), part[:MEASURED] if name == "held_out" else part,
+                       data_source=TASK)  # fmt: skip
+
+    def rows(self, name: str) -> Path:
+        return self.out / "rows" / f"{name}.jsonl"
 
     @property
     def warm(self) -> Path:
         return self.out / "warmup" / "model"
 
-    def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
-        """Run all stages; finished ones are skipped, interrupted ones resumed."""
+    def make(self, name: str, reporter: Reporter = SILENT) -> None:
+        """Train one part and evaluate it."""
+        from soulkit.train.run import train
 
-        def learn(settings: dict[str, Any], name: str, title: str) -> None:
-            with reporter.steps(settings["steps"], title) as steps:
-                train(self.config(settings), self.out / name, reporter=steps.run())
+        train(self.config(name), self.out / name, reporter=reporter)
+        reporter.phase("evaluation")
+        run_eval(self.evaluation(name), self.out / evaluation_of(name))
 
-        started = time.monotonic()
-        self.write_rows()
-        learn(WARMUP, "warmup", "warm up (SFT)")
-        before = self.measure("before", None)
-        ditto = {**DITTO, "model": str(self.warm), "steps": self.steps}
-        learn(ditto, "train", "train (Ditto)")
-        after = self.measure("after", self.out / "train" / "model")
-        learn({**ditto, "shuffle_feedback": True}, "control", CONTROL_STAGE)
-        shuffled = self.measure("after_shuffled", self.out / "control" / "model")
-        return self.results(before, after, shuffled, time.monotonic() - started)
+    def config(self, name: str) -> TrainConfig:
+        """The settings of the warm-up or of an arm."""
+        own = {**REINFORCED, **ARMS.get(name, {}), "model": str(self.warm), "steps": self.steps}
+        settings, rows = (WARMUP, "lessons") if name == "warmup" else (own, "people")
+        data = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows(rows))}, "seed": self.seed}
+        return TrainConfig.model_validate({**settings, **data})
 
-    def write_rows(self) -> None:
-        """Write training and held-out stories, unless they exist."""
-        write_stories(self.rows, TRAIN_ROWS, self.seed, "train")
-        write_stories(self.held_out, TEST_ROWS, self.seed, "test")
-
-    def config(self, settings: dict[str, Any]) -> TrainConfig:
-        rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
-        return TrainConfig.model_validate({**settings, **rows})
-
-    def measure(self, name: str, adapter: Path | None) -> dict[str, Cell]:
-        """Greedy accuracy on the held-out rows."""
-        config = EvalConfig(
-            kind="local", model=str(self.warm), adapter=str(adapter) if adapter else None,
-            tasks=(TASK,), data={TASK: str(self.held_out)}, temperature=0.0, max_tokens=8,
-            batch_size=128, seed=self.seed,
+    def evaluation(self, name: str) -> EvalConfig:
+        """Greedy replies to the held-out people after the warm-up or after an arm."""
+        adapter = None if name == "warmup" else str(self.out / name / "model")
+        return EvalConfig(
+            kind="local", model=str(self.warm), adapter=adapter, tasks=(TASK,),
+            data={TASK: str(self.rows("held_out"))}, temperature=0.0, max_tokens=LONGEST,
+            batch_size=256, seed=self.seed, threads=1,
         )  # fmt: skip
-        _, summary = run_eval(config, self.out / name)
-        return summary.tasks[TASK]
 
-    def results(
-        self, before: dict[str, Cell], after: dict[str, Cell], control: dict[str, Cell],
-        seconds: float,
-    ) -> dict[str, Any]:  # fmt: skip
-        """The output of `soul demo --json`. The gaps are from the first step, where the policy is
-        the warmed-up model in both the run and its control."""
-        steps = [line.rewards for line in read_step_lines(self.out / "train" / "metrics.jsonl")]
-        first, last = steps[0], steps[-1]
-        shuffled = read_step_lines(self.out / "control" / "metrics.jsonl")[0].rewards
-        return {
-            "before": headline(before).mean,
-            "after": headline(after).mean,
-            "after_shuffled": headline(control).mean,
-            "draft_reward": last.draft,
-            "refined_reward": last.refined,
-            "loo_gap": first.loo,
-            "loo_gap_ci": [first.loo_low, first.loo_high],
-            "loo_gap_shuffled": shuffled.loo,
-            "loo_gap_shuffled_ci": [shuffled.loo_low, shuffled.loo_high],
-            "before_ci": _interval(headline(before)),
-            "after_ci": _interval(headline(after)),
-            "after_shuffled_ci": _interval(headline(control)),
-            "beliefs_before": _beliefs(before),
-            "beliefs_after": _beliefs(after),
-            "beliefs_after_shuffled": _beliefs(control),
-            "seconds": round(seconds, 1),
-        }
+    def cells(self, name: str) -> Mapping[str, Cell]:
+        """Metric → cell of the evaluation after a part."""
+        cells = recorded_summary(self.out / evaluation_of(name)).tasks[TASK]
+        return {metric: cells[own] for metric, own in METRICS.items()}
 
-    def write_summary(self, results: dict[str, Any]) -> None:
-        """Write `summary.json` of the whole demo: the evaluation after training, and `results`."""
-        after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
+    def results(self) -> dict[str, Any]:
+        """The `arms` of `soul demo --json`."""
+        names = {"before": "warmup", **{arm: arm for arm in self.arms}}
+        return {shown: _numbers(self.cells(name)) for shown, name in names.items()}
+
+    def example(self) -> tuple[Record, Record]:
+        """A wrong draft of the first step, and its refined reply, right if there is such a pair."""
+        drafts: dict[tuple[str, int], Record] = {}
+        pairs = []
+        for record in self._first_step():
+            place = record.example_id, record.rollout
+            if record.kind == "draft":
+                drafts[place] = record
+            elif not drafts[place].score.value:
+                pairs.append((drafts[place], record))
+        return max(pairs, key=lambda pair: pair[1].score.value or 0)
+
+    def _first_step(self) -> Iterator[Record]:
+        path = self.out / "ditto" / "episodes.jsonl"
+        for number, line in placed_objects(path):
+            record = record_of_line(line, path, number)
+            if record.step:
+                return
+            yield record
+
+    def write_summary(self, results: Mapping[str, Any]) -> None:
+        """Write `summary.json` of the whole demo: the evaluation after Ditto, and `results`."""
+        file = self.out / evaluation_of("ditto") / "summary.json"
+        after = json.loads(file.read_text(encoding="utf-8"))
         evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
-        notes = {NOTES: list(ON_THE_RESULTS)}
-        write_json(self.out / "summary.json", {"command": "demo", **evaluation, **results, **notes})
+        line = {"command": "demo", **evaluation, **results, NOTES: list(ON_THE_RESULTS)}
+        write_json(self.out / "summary.json", line)
 
 
-def _interval(cell: Cell) -> list[float | None]:
-    return [cell.ci_low, cell.ci_high]
+def evaluation_of(name: str) -> str:
+    """The folder of the evaluation after a part."""
+    return "before" if name == "warmup" else f"after_{name}"
 
 
-def _beliefs(cells: dict[str, Cell]) -> dict[str, float | None]:
-    """Accuracy on belief questions, by whether the belief is true or false."""
-    prefix = "value/question=first_order_"
-    return {k.removeprefix(prefix): c.mean for k, c in cells.items() if k.startswith(prefix)}
+def example_lines(draft: Record, refined: Record) -> list[str]:
+    feedback = refined.given.text if refined.given else ""
+    outcome = "right" if refined.score.value else "wrong, too"
+    return [
+        draft.prompt,
+        f"  before training   {_reply(draft)}  (wrong)",
+        f"  feedback          {feedback}",
+        f"  with feedback     {_reply(refined)}  ({outcome})",
+    ]
+
+
+def _numbers(cells: Mapping[str, Cell]) -> dict[str, Any]:
+    interval = [cells["exact"].ci_low, cells["exact"].ci_high]
+    return {**{metric: cell.mean for metric, cell in cells.items()}, "ci": interval}
+
+
+def _reply(record: Record) -> str:
+    return record.episode.transcript[-1].text

@@ -75,6 +75,7 @@ MADE_ROWS = {  # hash of 120 rows of one seed
     "alignx_pair": "c2fb52dd",
     "alignx_ugc": "4d49b324",
     "behaviorchain": "b92bb3ab",
+    "cast_of_people": "6d37f953",
     "coser": "22ccbcbb",
     "fantom": "fdafffbd",
     "hitom": "2ed032ef",
@@ -245,6 +246,10 @@ def score_of(task: Task, example: Example, episode: Episode) -> Score:
     return run(silent_cast(), task.judged(example, episode, silent_cast()))
 
 
+SHAPED = {"cast_of_people": 0.1}
+"""Tasks whose training reward is not the score → the reward of a wrong answer in form."""
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", [name for name in PLAYABLE if rule_scored(name, "paper")])
 def test_a_score_by_rules_says_its_protocol_and_prompts(name: str, protocol: str) -> None:
@@ -256,7 +261,8 @@ def test_a_score_by_rules_says_its_protocol_and_prompts(name: str, protocol: str
         assert score.protocol == protocol and score.prompts
         if wrong := task.wrong(example):
             score = score_of(task, example, wrong)
-            assert score.value == score.reward < task.spec.metric.high
+            assert score.reward == SHAPED.get(name, score.value)
+            assert score.value < task.spec.metric.high
             assert score.value == task.spec.metric.low or not task.spec.metric.binary
             assert score.status in ("ok", "salvaged")
 
