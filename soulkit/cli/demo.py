@@ -118,7 +118,7 @@ def _print(demo: Demo, arms: Mapping[str, Any]) -> None:
         exact, right, in_form = demo.cells(name).values()
         shares = (estimate_text(cell.mean, cell.ci_low, cell.ci_high) for cell in (exact, right))
         rows.append(GridRow.of(words, *shares, number(in_form.mean)))
-    head = ("replies to held-out people", "exactly right", "words right", "in form")
+    head = ("held-out people", "exactly right", "words right", "in form")
     for part in grid_parts(Grid(head=head, rows=tuple(rows))):
         console().print(part)
     console().print(finding(arms))
@@ -134,7 +134,7 @@ def finding(arms: Mapping[str, Any]) -> str:
     above = all(arms["ditto"]["ci"][0] > arms[name]["ci"][1] for name in ("shuffled", "grpo"))
     if above:
         return f"Ditto learned the rule from feedback that never gives the whole reply: {shares}"
-    return f"With this seed, Ditto is not clearly better than its controls: {shares}"
+    return f"In this run, Ditto is not clearly better than its controls: {shares}"
 
 
 def _shell_path(path: Path) -> str:

@@ -49,13 +49,13 @@ LONGEST = 14
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 160, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
-    "sft_feedback": 0.6, "checkpoint_every": 40, "coach": "terse", "threads": 1,
+    "sft_feedback": 0.6, "checkpoint_every": 40, "coach": "symbolic", "threads": 1,
 }  # fmt: skip
 REINFORCED: dict[str, Any] = {
     "prompts_per_step": 64, "mini_batch_prompts": 4, "lr": 1e-3, "lr_schedule": "cosine",
     "temperature": 0.8, "eps_high": 1.0,
     "max_tokens": LONGEST, "batch_size": 256, "checkpoint_every": 6, "keep_last": 1,
-    "coach": "terse", "threads": 1,
+    "coach": "symbolic", "threads": 1,
 }  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "ditto": {"method": "ditto", "group_size": 8},
