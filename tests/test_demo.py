@@ -154,12 +154,14 @@ def test_the_example_is_a_wrong_reply_and_what_feedback_made_of_it(
     shown: subprocess.CompletedProcess[str],
 ) -> None:
     lines = shown.stderr.splitlines()
-    (place,) = [i for i, line in enumerate(lines) if "is asked:" in line]
+    (place,) = [
+        i for i, line in enumerate(lines) if line.startswith("example: ") and "is asked:" in line
+    ]
     reply = r"\w+! Heard about the \w+\? \w+\."
-    two_ways = r"feedback +(?:Greet \w+\.|Speak of \w+\.) (?:Speak of \w+\.|Leave \w+\.)"
-    assert re.search(rf"{reply} +\(wrong\)", lines[place + 1])
+    two_ways = r"feedback: (?:Greet \w+\.|Speak of \w+\.) (?:Speak of \w+\.|Leave \w+\.)"
+    assert re.search(rf"before training: {reply} \(wrong\)", lines[place + 1])
     assert re.search(two_ways, lines[place + 2])
-    assert re.search(rf"{reply} +\(right\)", lines[place + 3])
+    assert re.search(rf"with feedback: {reply} \(right\)", lines[place + 3])
 
 
 def test_the_printed_commands_run(

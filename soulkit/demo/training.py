@@ -207,13 +207,14 @@ def evaluation_of(name: str) -> str:
 
 
 def example_lines(draft: Record, refined: Record) -> list[str]:
+    """The question, a draft, its feedback and the refined reply, for a person."""
     feedback = refined.given.text if refined.given else ""
     outcome = "right" if refined.score.value else "wrong, too"
     return [
-        draft.prompt,
-        f"  before training   {_reply(draft)}  (wrong)",
-        f"  feedback          {feedback}",
-        f"  with feedback     {_reply(refined)}  ({outcome})",
+        f"example: {draft.prompt}",
+        f"before training: {_reply(draft)} (wrong)",
+        f"feedback: {feedback}",
+        f"with feedback: {_reply(refined)} ({outcome})",
     ]
 
 

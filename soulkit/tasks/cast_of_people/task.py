@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,13 +49,12 @@ class CastOfPeople(ChoiceTask):
             raise RowError(what, "Its three words are compared with those of the model.")
         return fields
 
-    def parse(self, text: str) -> tuple[str, str]:
-        words = words_in(REPLY, text) or words_in(FACTS, text)
+    def parse(self, text: str, form: str = REPLY) -> tuple[str, str]:
+        words = words_in(form, text)
         return " ".join(words), "ok" if words else "malformed"
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
-        words = words_in(_form(example.fields), text)
-        return " ".join(words), "ok" if words else "malformed"
+        return self.parse(text, _form(example.fields))
 
     def grade(self, example: Example, answer: str) -> float:
         return float(answer == self._gold(example))
@@ -63,24 +63,21 @@ class CastOfPeople(ChoiceTask):
         return self.read(example, example.fields["reply"])[0]
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
-        gold, words = (
-            text.split() for text in (self.read(example, example.fields["reply"])[0], answer)
-        )
-        right = sum(a == b for a, b in zip(gold, words, strict=False))
-        return {"words": right / len(gold), "in_form": float(bool(words))}
+        pairs = zip(self._gold(example).split(), answer.split(), strict=False)
+        right = sum(gold == word for gold, word in pairs)
+        return {"words": right / len(ADVICE), "in_form": float(bool(answer))}
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         score = await super().score(example, episode, cast)
         if score.value is None:
             return score
         reward = score.metrics["words"] if self.spec.options["dense"] else score.value
-        return replace(score, reward=max(reward, IN_FORM * score.metrics["in_form"]))
-
-    def gold_completion(self, example: Example) -> str:
-        return str(example.fields["reply"])
+        return replace(score, reward=max(reward or 0.0, IN_FORM * (score.metrics["in_form"] or 0)))
 
     def gold_text(self, example: Example) -> str:
         return str(example.fields["reply"])
+
+    gold_completion = gold_text
 
     def wrong_completion(self, example: Example) -> str:
         form = _form(example.fields)
@@ -90,15 +87,9 @@ class CastOfPeople(ChoiceTask):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """Two of the three ways; which two depends on the draft. None for a question of facts."""
         draft = f"{episode.rollout}/{episode.transcript[-1].text}" if episode else ""
-        return self._advice(example, random.Random(f"{example.id}/{draft}"))
-
-    def rehearse(self, example: Example, rng: random.Random) -> str | None:
-        return self._advice(example, rng)
-
-    def _advice(self, example: Example, rng: random.Random) -> str | None:
+        left_out = random.Random(f"{example.id}/{draft}").randrange(len(ADVICE))
         ways = (example.fields["ways"] or "").split()
         said = [form.format(way) for form, way in zip(ADVICE, ways, strict=False)]
-        left_out = rng.randrange(len(ADVICE))
         return " ".join(text for place, text in enumerate(said) if place != left_out) or None
 
     def leak_view(self, example: Example) -> LeakView:
@@ -106,5 +97,5 @@ class CastOfPeople(ChoiceTask):
         return LeakView(example.fields["question"], options, options[0])
 
 
-def _form(fields: dict[str, Any]) -> str:
+def _form(fields: Mapping[str, Any]) -> str:
     return FACTS if fields["kind"] == "facts" else REPLY
