@@ -296,7 +296,7 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         desk, server.base_url,
         "train sft --model tiny --full --task tomi,secret_keeper --data tomi=tomi.jsonl "
         "--data secret_keeper=synth:8 --steps 2 --batch 4 --out runs/demo/warmup",
-        f"train grpo --model {MODEL} {tomi} --steps 1 {TRAINED} --out runs/demo/train",
+        f"train grpo --model {MODEL} {tomi} --steps 1 {TRAINED} --out runs/demo/ditto",
     )  # fmt: skip
     for copied in (
         "runs/warm",
@@ -308,7 +308,7 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         "runs/tomi",
         "runs/hitom",
     ):
-        source = "warmup" if copied in ("runs/warm", "base") else "train"
+        source = "warmup" if copied in ("runs/warm", "base") else "ditto"
         shutil.copytree(desk / "runs" / "demo" / source, desk / copied)
     return desk
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo", "group_size": 16},
     "dense": {"method": "grpo", "group_size": 16, "option": {"dense": "true"}},
 }
-"""`dense`, a reward for every right word, is only part of `benchmarks/demo.py`."""
+SHOWN = ("ditto", "shuffled", "grpo")
+"""The arms of the demo; `benchmarks/demo.py` has all."""
 REWARD_ALONE = (
     "One of 343 replies is right, which is why a reward alone finds nothing. With a reward for "
     "every right word, GRPO learns the rule, too: see 'The demo' in docs/benchmarks.md."
@@ -90,7 +91,6 @@ class Demo:
     seed: int = 0
     """Seed of the rule, the rows and the training."""
     steps: int = 24
-    arms: tuple[str, ...] = ("ditto", "shuffled", "grpo")
 
     def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
         """Run all parts; finished ones are skipped, interrupted ones resumed."""
@@ -98,38 +98,35 @@ class Demo:
         self.write_rows()
         shown: list[str] = []
 
-        def show_example(arm: str) -> None:
+        def show_example(arm: str = "ditto") -> None:
             if arm == "ditto" and not shown:
-                shown.extend(example_lines(*self.example()))
+                shown.extend(self.example())
                 for line in shown:
                     reporter.note(line)
 
         with reporter.steps(WARMUP["steps"], "warm up (SFT)") as steps:
             run_together({"warmup": partial(self.make, "warmup")}, steps)
-        with reporter.steps(len(self.arms) * self.steps, f"train {len(self.arms)} arms") as steps:
-            run_together({arm: partial(self.make, arm) for arm in self.arms}, steps, show_example)
-        show_example("ditto")
+        with reporter.steps(len(SHOWN) * self.steps, f"train {len(SHOWN)} arms") as steps:
+            run_together({arm: partial(self.make, arm) for arm in SHOWN}, steps, show_example)
+        show_example()
         return {"seconds": round(time.monotonic() - started, 1), "arms": self.results()}
 
     def write_rows(self) -> None:
         """Write lessons, people to train on, and people with held-out cues, unless they exist."""
         if self.rows("held_out").exists():
             return
-        options = {"world": str(self.seed)}
-        seed = split_seed(self.seed, "train")
-        task = load_registry().task(TASK)
-        people = make_rows(task, PEOPLE, seed, options)
-        keys = [group_key(row, CUES) for row in people]
-        aside = groups_aside(keys, HELD_OUT, "dev")
-        rows = {
-            "lessons": make_rows(task, LESSONS, seed, {**options, "kind": "lessons"}),
-            "people": [row for row, key in zip(people, keys, strict=True) if key not in aside],
-            "held_out": [row for row, key in zip(people, keys, strict=True) if key in aside],
-        }
-        self.rows("held_out").parent.mkdir(parents=True, exist_ok=True)
+        task, seed = load_registry().task(TASK), split_seed(self.seed, "train")
+        world = {"world": str(self.seed)}
+        people = make_rows(task, PEOPLE, seed, world)
+        aside = groups_aside([group_key(row, CUES) for row in people], HELD_OUT, "dev")
+        trained, held_out = (
+            [row for row in people if (group_key(row, CUES) in aside) == held] for held in (0, 1)
+        )
+        self.out.joinpath("rows").mkdir(parents=True, exist_ok=True)
+        lessons = make_rows(task, LESSONS, seed, {**world, "kind": "lessons"})
+        rows = {"lessons": lessons, "people": trained, "held_out": held_out[:MEASURED]}
         for name, part in rows.items():
-            write_rows(self.rows(name), part[:MEASURED] if name == "held_out" else part,
-                       data_source=TASK)  # fmt: skip
+            write_rows(self.rows(name), part, data_source=TASK)
 
     def rows(self, name: str) -> Path:
         return self.out / "rows" / f"{name}.jsonl"
@@ -169,28 +166,25 @@ class Demo:
 
     def results(self) -> dict[str, Any]:
         """The `arms` of `soul demo --json`."""
-        names = {"before": "warmup", **{arm: arm for arm in self.arms}}
+        names = {"before": "warmup", **dict(zip(SHOWN, SHOWN, strict=True))}
         return {shown: _numbers(self.cells(name)) for shown, name in names.items()}
 
-    def example(self) -> tuple[Record, Record]:
-        """A wrong draft of the first step, and its refined reply, right if there is such a pair."""
-        drafts: dict[tuple[str, int], Record] = {}
-        pairs = []
-        for record in self._first_step():
-            place = record.example_id, record.rollout
-            if record.kind == "draft":
-                drafts[place] = record
-            elif not drafts[place].score.value:
-                pairs.append((drafts[place], record))
-        return max(pairs, key=lambda pair: pair[1].score.value or 0)
-
-    def _first_step(self) -> Iterator[Record]:
+    def example(self) -> list[str]:
+        """The first wrong draft of Ditto whose refined reply is right; empty if there is none."""
         path = self.out / "ditto" / "episodes.jsonl"
+        drafts: dict[tuple[str, int], Record] = {}
         for number, line in placed_objects(path):
             record = record_of_line(line, path, number)
-            if record.step:
-                return
-            yield record
+            place = record.example_id, record.rollout
+            draft = drafts.setdefault(place, record)
+            if record.given and record.score.value and not draft.score.value:
+                return [
+                    f"example: {draft.prompt}",
+                    f"before training: {_reply(draft)} (wrong)",
+                    f"feedback: {record.given.text}",
+                    f"with feedback: {_reply(record)} (right)",
+                ]
+        return []
 
     def write_summary(self, results: Mapping[str, Any]) -> None:
         """Write `summary.json` of the whole demo: the evaluation after Ditto, and `results`."""
@@ -204,18 +198,6 @@ class Demo:
 def evaluation_of(name: str) -> str:
     """The folder of the evaluation after a part."""
     return "before" if name == "warmup" else f"after_{name}"
-
-
-def example_lines(draft: Record, refined: Record) -> list[str]:
-    """The question, a draft, its feedback and the refined reply, for a person."""
-    feedback = refined.given.text if refined.given else ""
-    outcome = "right" if refined.score.value else "wrong, too"
-    return [
-        f"example: {draft.prompt}",
-        f"before training: {_reply(draft)} (wrong)",
-        f"feedback: {feedback}",
-        f"with feedback: {_reply(refined)} ({outcome})",
-    ]
 
 
 def _numbers(cells: Mapping[str, Cell]) -> dict[str, Any]:
