@@ -234,7 +234,8 @@ def learning_charts(runs: Sequence[RunData]) -> list[Chart]:
 def arm_charts(arms: Mapping[str, Sequence[RunData]]) -> list[Chart]:
     """The same for the runs of each arm."""
     runs = [run for several in arms.values() for run in several]
-    published, scale = published_during_training(runs), score_scale(runs)
+    published = published_during_training(runs)
+    scale = score_scale([run for run in runs if any(line.played for line in run.steps)])
     charts = []
     for quantity in QUANTITIES:
         curves = {
@@ -269,7 +270,9 @@ def _chart(
     ]  # fmt: skip
     seeds = any(len(lines) > 1 for by_label in drawn.values() for lines in by_label.values())
     remarks = [
-        "Thin: seeds; thick: their mean; shaded: its 95% interval." if seeds else "",
+        "Thin: seeds; thick: their mean; shaded: its 95% interval, from three seeds on."
+        if seeds
+        else "",
         "Each panel shows one arm; grey: the others; dashed: the first." if crowded else "",
         f"Dashed lines: {CAVEAT}" if any(panel.rules for panel in panels) else "",
     ]
@@ -313,7 +316,8 @@ def _panel_per_arm(drawn: Drawn) -> list[Plot]:
 
 
 def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:
-    """The curve; of several seeds their thin lines, and the mean with its interval."""
+    """The curve; of several seeds their thin lines, and the mean. Its interval is left out for two
+    seeds: it is so wide that nothing else could be read."""
     if len(seeds) < 2:
         return [*seeds]
     at: dict[int, list[float | None]] = {}
@@ -321,9 +325,9 @@ def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:
         for step, value in zip(curve.steps, curve.values, strict=True):
             at.setdefault(step, []).append(value)
     means = {step: estimate(at[step], range(len(at[step])), scale=scale) for step in sorted(at)}
-    whole = replace(
-        seeds[0], steps=[*means], values=[m.mean for m in means.values()],
-        low=[m.ci_low for m in means.values()], high=[m.ci_high for m in means.values()],
+    whole = replace(seeds[0], steps=[*means], values=[m.mean for m in means.values()])
+    whole = replace(whole, low=(), high=()) if len(seeds) == 2 else replace(
+        whole, low=[m.ci_low for m in means.values()], high=[m.ci_high for m in means.values()]
     )  # fmt: skip
     return [*(replace(curve, low=(), high=(), thin=True) for curve in seeds), whole]
 

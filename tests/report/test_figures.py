@@ -276,6 +276,26 @@ def test_seeds_are_thin_and_their_mean_has_an_interval(tmp_path: Path) -> None:
     assert list(chart_.legend()) == ["ditto (3 seeds)", "other (3 seeds)"]
 
 
+def test_two_seeds_have_no_interval_and_scores_stay_on_their_scale(tmp_path: Path) -> None:
+    """A supervised warm-up records no scale; the scores of the others are still bounded."""
+    cells = {"value": {"mean": 0.9, "n": 8, "n_scored": 8, "scale": [0.0, 1.0]}}
+    for arm, seeds in (("two", 2), ("three", 3)):
+        for seed in range(seeds):
+            path = training(
+                tmp_path / arm / f"seed_{seed}", [0.5, 0.7 + 0.1 * seed], seed=seed, a=arm
+            )
+            (path / "summary.json").write_text(json.dumps({"tasks": {"tomi": cells}}))
+    warm = training(tmp_path / "warm", [], method="sft")
+    (warm / "metrics.jsonl").write_text('{"step": 0, "loss/total": 2.0}\n')
+    (warm / "summary.json").write_text(json.dumps({"command": "train sft", "tasks": {"tomi": {}}}))
+    runs = load_runs([tmp_path / "two", tmp_path / "three", warm])
+    loss, rewards = learning_charts(runs)
+    means = {curve.label: curve for curve in rewards.panels[0].curves if not curve.thin}
+    assert means["two (2 seeds)"].low == () and means["two (2 seeds)"].values[1] == 0.75
+    assert 0.8 < max(v for v in means["three (3 seeds)"].high if v is not None) <= 1.0
+    assert [(c.label.endswith("warm"), c.dash) for c in loss.panels[0].curves] == [(True, 0)]
+
+
 def test_the_same_seed_twice_is_not_two_seeds(tmp_path: Path) -> None:
     for name in ("a_1", "a_2", "b"):
         training(tmp_path / name, [0.1, 0.2])
