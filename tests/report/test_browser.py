@@ -307,6 +307,21 @@ def test_draft_feedback_and_refined_reply_are_side_by_side(
     assert "reader did not see this" in page.locator(".unseen", has_text="Gold answer").inner_text()
 
 
+def test_feedback_of_another_example_is_marked_as_what_was_given(
+    tmp_path: Path, open_page: Open
+) -> None:
+    draft, _ = pair(0, 0.0, 1.0, feedback="On this draft.")
+    _, refined = pair(0, 0.0, 1.0, feedback="On another draft.")
+    run = write_records(tmp_path / "run", [draft, refined])
+    page = ready(open_page(page_of(run, out=tmp_path / "page.html")))
+    page.locator(".row a").click()
+    lines = page.locator("section[aria-label=Feedback] > *").all_inner_texts()
+    assert [line for line in lines if "feedback (" not in line] == [
+        "Feedback on the draft", "reader did not see this", "On this draft.",
+        "Feedback that was given", "reader saw this before the refined reply", "On another draft.",
+    ]  # fmt: skip
+
+
 def test_verdicts_name_the_judges_and_calls_load_on_demand(
     panel_page: Path, open_page: Open
 ) -> None:
@@ -321,6 +336,7 @@ def test_verdicts_name_the_judges_and_calls_load_on_demand(
     page.locator(".call").first.wait_for()
     heads = page.locator(".call h5").all_inner_texts()
     assert sorted(heads) == ["actor m", "judge j", "judge k"]
+    assert page.locator(".call .tag").all_inner_texts() == ["writer did not see this"] * 2
     assert page.locator(".call .text", has_text="topic").count() >= 2
 
 
