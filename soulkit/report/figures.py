@@ -171,7 +171,7 @@ class Axis:
         first = math.ceil(self.low / self.step - 1e-9)
         last = math.floor(self.high / self.step + 1e-9)
         digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
-        form = f",.{digits}f" if digits <= 4 else ".3g"
+        form = f",.{digits}f" if digits <= 5 else ".3g"
         ticks = [round(i * self.step, 12) + 0.0 for i in range(first, last + 1)]
         return {tick: f"{tick:{form}}".replace("-", "\u2212") for tick in ticks}
 
