@@ -35,7 +35,7 @@ from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, numb
 from soulkit.metrics.student import CONFIDENCE, significance
 from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
 from soulkit.report.load import EPISODES, JUDGEMENTS, RunData
-from soulkit.report.suites import common_suite, scales_of
+from soulkit.report.suites import common_suite, draft_steps, scales_of
 from soulkit.report.tables import (
     bounds_text,
     cell_text,
@@ -177,7 +177,8 @@ def _difference(
     """The finding on one difference; `parts` may explain it, `checked` may have got worse."""
     base, run = (_label(side, runs) for side in pair)
     a, b = number(one.paired.mean_a), number(one.paired.mean_b)
-    outcome, label = change_of(one), task_label(one.task, one.metric)
+    outcome = change_of(one)
+    label = _over_steps(task_label(one.task, one.metric), pair[1], one.task)
     way = "up" if (one.paired.difference or 0) > 0 else "down"
     claim = f"{run} scores {b} on {label}, {way} from {a} in {base}."
     if outcome == UNCLEAR:
@@ -217,6 +218,12 @@ def _label(run: RunData, runs: Sequence[RunData]) -> str:
     return one_line(run.name, 60) + (
         " (control: shuffled feedback)" if made and _shuffled(made) else ""
     )
+
+
+def _over_steps(label: str, run: RunData, task: str) -> str:
+    """The label of a headline that averages drafts of training says over which steps."""
+    steps = draft_steps(run, task)
+    return f"{label} in the drafts of the last {counted(steps, 'step')}" if steps else label
 
 
 def difference_text(paired: PairedDifference | None) -> str:
@@ -396,7 +403,7 @@ def _alone(run: RunData, runs: Sequence[RunData]) -> list[Finding]:
         members = {task: headline(cells) for task, cells in run.tasks.items()}
         return [_described(run, name, f"{name} (mean)", line.cell, members, runs)]
     return [
-        _described(run, task, headline_label([run], task), headline(cells),
+        _described(run, task, _over_steps(headline_label([run], task), run, task), headline(cells),
                    {metric_name(part, cells): one for part, one in cells.items()
                     if part.startswith(f"{VALUE}/")}, runs)
         for task, cells in run.tasks.items()

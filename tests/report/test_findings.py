@@ -32,6 +32,7 @@ from tests.support import judged
 from tests.support.evaluation import FAST, api, examples, last_message, soul
 from tests.support.servers.openai_server import Body, ScriptedServer
 
+RECORDED = Path(__file__).parents[1] / "recorded"
 N = 60
 FACTS = ("What improved", "By how much", "How certain", "Why", "What got worse", "Who judged",
          "On which rows")  # fmt: skip
@@ -300,6 +301,14 @@ def test_one_run_is_described(models: Path) -> None:
     assert "Lowest: accuracy/order=1 0.000 [" in facts["Why"]
     assert re.search(r"Highest: accuracy/\w+=\w+ 1.000 \[", facts["Why"])
     assert facts["What got worse"].startswith("Unknown")
+
+
+def test_a_mean_over_training_drafts_says_so() -> None:
+    (one,) = findings(load_runs([RECORDED / "ditto"]))
+    assert one.claim == "ditto scores 0.250 on kind in the drafts of the last 4 steps."
+    assert dict(one.facts)["Why"].startswith("Feedback ")
+    (sft,) = findings(load_runs([RECORDED / "sft"]))
+    assert sft.claim == "sft trained 60 steps without feedback, loss 6.208 to 0.274."
 
 
 def test_a_suite_leads_with_its_mean(tmp_path: Path) -> None:
