@@ -282,6 +282,7 @@ def _why(
     made = maker(pair[1], runs)
     if made:
         controls = [one for one in runs if one is not made and _shuffled(one)]
+        controls = [pair[0]] if pair[0].kind == "train" else controls
         texts = [training_text(one) for one in (made, *controls[: any(map(_gap, made.steps))])]
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)

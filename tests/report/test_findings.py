@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from soulkit.report import findings as report
 from soulkit.report import pages
@@ -93,7 +94,8 @@ def training(folder: Path, gaps: list[float] | None, *, shuffled: bool = False) 
     """A training run with these leave-one-out gaps, and the adapter that it saved."""
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "adapter_model.safetensors").write_bytes(folder.name.encode())
-    (folder / "config.yaml").write_text(f"method: ditto\nshuffle_feedback: {str(shuffled).lower()}")
+    settings = {"method": "ditto", "shuffle_feedback": shuffled, "data": {}, "tasks": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     lines: list[dict[str, object]] = [
         {"step": step, "reward/draft": 0.25, "optimizer/lr": 0.1} for step in range(3)
     ]
@@ -255,6 +257,20 @@ def test_a_control_is_called_one_and_a_reward_alone_has_no_feedback(models: Path
     assert texts["most"].claim.startswith("most (control: shuffled feedback) scores ")
     assert "shuffled feedback hurt in swapped" in dict(texts["most"].facts)["Why"]
     assert "grpo trained 3 steps without feedback" in dict(texts["nearly"].facts)["Why"]
+
+
+def test_two_trainings_are_explained_by_both_gaps(models: Path) -> None:
+    for name, gap, shuffled in (("ditto", 0.3, False), ("swapped", 0.0, True)):
+        run = training(models / name, [gap], shuffled=shuffled)
+        for file in ("episodes.jsonl", "conditions.json"):
+            shutil.copy(models / ("all" if shuffled else "most") / file, run / file)
+        summary = json.loads((run / "summary.json").read_text())
+        summary["tasks"] = json.loads((models / "all" / "summary.json").read_text())["tasks"]
+        (run / "summary.json").write_text(json.dumps(summary))
+    (one,) = found(models, "ditto", "swapped")
+    why = dict(one.facts)["Why"]
+    assert "Control: shuffled feedback did not clearly help in swapped" in why
+    assert "Feedback helped in ditto: replies after it scored +0.300" in why
 
 
 def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
