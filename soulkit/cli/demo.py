@@ -107,7 +107,8 @@ def _page(out: Path, *notes: str) -> str:
     from soulkit.report.load import load_runs
     from soulkit.report.pages import write_page
 
-    return str(write_page(load_runs([out]), out / "report" / "index.html", notes=notes))
+    runs = load_runs([out], episodes=False)
+    return str(write_page(runs, out / "report" / "index.html", notes=notes))
 
 
 def _print(demo: Demo, arms: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,15 @@ def _packed(parts: Iterable[str]) -> str:
 
 def _json(value: Any) -> str:
     """JSON with sanitised texts, and null for numbers that JSON does not have."""
-    return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"))
+    text = _write(value)
+    usual = not any(sign in text for sign in _DOUBTFUL) and sanitise(text) == text
+    return text if usual else _write(_safe(value))
+
+
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_DOUBTFUL = ("\\u", "\\b", "\\f", "\\r", "NaN", "Infinity")
+"""What JSON has for control characters and for other numbers. Few episodes have them."""
+_name = lru_cache(10_000)(one_line)
 
 
 def _safe(value: Any) -> Any:
@@ -206,7 +215,7 @@ def _take(record: Record) -> dict[str, Any]:
 
 def _status(record: Record) -> str:
     score = record.score
-    return one_line(f"{score.status}: {score.reason}" if score.reason else score.status)
+    return _name(f"{score.status}: {score.reason}" if score.reason else score.status)
 
 
 def _seen(record: Record) -> list[dict[str, Any]]:
@@ -323,9 +332,9 @@ class _Index:
                  **{f"tag:{tag}": str(value) for tag, value in record.tags.items()}}  # fmt: skip
         codes: dict[str, float | None] = {}
         for name, text in texts.items():
-            known = self.names.setdefault(one_line(name), {})
-            codes[one_line(name)] = known.setdefault(one_line(text), len(known))
-        metrics = {f"metric:{one_line(name)}": v for name, v in record.score.metrics.items()}
+            known = self.names.setdefault(_name(name), {})
+            codes[_name(name)] = known.setdefault(_name(text), len(known))
+        metrics = {f"metric:{_name(name)}": v for name, v in record.score.metrics.items()}
         return {**codes, **metrics, "run": run, "step": record.step, "rollout": record.rollout,
                 "apart": _disagreement(record.score.verdicts)}  # fmt: skip
 
