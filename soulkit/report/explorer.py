@@ -20,9 +20,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +67,25 @@ def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Episod
 
     RunError if the page must be one file and its episodes do not fit; DataError for damaged lines.
     """
-    texts, index = Chunks("", folder, PORTABLE), _Index(runs)
-    for i, run in enumerate(runs):
-        for record in _records(run):
-            index.add(i, record, texts.add(_take(record)))
-    texts.end()
+    index = _Index(runs)
+    takes = (index.add(i, one) for i, run in enumerate(runs) for one in _records(run))
+    texts = Chunks("", folder, PORTABLE, takes)
     if texts.room < 0:
         raise RunError(
             f"The page would be larger than {PORTABLE // 1_000_000} MB.",
-            f"One file cannot hold all texts of {len(index.examples):,} episodes.",
+            "One file cannot hold the texts of all episodes.",
             f"Write a folder instead: soul report {' '.join(shell_path(run.path) for run in runs)} "
             "--format html --out DIR",
         )
-    calls = Chunks("calls-", folder, texts.room)
-    for i, run in enumerate(runs):
-        for key, entry in _calls(run):
-            index.add_calls(i, *key, calls.add(entry))
-    calls.end()
+    entries = (index.add_calls(i, *one) for i, run in enumerate(runs) for one in _calls(run))
+    calls = Chunks("calls-", folder, texts.room, entries)
     if calls.room < 0:  # the page names the command that shows them
         index.columns = {k: v for k, v in index.columns.items() if not k.endswith("calls")}
-        calls = Chunks("calls-", None, 0)
+        calls = Chunks("calls-", None, 0, ())
     for file in (folder / FOLDER).glob("*[0-9].js") if folder is not None else ():
-        if file.stem not in {*texts.names, *calls.names}:  # of an earlier, larger page
+        if file.stem not in {*texts.places, *calls.places}:  # of an earlier, larger page
             file.unlink()
-    places = {"texts": texts.places, "calls": calls.places}
+    places = {"texts": list(texts.places.values()), "calls": list(calls.places.values())}
     inside = {**texts.inside, **calls.inside}
     return EpisodePack(len(index.examples), _packed(index.json(places)), inside, folder is not None)
 
@@ -135,43 +130,33 @@ def _safe(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@dataclass
 class Chunks:
-    """Collects JSON values in chunks of about CHUNK characters."""
+    """JSON values in chunks of about CHUNK characters, inside a page or as files."""
 
-    prefix: str
-    """The names are this prefix and a number."""
-    folder: Path | None
-    room: int
-    """Bytes left for chunks inside the page; negative after too many, which are dropped."""
-    inside: dict[str, str] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    places: list[tuple[int, str]] = field(default_factory=list)
-    """For each chunk: the number of its first value, and the digest of its text."""
-    _parts: list[str] = field(default_factory=list)
-    _size: int = 0
-    _count: int = 0
+    def __init__(self, prefix: str, folder: Path | None, room: int, values: Iterable[Any]) -> None:
+        """The names are `prefix` and a number. Without `folder`, `room` is the bytes left inside
+        the page; it gets negative when there is none left, and the rest is dropped."""
+        self.prefix, self.folder, self.room = prefix, folder, room
+        self.inside: dict[str, str] = {}
+        self.places: dict[str, tuple[int, str]] = {}
+        """Name → number of the first value, and the digest of the text."""
+        parts, size, first = list[str](), 0, 0
+        for value in values:
+            parts.append(_json(value))
+            size += len(parts[-1])
+            if size >= CHUNK:
+                self._add(first, parts)
+                parts, size, first = [], 0, first + len(parts)
+            if self.room < 0:
+                return
+        if parts:
+            self._add(first, parts)
 
-    def add(self, value: Any) -> int:
-        """The number of the value."""
-        self._parts.append(_json(value))
-        self._size += len(self._parts[-1])
-        self._count += 1
-        if self._size >= CHUNK:
-            self.end()
-        return self._count - 1
-
-    def end(self) -> None:
-        """End the current chunk."""
-        if not self._parts or self.room < 0:
-            self._parts, self._size = [], 0
-            return
-        text = _packed(["[", ",".join(self._parts), "]"])
-        name = f"{self.prefix}{len(self.names) + 1:05d}"
+    def _add(self, first: int, parts: Sequence[str]) -> None:
+        text = _packed(["[", ",".join(parts), "]"])
+        name = f"{self.prefix}{len(self.places) + 1:05d}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        self.places.append((self._count - len(self._parts), digest))
-        self.names.append(name)
-        self._parts, self._size = [], 0
+        self.places[name] = (first, digest)
         if self.folder is None:
             self.room -= len(text)
             self.inside[name] = text
@@ -267,8 +252,11 @@ def _disagreement(verdicts: Sequence[Verdict]) -> float | None:
 # -- raw calls -------------------------------------------------------------------------------------
 
 
-def _calls(run: RunData) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """(key without kind, kind) and calls of each episode; none if the ledger is missing or damaged,
+Calls = list[dict[str, Any]]
+
+
+def _calls(run: RunData) -> Iterator[tuple[str, str, Calls]]:
+    """(key without kind, kind, calls) of each episode; none if the ledger is missing or damaged,
     which `soul ledger verify` explains."""
 
     def episode(stored: StoredCall) -> tuple[str, str]:
@@ -280,7 +268,7 @@ def _calls(run: RunData) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]
         if path is not None:
             with LedgerView(path) as view:
                 for key, stored in groupby(view.entries(), episode):
-                    yield key, [_call(one) for one in stored]
+                    yield *key, [_call(one) for one in stored]
 
 
 def _call(stored: StoredCall) -> dict[str, Any]:
@@ -298,7 +286,7 @@ class _Index:
     """The rows of the list, by column. A draft and its refined episode share a row."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
-        self.runs = runs
+        self.runs, self.takes, self.entries = runs, count(), count()
         self.rows: dict[tuple[int, str], int] = {}
         self.examples: list[str] = []
         self.words: list[str] = []
@@ -308,8 +296,8 @@ class _Index:
         self.names: dict[str, dict[str, int]] = {}
         """Column → its texts, which the column stores as numbers."""
 
-    def add(self, run: int, record: Record, take: int) -> None:
-        """Add the episode whose texts are at `take`; it replaces one with the same key."""
+    def add(self, run: int, record: Record) -> dict[str, Any]:
+        """Add an episode, which replaces one with the same key; returns what the page shows."""
         pair = record.kind in ("draft", "refined")
         slot = record.key.removesuffix(f"/{record.kind}") if pair else record.key
         row = self.rows.setdefault((run, slot), len(self.examples))
@@ -318,11 +306,15 @@ class _Index:
             self.examples.append(one_line(record.example_id))
             self.words.append("")
         score, place = ("refined", "twin") if record.kind == "refined" else ("score", "take")
-        numbers: dict[str, float | None] = {score: record.score.value, place: take}
+        numbers: dict[str, float | None] = {score: record.score.value, place: next(self.takes)}
         if new or place == "take":  # of a pair, the list describes the draft
-            numbers |= self._described(row, run, record)
+            older = [
+                name for name in self.columns if not new and name.startswith(("metric:", "tag:"))
+            ]
+            numbers = {**dict.fromkeys(older), **numbers, **self._described(row, run, record)}
         for name, value in numbers.items():
             self._set(row, name, value)
+        return _take(record)
 
     def _described(self, row: int, run: int, record: Record) -> dict[str, float | None]:
         actors, final = {trace.seat for trace in record.episode.traces}, record.episode.final
@@ -338,11 +330,13 @@ class _Index:
         return {**codes, **metrics, "run": run, "step": record.step, "rollout": record.rollout,
                 "apart": _disagreement(record.score.verdicts)}  # fmt: skip
 
-    def add_calls(self, run: int, slot: str, kind: str, place: int) -> None:
+    def add_calls(self, run: int, slot: str, kind: str, calls: Calls) -> Calls:
         self.recorded.add(run)
+        place = next(self.entries)
         row = self.rows.get((run, slot), self.rows.get((run, f"{slot}/{kind}")))
         if row is not None:
             self._set(row, "twin_calls" if kind == "refined" else "calls", place)
+        return calls
 
     def _set(self, row: int, name: str, value: float | None) -> None:
         column = self.columns.setdefault(name, array("d"))

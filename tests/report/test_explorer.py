@@ -61,9 +61,10 @@ def test_a_refined_episode_without_its_draft_is_a_row(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_was_played_again_replaces_the_old_one(tmp_path: Path) -> None:
-    old, new = episode(0, None), episode(0, 1.0, text="Second try.")
+    old, new = replace(episode(0, None), tags={"order": "2"}), episode(0, 1.0, text="Second try.")
     pack = packs(write_records(tmp_path / "run", [old, episode(1, 0.0), new]))
     index = opened(pack.index)
+    assert index["columns"]["tag:order"] == [None, None]  # the newer one has no such tag
     assert pack.total == 2 and index["words"][0] == "Second try."
     assert index["columns"]["score"] == [1, 0] and column(pack, "status")[0] == "ok"
     assert takes(pack)[index["columns"]["take"][0]]["lines"][0]["text"] == "Second try."
