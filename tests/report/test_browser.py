@@ -101,7 +101,9 @@ def training_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
     steps = [pair(i, i % 2, (i % 3) / 2, step=1 + i // 4) for i in range(12)]
     tagged = [
-        replace(one, tags={"order": f"{i % 3}"}) for i, both in enumerate(steps) for one in both
+        replace(one, tags={"order": f"{i % 3}", "question": "a_long_name " * 8})
+        for i, both in enumerate(steps)
+        for one in both
     ]
     first = write_records(folder / "first", [*tagged, spoken(dialogue("Fine."))])
     second = write_records(folder / "second", [spoken(dialogue("Not well."))])
@@ -237,7 +239,7 @@ def test_a_link_reproduces_the_view(demo_page: Path, open_page: Open) -> None:
 def test_every_episode_has_a_link(training_page: Path, open_page: Open) -> None:
     page = ready(open_page(training_page, fragment=link("first", "rooms-5", step=2)))
     assert page.locator("#episode-title").inner_text().startswith("rooms")
-    assert "example rooms-5" in page.locator("#episode .facts").inner_text()
+    assert "example rooms-5" in page.locator("#episode .about").inner_text()
     assert page.locator("#explorer").is_hidden()
     gone = ready(open_page(training_page, fragment=link("first", "rooms-99")))
     assert "no episode 'first/0/rooms-99/0'" in gone.get_by_role("alert").inner_text()
@@ -346,8 +348,8 @@ def test_the_same_example_of_two_runs_is_side_by_side(training_page: Path, open_
     sides = page.locator("#episode .side h4")
     sides.nth(1).wait_for()
     assert [text.split("\n")[0] for text in sides.all_inner_texts()] == [
-        "first: draft",
-        "second: draft",
+        "first: draft, step 0",
+        "second: draft, step 0",
     ]
     assert page.locator("del").all_inner_texts() == ["Fine"]
     assert page.locator("ins").all_inner_texts() == ["Not", "well"]
@@ -370,6 +372,8 @@ def test_axe_finds_no_violation(
     assert axe_violations(page, "#episodes") == []
     section = page.locator("#episodes")
     assert section.evaluate("(one) => one.scrollWidth - one.clientWidth") <= 0
+    about = page.locator("#episode .about").all()
+    assert all(one.evaluate("(one) => one.scrollWidth <= one.clientWidth") for one in about)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
 
