@@ -191,7 +191,8 @@ def _difference(
         moved=tuple(moved), checked=len(parts), p=1.0 if one.paired.p is None else one.paired.p,
         facts=(
             ("What improved" if outcome == BETTER else "What changed",
-             f"{'Nothing clearly: ' * (outcome == UNCLEAR)}{label}, {run} compared with {base}"),
+             f"{'Nothing clearly: ' * (outcome == UNCLEAR)}{label}, {run} compared with {base}"
+             + _about(one.task)),
             ("By how much", f"{difference_text(one.paired)}, from {a} to {b}"),
             ("How certain", _certainty(one)),
             ("Why", _why(pair, runs, moved)),
@@ -206,7 +207,7 @@ def _difference(
 
 def _refused(base: RunData, run: RunData, tasks: str, why: str) -> Finding:
     on = f" on {tasks}" if tasks else ""
-    claim = f"{run.name} cannot be compared with {base.name}{on}: {why.rstrip('.')}."
+    claim = f"{_quoted(run)} cannot be compared with {_quoted(base)}{on}: {why.rstrip('.')}."
     return Finding(
         run=run.name, baseline=base.name, task=tasks, outcome=REFUSED, claim=one_line(claim),
         evidence="The table shows the mean of each run.",
@@ -215,9 +216,19 @@ def _refused(base: RunData, run: RunData, tasks: str, why: str) -> Finding:
 
 def _label(run: RunData, runs: Sequence[RunData]) -> str:
     made = maker(run, runs)
-    return one_line(run.name, 60) + (
-        " (control: shuffled feedback)" if made and _shuffled(made) else ""
-    )
+    control = " (control: shuffled feedback)" if made and _shuffled(made) else ""
+    return f"{_quoted(run)}{control}"
+
+
+def _quoted(run: RunData) -> str:
+    """A run's name in quotation marks, because many are ordinary words."""
+    return f"'{one_line(run.name, 60)}'"
+
+
+def _about(task: str) -> str:
+    """`. The task: SUMMARY` for a built-in task."""
+    spec = load_registry().specs.get(task)
+    return f". The task: {spec.summary}" if spec else ""
 
 
 def _over_steps(label: str, run: RunData, task: str) -> str:
@@ -286,10 +297,10 @@ def _why(
         texts = [training_text(one) for one in (made, *controls[: any(map(_gap, made.steps))])]
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)
-        texts = [f"Another model: {b} instead of {a}" if a != b else "The model is the same"]
+        texts = [f"Another model: '{b}' instead of '{a}'" if a != b else "The model is the same"]
     for part in moved[:1]:
         a, b = number(part.paired.mean_a), number(part.paired.mean_b)
-        texts.append(f"Most moved: {part.metric}, {a} to {b}")
+        texts.append(f"The metric that moved most: {part.metric}, {a} to {b}")
     return one_line(". ".join(texts))
 
 
@@ -324,7 +335,7 @@ def _gap(line: StepLine) -> bool:
 def training_text(run: RunData) -> str:
     """Whether feedback helped: the leave-one-out gap at the first step and its mean over the run;
     without feedback, how the reward or the loss moved."""
-    name, gaps = one_line(run.name, 60), [line.rewards for line in run.steps if _gap(line)]
+    name, gaps = _quoted(run), [line.rewards for line in run.steps if _gap(line)]
     if gaps:
         first = gaps[0]
         gap = estimate_text(first.loo, first.loo_low, first.loo_high, signed)
@@ -333,8 +344,9 @@ def training_text(run: RunData) -> str:
         whose = "Control: shuffled feedback" if _shuffled(run) else "Feedback"
         mean = signed(fmean(one.loo or 0.0 for one in gaps))
         return (
-            f"{whose} {said} in {name}: replies after it scored {gap} above other drafts at the "
-            f"first step, {mean} on average over {counted(len(gaps), 'step')}"
+            f"{whose} {said} in {name}: replies that saw it scored {gap} compared with the other "
+            f"drafts of their row at the first step, {mean} on average over "
+            f"{counted(len(gaps), 'step')}"
         )
     drafts = [line.rewards.draft for line in run.steps if line.rewards.draft is not None]
     losses = [line.learned.loss for line in run.steps if line.learned.loss is not None]
@@ -415,7 +427,7 @@ def _described(
     run: RunData, task: str, label: str, cell: Cell, parts: Mapping[str, Cell],
     runs: Sequence[RunData],
 ) -> Finding:  # fmt: skip
-    name, made = one_line(run.name, 60), maker(run, runs)
+    name, made = _quoted(run), maker(run, runs)
     means = sorted((one.mean, f"{one_line(part)} {cell_text(one)}")
                    for part, one in parts.items() if one.mean is not None)  # fmt: skip
     why = [training_text(made)] if made else []
@@ -427,7 +439,7 @@ def _described(
         run=run.name, task=task, outcome=ONE_RUN, claim=f"{name} {says} on {label}.",
         evidence=f"{mean_text(cell)}.{unfinished}",
         facts=(
-            ("What was measured", f"{label} in {name}"),
+            ("What was measured", f"{label} in {name}{_about(task)}"),
             ("How much", cell_text(cell)),
             ("How certain", f"{mean_text(cell)}{bounds}"),
             ("Why", ". ".join(why) or "No break-downs"),

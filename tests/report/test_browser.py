@@ -66,7 +66,9 @@ def test_the_first_screen_states_seven_facts(demo_page: Path, open_page: Open, d
     )
     assert all(bottom <= 800 for _, bottom in seen), seen
     (claim, _), *facts = seen
-    assert re.search(r"^careful scores 1\.000 on \w+ \(\w+\), up from 0\.\d+ in careless\.$", claim)
+    assert re.search(
+        r"^'careful' scores 1\.000 on \w+ \(\w+\), up from 0\.\d+ in 'careless'\.$", claim
+    )
     said = dict(text.split(" | ", 1) for text, _ in facts)
     assert list(said) == list(FACTS)
     assert not [name for name, form in FACTS.items() if not re.search(form, said[name])], said

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from markupsafe import escape
 
 from soulkit.report import findings as report
 from soulkit.report import pages
@@ -117,13 +118,15 @@ def test_a_gain_has_seven_facts(models: Path) -> None:
               for name in ("reality", "all")]  # fmt: skip
     assert gain.outcome == "better"
     low = f"{shares[0]['mean']:.3f}"
-    assert gain.claim == f"all scores 1.000 on tomi (accuracy), up from {low} in reality."
+    assert gain.claim == f"'all' scores 1.000 on tomi (accuracy), up from {low} in 'reality'."
     facts = dict(gain.facts)
     assert tuple(facts) == FACTS
     assert facts["By how much"].endswith(f", from {low} to 1.000")
     assert "[+" in facts["By how much"] and "p < 0.0001" in facts["How certain"]
     assert f"{N} episodes, {shares[1]['n_clusters']} clusters" in facts["How certain"]
-    assert facts["Why"].startswith("Another model: all instead of reality. Most moved: accuracy/")
+    assert facts["Why"].startswith(
+        "Another model: 'all' instead of 'reality'. The metric that moved most: accuracy/"
+    )
     assert facts["What got worse"].startswith("Nothing got clearly worse; ")
     assert facts["Who judged"] == "Rules; no judge model was asked"
     assert facts["On which rows"] == (
@@ -138,7 +141,7 @@ def test_an_interval_around_zero_is_no_gain(a: str, b: str, models: Path) -> Non
     shutil.copytree(models / b, models / "again")
     (one,) = found(models, a, "again")
     assert one.outcome == "unclear"
-    assert one.claim.startswith("No clear difference on tomi (accuracy): again scores ")
+    assert one.claim.startswith("No clear difference on tomi (accuracy): 'again' scores ")
     assert dict(one.facts)["What changed"].startswith("Nothing clearly: ")
     assert not {"up from", "improved"} & set(one.sentence.split())
 
@@ -154,7 +157,7 @@ def test_a_loss_in_a_part_is_named_although_the_whole_rose(models: Path) -> None
 
 def test_a_fall_leads_with_what_fell(models: Path) -> None:
     (fall,) = found(models, "all", "none")
-    assert fall.claim == "none scores 0.000 on tomi (accuracy), down from 1.000 in all."
+    assert fall.claim == "'none' scores 0.000 on tomi (accuracy), down from 1.000 in 'all'."
     assert dict(fall.facts)["What got worse"].startswith("tomi (accuracy) −1.000 [")
 
 
@@ -187,7 +190,7 @@ def test_runs_that_were_measured_differently_get_a_reason_and_no_difference(
     (one,) = found(models, "none", "all")
     assert one.outcome == "not comparable" and one.facts == ()
     assert (
-        one.claim.startswith("all cannot be compared with none on tomi: ")
+        one.claim.startswith("'all' cannot be compared with 'none' on tomi: ")
         and whys[change] in one.claim
     )
     assert not any(sign in one.sentence for sign in ("+1.000", "p <", "["))
@@ -242,10 +245,12 @@ def test_the_training_stands_beside_its_control(by: str, models: Path) -> None:
     (gain,) = found(models, "none", "ditto", "swapped", "all")
     why = dict(gain.facts)["Why"]
     helped = (
-        "Feedback helped in ditto: replies after it scored +0.300 [+0.200, +0.400] above other "
-        "drafts at the first step, +0.200 on average over 3 steps"
+        "Feedback helped in 'ditto': replies that saw it scored +0.300 [+0.200, +0.400] compared "
+        "with the other drafts of their row at the first step, +0.200 on average over 3 steps"
     )
-    control = "Control: shuffled feedback did not clearly help in swapped: replies after it scored "
+    control = (
+        "Control: shuffled feedback did not clearly help in 'swapped': replies that saw it scored "
+    )
     assert (helped in why) == (control in why) == (by != "neither")
 
 
@@ -254,9 +259,9 @@ def test_a_control_is_called_one_and_a_reward_alone_has_no_feedback(models: Path
     control = training(models / "swapped", [-0.3, 0.0, 0.0], shuffled=True)
     edit(models / "most", actor={"adapter": str(control / "model")})
     texts = {one.run: one for one in found(models, "none", "grpo", "swapped", "nearly", "most")}
-    assert texts["most"].claim.startswith("most (control: shuffled feedback) scores ")
-    assert "shuffled feedback hurt in swapped" in dict(texts["most"].facts)["Why"]
-    assert "grpo trained 3 steps without feedback" in dict(texts["nearly"].facts)["Why"]
+    assert texts["most"].claim.startswith("'most' (control: shuffled feedback) scores ")
+    assert "shuffled feedback hurt in 'swapped'" in dict(texts["most"].facts)["Why"]
+    assert "'grpo' trained 3 steps without feedback" in dict(texts["nearly"].facts)["Why"]
 
 
 def test_two_trainings_are_explained_by_both_gaps(models: Path) -> None:
@@ -269,8 +274,8 @@ def test_two_trainings_are_explained_by_both_gaps(models: Path) -> None:
         (run / "summary.json").write_text(json.dumps(summary))
     (one,) = found(models, "ditto", "swapped")
     why = dict(one.facts)["Why"]
-    assert "Control: shuffled feedback did not clearly help in swapped" in why
-    assert "Feedback helped in ditto: replies after it scored +0.300" in why
+    assert "Control: shuffled feedback did not clearly help in 'swapped'" in why
+    assert "Feedback helped in 'ditto': replies that saw it scored +0.300" in why
 
 
 def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
@@ -313,7 +318,7 @@ def test_one_run_is_described(models: Path) -> None:
     (one,) = found(models, "reality")
     facts = dict(one.facts)
     assert one.outcome == "one run" and len(facts) == 7
-    assert one.claim.startswith("reality scores 0.") and f"({N}/{N}, " in one.evidence
+    assert one.claim.startswith("'reality' scores 0.") and f"({N}/{N}, " in one.evidence
     assert "Lowest: accuracy/order=1 0.000 [" in facts["Why"]
     assert re.search(r"Highest: accuracy/\w+=\w+ 1.000 \[", facts["Why"])
     assert facts["What got worse"].startswith("Unknown")
@@ -321,10 +326,10 @@ def test_one_run_is_described(models: Path) -> None:
 
 def test_a_mean_over_training_drafts_says_so() -> None:
     (one,) = findings(load_runs([RECORDED / "ditto"]))
-    assert one.claim == "ditto scores 0.250 on kind in the drafts of the last 4 steps."
+    assert one.claim == "'ditto' scores 0.250 on kind in the drafts of the last 4 steps."
     assert dict(one.facts)["Why"].startswith("Feedback ")
     (sft,) = findings(load_runs([RECORDED / "sft"]))
-    assert sft.claim == "sft trained 60 steps without feedback, loss 6.208 to 0.274."
+    assert sft.claim == "'sft' trained 60 steps without feedback, loss 6.208 to 0.274."
 
 
 def test_a_suite_leads_with_its_mean(tmp_path: Path) -> None:
@@ -340,7 +345,7 @@ def test_a_suite_leads_with_its_mean(tmp_path: Path) -> None:
     assert mean.task == "tom" and "of 3 tasks higher" in mean.claim
     assert all(one.outcome != "unclear" for one in tasks)
     (single,) = findings(runs[1:])
-    assert single.claim.startswith("b scores 0.") and "tom (mean)" in single.claim
+    assert single.claim.startswith("'b' scores 0.") and "tom (mean)" in single.claim
 
 
 def test_a_folder_of_runs_is_read_oldest_first(models: Path) -> None:
@@ -369,7 +374,7 @@ def test_every_format_begins_with_the_finding(
     models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = [models / "none", models / "all"]
-    claim = "all scores 1.000 on tomi (accuracy), up from 0.000 in none."
+    claim = "'all' scores 1.000 on tomi (accuracy), up from 0.000 in 'none'."
     assert soul("report", *names) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == claim
@@ -382,7 +387,7 @@ def test_every_format_begins_with_the_finding(
     assert {"metric", "difference", "ci_low", "p"} <= said["moved"][0].keys()
     page = tmp_path / "page.html"
     assert soul("report", *names, "--format", "html", "--out", page) == 0
-    assert f"<h1>{claim}</h1>" in page.read_text()
+    assert f"<h1>{escape(claim)}</h1>" in page.read_text()
 
 
 def test_many_findings_are_counted(models: Path) -> None:
