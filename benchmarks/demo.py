@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soulkit.demo.training import METRICS, Demo, evaluation_of
+from soulkit.demo.training import METRICS, TASK, Demo, evaluation_of
 from soulkit.metrics.intervals import estimate, estimate_text, number
+from soulkit.runs.jsonl import read_jsonl
 
 LABELS = {
     "warmup": "before training", "ditto": "Ditto", "shuffled": "Ditto, shuffled feedback",
@@ -108,55 +109,93 @@ def report(out: Path) -> str:
 
 # -- figure ----------------------------------------------------------------------------------------
 
+Curve = list[float]
+"""Share of right words in the replies of each training step."""
+COLOURS = {
+    "ditto": ("#0969da", "#4493f8"), "dense": ("#bc4c00", "#f0883e"),
+    "grpo": ("#59636e", "#9198a1"), "shuffled": ("#8250df", "#ab7df8"),
+}  # fmt: skip
+"""Arm → colour on a light and on a dark page."""
 STYLE = """
-  text { font: 14px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12px; fill: #59636e }
-  .grid { stroke: #d1d9e0 } .dot { fill: #8c959f; fill-opacity: .7 } .ditto { fill: #0969da }
-  .mean { stroke: #1f2328; stroke-width: 2.5 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }
-    .dot { fill: #9198a1 } .ditto { fill: #4493f8 } .mean { stroke: #f0f6fc }
-  }
+text { font: 14px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12px; fill: #59636e }
+.grid { stroke: #d1d9e0 } path { fill: none; stroke-opacity: .3 }
+.mean { stroke-width: 2.5; stroke-opacity: 1 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d } DARK
+}
 """
-WIDTH, LEFT, RIGHT, TOP, ROW = 760, 250, 60, 46, 40
+LEFT, RIGHT, TOP, BOTTOM, GAP = 40, 470, 50, 300, 22
+"""Edges of the curves, and the least distance of two labels, in pixels."""
 
 
-def draw(results: Results) -> str:
-    """SVG: a row per arm, a dot per seed, and a line at the mean. Readable in dark mode."""
-    bottom = TOP + ROW * len(results)
-    seeds = max(map(len, results.values()))
+def read_curves(out: Path) -> dict[str, list[Curve]]:
+    """Arm → the curve of every seed that has finished it."""
+    curves: dict[str, list[Curve]] = {}
+    for name, by_seed in read_results(out).items():
+        for seed in by_seed if name in COLOURS else ():
+            lines = read_jsonl(out / f"seed{seed}" / name / "metrics.jsonl")
+            words = [line[f"task/{TASK}/words"] for line in lines]
+            curves.setdefault(name, []).append(words)
+    return curves
+
+
+def draw(results: Results, curves: dict[str, list[Curve]]) -> str:
+    """SVG: right words by training step, a thin line per seed and a thick one for their mean; the
+    labels show how many replies to held-out people are exactly right. Readable in dark mode."""
+    seeds = max(map(len, curves.values()))
+    light, dark = (" ".join(f".{name} {{ stroke: {both[mode]} }} text.{name} {{ stroke: none; "
+                            f"fill: {both[mode]} }}" for name, both in COLOURS.items())
+                   for mode in (0, 1))  # fmt: skip
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 44}" role="img">',
-        f"<title>Exactly right replies by arm, {seeds} seeds</title><style>{STYLE}</style>",
-        f'<text x="0" y="18">Replies that are exactly right, on new combinations of job, town and '
-        f"pet; one dot per seed ({seeds})</text>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {BOTTOM + 48}" role="img">',
+        f"<title>Right words by training step, {seeds} seeds</title>",
+        f"<style>{light}{STYLE.replace('DARK', dark)}</style>",
+        '<text x="0" y="18">Right words in the replies during training</text>',
+        f'<text class="small" x="0" y="36">one thin line per seed ({seeds} seeds)</text>',
+        f'<text x="{RIGHT + 12}" y="18">Held-out people, exactly right</text>',
+        f'<text class="small" x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 40}" text-anchor="middle">'
+        "training step</text>",
     ]
-    for tick in (0, 0.25, 0.5, 0.75, 1):
-        x = _x(tick)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 10}" '
-                     f'y2="{bottom}"/><text class="small" x="{x:.1f}" y="{bottom + 20}" '
-                     f'text-anchor="middle">{tick:g}</text>')  # fmt: skip
-    for place, (name, by_seed) in enumerate(results.items()):
-        parts += _row(TOP + ROW * (place + 0.5), name, [run.exact for run in by_seed.values()])
-    return "\n".join([*parts, "</svg>\n"])
+    parts += _axes(max(len(curve) for some in curves.values() for curve in some))
+    for name, some in curves.items():
+        mean = [statistics.fmean(shares) for shares in zip(*some, strict=False)]
+        parts += [f'<path class="{name}" d="{_path(curve)}"/>' for curve in some]
+        parts.append(f'<path class="{name} mean" d="{_path(mean)}"/>')
+    return "\n".join([*parts, *_labels(results, curves), "</svg>\n"])
 
 
-def _row(y: float, name: str, shares: Sequence[float]) -> list[str]:
-    kind = "dot ditto" if name == "ditto" else "dot"
-    mean = statistics.fmean(shares)
-    dots = [
-        f'<circle class="{kind}" r="5" cx="{_x(share):.1f}" '
-        f'cy="{y + (2 * place / max(len(shares) - 1, 1) - 1) * ROW / 4:.1f}"/>'
-        for place, share in enumerate(shares)
-    ]
-    label = f'<text x="{LEFT - 20}" y="{y + 5:.1f}" text-anchor="end">{LABELS[name]}</text>'
-    line = (f'<line class="mean" x1="{_x(mean):.1f}" x2="{_x(mean):.1f}" y1="{y - 15:.1f}" '
-            f'y2="{y + 15:.1f}"/>')  # fmt: skip
-    value = f'<text x="{WIDTH - RIGHT + 14}" y="{y + 5:.1f}">{mean:.3f}</text>'
-    return [label, *dots, line, value]
+def _axes(steps: int) -> list[str]:
+    parts = []
+    for share, words in ((0, "0"), (1 / 7, "1/7"), (0.5, "0.5"), (1, "1")):
+        y = _y(share)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                     f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
+                     f"{words}</text>")  # fmt: skip
+    for step in (1, steps):
+        parts.append(f'<text class="small" x="{LEFT if step == 1 else RIGHT}" y="{BOTTOM + 20}" '
+                     f'text-anchor="middle">{step}</text>')  # fmt: skip
+    return parts
 
 
-def _x(share: float) -> float:
-    return LEFT + share * (WIDTH - LEFT - RIGHT)
+def _labels(results: Results, curves: dict[str, list[Curve]]) -> list[str]:
+    """The arms at the ends of their curves, one above the other."""
+    ends = {name: statistics.fmean(curve[-1] for curve in some) for name, some in curves.items()}
+    parts, y = [], 0.0
+    for name in sorted(ends, key=lambda name: -ends[name]):
+        y = max(_y(ends[name]), y + GAP)
+        exact = statistics.fmean(run.exact for run in results[name].values())
+        parts.append(f'<text class="{name}" x="{RIGHT + 12}" y="{y + 5:.1f}">{exact:.3f}  '
+                     f"{LABELS[name]}</text>")  # fmt: skip
+    return parts
+
+
+def _path(curve: Curve) -> str:
+    width = (RIGHT - LEFT) / max(len(curve) - 1, 1)
+    return "M" + "L".join(f"{LEFT + i * width:.1f} {_y(y):.1f}" for i, y in enumerate(curve))
+
+
+def _y(share: float) -> float:
+    return BOTTOM - share * (BOTTOM - TOP)
 
 
 def main() -> None:
@@ -174,7 +213,7 @@ def main() -> None:
     out = chosen.report or chosen.out
     print(report(out))
     if chosen.figure is not None:
-        chosen.figure.write_text(draw(read_results(out)), encoding="utf-8")
+        chosen.figure.write_text(draw(read_results(out), read_curves(out)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ def test_the_seeds_of_the_demo_run_and_the_second_call_repeats_nothing(tmp_path:
     figure = tmp_path / "demo.svg"
     script("benchmarks/demo.py", "--report", tmp_path / "seeds", "--figure", figure)
     drawn = ElementTree.fromstring(figure.read_text("utf-8"))
-    circles = drawn.findall("{http://www.w3.org/2000/svg}circle")
-    assert len(circles) == 5 and "prefers-color-scheme: dark" in figure.read_text("utf-8")
+    lines = drawn.findall("{http://www.w3.org/2000/svg}path")
+    assert len(lines) == 8 and "prefers-color-scheme: dark" in figure.read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 
+from soulkit.demo.processes import run_together
 from soulkit.demo.scripted import ScriptedDemo, careful, careless
 from soulkit.errors import ConfigError
+from soulkit.reporting import SILENT
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import read_jsonl
 
@@ -267,17 +269,22 @@ def test_an_interrupted_and_a_killed_demo_resume(tmp_path: Path) -> None:
         assert steps == list(range(6))
 
 
-def test_an_error_in_an_arm_is_reported_in_three_lines(
+def test_an_error_in_a_process_is_reported_in_three_lines(
     demo: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Here: the folder of one arm belongs to another run."""
-    (tmp_path / "shuffled").symlink_to(demo[0] / "ditto")
-    (tmp_path / "rows").symlink_to(demo[0] / "rows")
-    done = soul("demo", "--out", tmp_path, "--steps", 1)
+    """Here: the folder of the warm-up belongs to a demo with other rows."""
+    (tmp_path / "warmup").symlink_to(demo[0] / "warmup")
+    done = soul("demo", "--out", tmp_path)
     assert done.returncode == 2
     what, why, fix = done.stderr.strip().splitlines()[-3:]
-    assert what.startswith("error: shuffled: ")
+    assert what.startswith("error: warmup: ") and "different settings" in what
     assert why.startswith("why: ") and fix.startswith("fix: ")
+
+
+def test_a_bug_in_a_process_is_raised_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="broken: TypeError: int") as error:
+        run_together({"broken": int}, SILENT)  # type: ignore[dict-item]
+    assert "Traceback" in error.value.__notes__[0]
 
 
 # -- documentation ---------------------------------------------------------------------------------
