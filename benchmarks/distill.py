@@ -67,7 +67,13 @@ OPTION = {"option": {"max_turns": "5"}}
 BY_TASK: dict[str, dict[str, Any]] = {
     STORIES: {"prompts_per_step": 64, "mini_batch_prompts": 16},
     KEEPER: {"prompts_per_step": 16, "mini_batch_prompts": 4, "lr": 2e-3, **OPTION},
-    CAST: {"prompts_per_step": 64, "mini_batch_prompts": 8},
+    CAST: {
+        "prompts_per_step": 64,
+        "mini_batch_prompts": 4,
+        "temperature": 0.8,
+        "eps_high": 1.0,
+        "coach": "symbolic",
+    },
 }
 DISTILLED: dict[str, Any] = {
     "keep_top": 2, "batch": 8, "lr": 1e-3, "batch_size": 256,
