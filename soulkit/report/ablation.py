@@ -37,7 +37,6 @@ from soulkit.metrics.intervals import (
     signed,
 )
 from soulkit.report.figures import (
-    INK,
     Chart,
     Dot,
     Plot,
@@ -431,7 +430,7 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
     curves = [
         {"figure": chart.title, "panel": panel.title, **{name: getattr(c, name) for name in names}}
         for chart in ablation.curves for panel in chart.panels for c in panel.curves
-        if not c.thin and c.colour > INK
+        if not c.thin
     ]  # fmt: skip
     values = asdict(replace(ablation, curves=()))
     return {**values, "curves": curves, "missing": missing, "first": ablation.first,

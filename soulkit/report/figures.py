@@ -19,7 +19,7 @@ from soulkit.metrics.intervals import Interval, number
 from soulkit.text import one_line
 
 GREY, INK = -1, 0
-"""Colours of lines in the background, and of texts and references; 1, 2, … are the series."""
+"""Colours of grids, and of texts and references; 1, 2, … are the series."""
 PAPER = ("#40444b", "#0072b2", "#d55e00", "#009e73", "#aa4499", "#c98a00", "#3f9fd8", "#dcdcd7")
 """Ink, series and grey in files: the colours of Okabe and Ito, safe for colour-blind readers."""
 PAGE = ("var(--ink-2)", *(f"var(--s{i})" for i in range(1, 7)), "var(--line)")
@@ -30,7 +30,8 @@ without colour."""
 MOST_POINTS, FEW = 400, 12
 """Maximum number of points of a drawn curve; curves with few points mark each of them."""
 IN_ONE_FRAME = 4
-"""Maximum number of intervals in one frame; further ones would hide each other."""
+"""Maximum number of intervals, and of arms with several curves, in one frame; further ones would
+hide each other."""
 
 Numbers = Sequence[float | None]
 
@@ -50,7 +51,13 @@ class Curve:
     colour: int = 1
     dash: int = 0
     thin: bool = False
-    """One of several seeds, or a curve in the background; not in the legend."""
+    """One of several seeds; not in the legend."""
+
+    def first_and_last(self) -> list[tuple[int, float]]:
+        """(step, value) of the first and the last number."""
+        both = zip(self.steps, self.values, strict=True)
+        points = [(step, value) for step, value in both if value is not None]
+        return [points[0], points[-1]] if points else []
 
 
 def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
@@ -122,8 +129,6 @@ class Chart:
     title: str
     caption: str
     panels: Sequence[Plot]
-    alike: bool = False
-    """All panels have the same scale."""
 
     def legend(self) -> dict[str, tuple[int, int | None]]:
         """Label → colour and line style, None for dots."""
@@ -194,10 +199,9 @@ WIDTH, HEIGHT = 340, 220
 TOP, RIGHT, BOTTOM, LABEL, LANE, LETTER = 28, WIDTH - 14, 38, 19, 12, 7.4
 
 
-def panel_marks(chart: Chart, panel: Plot) -> tuple[list[Mark], int]:
+def panel_marks(panel: Plot) -> tuple[list[Mark], int]:
     """A panel as marks in drawing order, and its height."""
-    shown = chart.panels if chart.alike else [panel]
-    scores = Axis.of((v for one in shown for v in one.scale()), 4)
+    scores = Axis.of(panel.scale(), 4)
     head = [Mark([(0, 14)], text=panel.title)] if panel.title else []
     if panel.rows:
         rows, height = _row_marks(panel, scores)
@@ -241,7 +245,7 @@ def _line_marks(panel: Plot, curve: Curve, x: Axis, y: Axis) -> Iterator[Mark]:
         there = [(places[i], y.at(high[i] or 0)) for i in part]
         back = [(places[i], y.at(low[i] or 0)) for i in reversed(part)]
         yield Mark([*there, *back], curve.colour, 0, opacity=0.16)
-    faint = 0.45 if curve.thin and curve.colour != GREY else 1.0
+    faint = 0.45 if curve.thin else 1.0
     points: list[tuple[float, float]] = []
     for part in _stretches(curve.values):
         line = [(places[i], y.at(curve.values[i] or 0)) for i in part]
@@ -315,7 +319,7 @@ def on_page(chart: Chart) -> Figure:
     """The chart as inline SVG in the colours of the page, one element per panel."""
     drawn = []
     for panel in chart.panels:
-        marks, height = panel_marks(chart, panel)
+        marks, height = panel_marks(panel)
         title = html.escape(one_line(": ".join(filter(None, (chart.title, panel.title)))))
         words, top = html.escape(_in_words(panel)), 0 if panel.title else 14
         drawn.append(
@@ -335,8 +339,7 @@ def _in_words(panel: Plot) -> str:
     """The numbers of a panel: first and last value of each curve, every mean, every line."""
     lines = [f"{panel.rows[dot.row]}, {dot.label}: {number(dot.value)}" for dot in panel.dots]
     for curve in panel.curves:
-        points = [(s, v) for s, v in zip(curve.steps, curve.values, strict=True) if v is not None]
-        ends = dict(points[:1] + points[-1:]) if not curve.thin else {}
+        ends = {} if curve.thin else dict(curve.first_and_last())
         text = ", ".join(f"{number(value)} at step {step}" for step, value in ends.items())
         lines += [f"{curve.label}: {text}"] if text else []
     return one_line("; ".join([*lines, *(f"{text}: {number(at)}" for text, at in panel.rules)]))
@@ -432,7 +435,7 @@ def _sheet(chart: Chart) -> tuple[list[Mark], int, int]:
         heights = []
         for i, panel in enumerate(chart.panels[start : start + columns]):
             titled = replace(panel, title=panel.title or chart.title)
-            inside, height = panel_marks(chart, titled)
+            inside, height = panel_marks(titled)
             marks += _moved(inside, i * (WIDTH + 20), top)
             heights.append(height)
         top += max(heights)

@@ -113,8 +113,7 @@ def render(
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         curves=[on_page(chart) for chart in learning_charts(runs)],
-        trained=[(run, training_text(run), tables.step_rows(run) if run.steps else [])
-                 for run in runs if run.steps or run.evals],
+        trained=[training_text(run) for run in runs if run.steps or run.evals],
         statuses=_statuses(runs),
         published=published.tables,
         published_notes=[note for note in published.notes if note not in said],

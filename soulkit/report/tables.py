@@ -8,7 +8,7 @@ mean follow. Metrics have the names that their tasks declare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.comparability import unlike_pairs
@@ -42,10 +42,9 @@ from soulkit.metrics.intervals import (
 from soulkit.report.grid import Grid, GridRow, grid_markdown, grid_parts, md_text
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, published_beside
-from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
+from soulkit.report.training import LABELLED_FACTS, facts_of_training, steps_grid
 from soulkit.runs.conditions import SCORING
 from soulkit.text import counted, dollars, duration, one_line
-from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.summary import TrainSummary
 
 if TYPE_CHECKING:
@@ -251,15 +250,6 @@ def grids_of(run: RunData, *, details: bool, brief: bool = False) -> list[Grid]:
     return scores + ([steps_grid(run)] if run.steps else [])
 
 
-def steps_grid(run: RunData) -> Grid:
-    """The first and last step of a training run."""
-    steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
-    return Grid(
-        head=("training", *(f"step {step}" for step in steps)),
-        rows=tuple(GridRow.of(*row[: 1 + len(steps)]) for row in step_rows(run)),
-    )
-
-
 def _published_grid(table: Publication, models: Sequence[str]) -> Grid:
     return Grid(
         head=(table.title, *models),
@@ -281,49 +271,6 @@ def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
         (task, [headline(cells) if headline_name(cells) else None for cells in several])
         for task, several in sides.items()
     ]
-
-
-def step_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """(quantity, first, last) of what a training run records at every step."""
-    first, last = run.steps[0], run.steps[-1]
-    rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
-    whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
-    return whole + _task_rows(run) + validation_rows(run.valid)
-
-
-def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """Draft reward and gap of each task of a mixture, at the first and last step with that task. If
-    this is not the column's step, the cell names it."""
-    rows = []
-    for label, name in (("draft reward", "draft_by_task"), ("leave-one-out gap", "loo_by_task")):
-        columns = {line.step: getattr(line.rewards, name) for line in run.steps}
-        for task in dict.fromkeys(task for column in columns.values() for task in column):
-            steps = [step for step, column in columns.items() if task in column]
-            ends = ((steps[0], run.steps[0].step), (steps[-1], run.steps[-1].step))
-            first, last = (
-                number(columns[step][task]) + (f" (step {step})" if step != end else "")
-                for step, end in ends
-            )
-            rows.append((f"{label}, {task}", first, last))
-    return rows
-
-
-QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
-    "draft reward": lambda line: line.rewards.draft,
-    "refined reward": lambda line: line.rewards.refined,
-    "leave-one-out gap": lambda line: line.rewards.loo,
-    "pair gap": lambda line: line.rewards.pair,
-    "loss": lambda line: line.learned.loss,
-    "drafts with feedback": lambda line: line.feedback.share,
-    "feedback that leaks": lambda line: line.feedback.leak_share,
-    "different feedback texts per draft": lambda line: line.feedback.distinct,
-    "clipped tokens": lambda line: line.learned.means.clipped,
-    "mean ratio": lambda line: line.learned.means.ratio,
-    "entropy": lambda line: line.learned.means.entropy,
-    "KL to base": lambda line: line.learned.kl_base,
-    "response length": lambda line: line.rewards.tokens_per_turn,
-}
-"""The quantities shown for a step."""
 
 
 def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:

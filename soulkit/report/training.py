@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from soulkit.eval.results.summary import Cell
-from soulkit.metrics.intervals import Interval, estimate, estimate_text, finite_value, signed
-from soulkit.report.figures import DASHES, GREY, IN_ONE_FRAME, INK, Chart, Curve, Plot
+from soulkit.metrics.intervals import (
+    Interval,
+    estimate,
+    estimate_text,
+    finite_value,
+    number,
+    signed,
+)
+from soulkit.report.figures import DASHES, IN_ONE_FRAME, Chart, Curve, Plot
+from soulkit.report.grid import Grid, GridRow
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, published_during_training
 from soulkit.runs.folder import is_run, read_config
@@ -129,21 +137,6 @@ def _moved(first: float, last: float, name: str) -> str:
     return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
 
 
-def validation_rows(
-    measured: Sequence[tuple[int, Mapping[str, float]]],
-) -> list[tuple[str, str, str]]:
-    """(label, first, newest) loss of each validation source, from (step, source → loss)."""
-    rows = []
-    for name in dict.fromkeys(name for _, losses in measured for name in losses):
-        ends = [(step, losses[name]) for step, losses in measured if name in losses]
-        first, last = (
-            f"{loss:.3f} ({f'step {step}' if step >= 0 else 'before'})"
-            for step, loss in (ends[0], ends[-1])
-        )
-        rows.append((f"validation loss, {name}", first, last))
-    return rows
-
-
 def canary_text(canaries: CanaryTotals | None) -> str:
     """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and the number without a verdict;
     empty without canaries."""
@@ -183,6 +176,21 @@ def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
                 steps = "" if by_task.get(task) else " steps"
                 by_task.setdefault(task, []).append(f"{moved} after {step}{steps}")
     return "; ".join(f"{task} {', '.join(moves)}" for task, moves in by_task.items())
+
+
+def steps_grid(run: RunData, title: str = "") -> Grid:
+    """The first and the last number of each curve of a training run. If it is not from the first or
+    last step, the cell names its step."""
+    columns = [run.steps[0].step, run.steps[-1].step]
+    rows = []
+    for quantity in QUANTITIES:
+        for curve in quantity.read(run):
+            ends = zip(curve.first_and_last(), columns, strict=True)
+            texts = [number(value) + (f" (step {step})" if step != column else "")
+                     for (step, value), column in ends]  # fmt: skip
+            rows.append(GridRow.of(f"{quantity.title}: {curve.label}", *texts))
+    head = ("training", *(f"step {step}" for step in columns))
+    return Grid(title=title, head=head, rows=tuple(rows))
 
 
 # --- learning curves ------------------------------------------------------------------------------
@@ -261,9 +269,9 @@ def _chart(
         arm: {label: _with_mean([c for c in lines if c.label == label], scale) for label in labels}
         for arm, lines in curves.items()
     }
-    split = len(labels) > 1 and ((len(curves) > 1 and not quantity.together) or bool(published))
-    crowded = sum(map(bool, curves.values())) > IN_ONE_FRAME
-    panels = _panel_per_arm(drawn) if crowded else [
+    together = len(curves) == 1 or (quantity.together and len(curves) <= IN_ONE_FRAME)
+    split = len(labels) > 1 and (not together or bool(published))
+    panels = [
         Plot(title=shown[0] if split else "", curves=_in_one_frame(drawn, shown, labels),
              rules=[rule for label in shown for rule in published.get(label, ())])
         for shown in ([[label] for label in labels] if split else [labels])
@@ -273,12 +281,11 @@ def _chart(
         "Thin: seeds; thick: their mean; shaded: its 95% interval, from three seeds on."
         if seeds
         else "",
-        "Each panel shows one arm; grey: the others; dashed: the first." if crowded else "",
         f"Dashed lines: {CAVEAT}" if any(panel.rules for panel in panels) else "",
     ]
     return Chart(
         name=re.sub(r"\W+", "-", quantity.title.lower()), title=quantity.title, panels=panels,
-        caption=" ".join(filter(None, (quantity.caption, *remarks))), alike=crowded,
+        caption=" ".join(filter(None, (quantity.caption, *remarks))),
     )  # fmt: skip
 
 
@@ -296,23 +303,6 @@ def _in_one_frame(drawn: Drawn, shown: Sequence[str], labels: Sequence[str]) -> 
             look = partial(replace, label=name, colour=place + 1, dash=dash % len(DASHES))
             curves += map(look, drawn[arm][label])
     return curves
-
-
-def _panel_per_arm(drawn: Drawn) -> list[Plot]:
-    """A panel for each arm, with the others in grey and the first one dashed."""
-    means = {arm: [lines[-1] for lines in by_label.values() if lines][:1]
-             for arm, by_label in drawn.items()}  # fmt: skip
-    first = next(iter(drawn))
-    panels = []
-    for arm in (arm for arm in drawn if means[arm]):
-        others = [c for other in drawn if other not in (arm, first) for c in means[other]]
-        curves = [replace(c, colour=GREY, thin=True, low=(), high=()) for c in others]
-        curves += [replace(c, label=first, colour=INK, dash=1, low=(), high=())
-                   for c in means[first] if arm != first]  # fmt: skip
-        for s, lines in enumerate(drawn[arm].values()):
-            curves += [replace(c, colour=s + 1, dash=s % len(DASHES)) for c in lines]
-        panels.append(Plot(title=arm, curves=curves))
-    return panels
 
 
 def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:

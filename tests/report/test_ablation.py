@@ -205,6 +205,6 @@ def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
     assert drawn >= {"results", "rewards", "evaluation-during-training", "policy"}
     saved = json.loads((tmp_path / "report" / "comparison.json").read_text())
     dev = [one for one in saved["curves"] if one["figure"] == "Evaluation during training"]
-    assert [one["panel"] for one in dev if one["label"] == "tomi"] == list(TEN)
+    assert [one["label"] for one in dev if one["panel"] == "tomi"] == list(TEN)
     assert dev[0]["steps"] == [4, 9, 14, 19, 24, 29] and len(dev[0]["low"]) == 6
     assert [row["arm"] for row in saved["rows"]] == list(TEN) and saved["first"] == "grpo"

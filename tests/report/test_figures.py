@@ -49,12 +49,12 @@ from tests.support.evaluation import soul
 EVIL = "<script>x</script>\"'&\u202e $x^$ \x1b[31m"
 
 
-def chart(*panels: Plot, alike: bool = False) -> Chart:
-    return Chart(name="n", title="Title", caption="c", panels=panels, alike=alike)
+def chart(*panels: Plot) -> Chart:
+    return Chart(name="n", title="Title", caption="c", panels=panels)
 
 
 def marks(panel: Plot) -> list[Mark]:
-    return panel_marks(chart(panel), panel)[0]
+    return panel_marks(panel)[0]
 
 
 def lines(panel: Plot, width: float = 2) -> list[Mark]:
@@ -157,7 +157,7 @@ def test_a_reference_line_is_dashed_labelled_and_inside() -> None:
 def test_dots_share_rows_and_have_their_interval_and_seeds() -> None:
     dot = Dot(label="a", row=1, value=0.5, low=0.4, high=0.7, seeds=(0.45, 0.55))
     panel = Plot(rows=["first", "second"], dots=[replace(dot, row=0, value=0.9), dot])
-    drawn, height = panel_marks(chart(panel), panel)
+    drawn, height = panel_marks(panel)
     texts = {m.text: m.points[0][1] for m in drawn if m.text}
     (_, bar), (_, point) = ([m for m in drawn if m.width == 4],
                             [m for m in drawn if m.width == 0])  # fmt: skip
@@ -308,16 +308,17 @@ def test_two_arms_never_share_a_name(tmp_path: Path) -> None:
     assert list(map(len, arms_of(load_runs([tmp_path])).values())) == [2, 2]
 
 
-def test_many_arms_have_a_panel_each_on_one_scale(tmp_path: Path) -> None:
-    for i in range(5):
-        training(tmp_path / f"arm{i}", [0.1, 0.1 * (i + 1)], lr=i)
+def test_the_curves_of_many_arms_differ_in_colour_or_line(tmp_path: Path) -> None:
+    """Drafts and refined episodes of more than four arms have a panel each."""
+    for i in range(7):
+        path = training(tmp_path / f"arm{i}", [0.1, 0.1 * (i + 1)], lr=i)
+        lines = [{"step": s, "reward/draft": 0.1, "reward/refined": 0.2} for s in (0, 1)]
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (found,) = learning_charts(load_runs([tmp_path]))
-    assert [panel.title for panel in found.panels] == [f"arm{i}" for i in range(5)] and found.alike
-    last = found.panels[-1]
-    assert [(c.label, c.thin) for c in last.curves][-2:] == [("arm0", False), ("drafts", False)]
-    drawn = [panel_marks(found, panel)[0] for panel in found.panels]
-    scales = {tuple(m.points[0] for m in d if m.text and m.anchor == "end") for d in drawn}
-    assert len(scales) == 1
+    assert [panel.title for panel in found.panels] == ["drafts", "refined"]
+    for panel in found.panels:
+        assert [curve.label for curve in panel.curves] == [f"arm{i}" for i in range(7)]
+        assert len({(curve.colour % 6, curve.dash) for curve in panel.curves}) == 7
 
 
 @pytest.mark.parametrize(

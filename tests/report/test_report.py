@@ -30,7 +30,7 @@ from soulkit.report import pages, tables
 from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.published import CAVEAT, publications, published_for
-from soulkit.report.training import learning_charts
+from soulkit.report.training import learning_charts, steps_grid
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
     Completion,
@@ -235,7 +235,7 @@ def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     assert expected in plain
     assert tables.md_text(expected) in tables.markdown(runs)
     assert "unfinished" not in plain
-    assert "leave-one-out gap" in plain
+    assert "Leave-one-out gap: other drafts" in plain
     assert CAVEAT in tables.markdown(runs)
 
 
@@ -336,10 +336,10 @@ def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
     charts = {chart.title: chart for chart in learning_charts([run])}
     assert list(charts) == ["Rewards", "Rewards by task", "Leave-one-out gap by task"]
     assert list(charts["Rewards by task"].legend()) == ["a", "b"]
-    rows = {label: values for label, *values in tables.step_rows(run)}
-    assert rows["draft reward, b"] == ["0.300", "0.700"]
-    assert rows["draft reward, a"] == ["0.100", "0.400 (step 1)"]
-    assert rows["leave-one-out gap, a"] == ["0.100 (step 1)", "0.100 (step 1)"]
+    rows = {row.cells[0].text: [c.text for c in row.cells[1:]] for row in steps_grid(run).rows}
+    assert rows["Rewards by task: b"] == ["0.300", "0.700"]
+    assert rows["Rewards by task: a"] == ["0.100", "0.400 (step 1)"]
+    assert rows["Leave-one-out gap by task: a"] == ["0.100 (step 1)", "0.100 (step 1)"]
 
 
 def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None
     (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2, "gap/loo": null}\n')
     (run,) = load_runs([path])
     assert [chart.title for chart in learning_charts([run])] == ["Rewards"]
-    assert "draft reward" in terminal_text([run])
+    assert "Rewards: drafts" in terminal_text([run])
 
 
 def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None:

@@ -271,10 +271,10 @@ def test_a_training_on_a_suite_shows_its_steps_as_well(registry: Registry) -> No
     one = replace(run("one", **WHOLE), kind="train", steps=steps_of(lines))
     view = ReportView([one], duo(registry, one))
     for text in (view.text(), view.markdown()):
-        assert "draft reward, tomi" in text and "0.125" in text and "0.062" in text
-        assert text.index("hitom") < text.index("draft reward, tomi")
+        assert "Rewards by task: tomi" in text and "0.125" in text and "0.062" in text
+        assert text.index("hitom") < text.index("Rewards by task: tomi")
     two = ReportView([one, run("two", **WHOLE)], duo(registry, one, run("two", **WHOLE)))
-    assert two.text().count("draft reward, tomi") == 1
+    assert two.text().count("Rewards by task: tomi") == 1
     assert "## one" in two.markdown() and "## two" not in two.markdown()
 
 
