@@ -30,17 +30,11 @@ from soulkit.report.findings import (
     judges_text,
     training_text,
 )
-from soulkit.report.grid import (
-    Grid,
-    grid_markdown,
-    grid_parts,
-    md_text,
-    parts_text,
-)
+from soulkit.report.grid import Grid, parts_text
 from soulkit.report.load import EPISODES, RunData
 from soulkit.report.published import Publication, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
-from soulkit.report.training import learning_charts
+from soulkit.report.training import learning_charts, steps_grid
 from soulkit.runs.jsonl import has_lines, write_aside
 from soulkit.runs.records import stream_records
 from soulkit.text import counted, one_line
@@ -255,27 +249,29 @@ class ReportView:
     notes: Sequence[str] = ()
     """Notes from the runs' folder, shown on the page."""
 
+    def blocks(self) -> list[tables.Block]:
+        """The tables, heads and notes below the findings."""
+        grid = self._grid()
+        if grid is None:
+            return tables.blocks(self.runs, details=self.details)
+        if self.details:
+            return [grid, *tables.blocks(self.runs, details=True)]
+        trained = [run for run in self.runs if run.steps]
+        several = len(self.runs) > 1
+        steps = (steps_grid(run, run.name if several else "") for run in trained)
+        return [*self.runs, grid, *steps]
+
     def parts(self) -> list[RenderableType]:
         """The report for a terminal: rich renderables, top to bottom."""
-        grid, found = self._grid(), finding_parts(findings(self.runs))
-        if grid is None:
-            return [*found, *tables.report_parts(self.runs, details=self.details)]
-        parts = [*found, *map(tables.run_head, self.runs), *grid_parts(grid)]
-        inner = tables.report_parts(self.runs, details=True) if self.details else []
-        return [*parts, *(inner or _trainings(self.runs))]
+        return [*finding_parts(findings(self.runs)), *tables.report_parts(self.blocks())]
 
     def text(self) -> str:
         """The same as plain text."""
         return parts_text(self.parts())
 
     def markdown(self) -> str:
-        grid, head = self._grid(), ["# Results\n", findings_markdown(findings(self.runs))]
-        if grid is None:
-            return "\n".join([*head, tables.markdown(self.runs, details=self.details)])
-        inner = [tables.markdown(self.runs, details=True)] if self.details else []
-        for run in () if self.details else _trained(self.runs):
-            inner += [f"## {md_text(run.name)}\n", grid_markdown(tables.steps_grid(run))]
-        return "\n".join([*head, grid_markdown(grid), *inner])
+        head = ["# Results\n", findings_markdown(findings(self.runs))]
+        return "\n".join([*head, tables.markdown(self.blocks())])
 
     def latex(self) -> str:
         """A LaTeX `table`; empty without a suite."""
@@ -317,22 +313,6 @@ class ReportView:
 
     def _shown(self) -> dict[str, bool]:
         return {"playable": self.playable, "details": self.details}
-
-
-def _trained(runs: Sequence[RunData]) -> list[RunData]:
-    return [run for run in runs if run.steps]
-
-
-def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
-    """The first and last step of each training, under its name if there are several runs."""
-    from rich.text import Text
-
-    shown: list[RenderableType] = []
-    for run in _trained(runs):
-        if len(runs) > 1:
-            shown.append(Text("\n" + one_line(run.name), style="bold"))
-        shown += grid_parts(tables.steps_grid(run))
-    return shown
 
 
 SCRIPT = "sheet_script.html.j2"

@@ -8,7 +8,7 @@ mean follow. Metrics have the names that their tasks declare.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.comparability import unlike_pairs
@@ -223,37 +223,61 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     return [run for run in scored if run.kind == "eval"] or scored
 
 
-def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
-    """The report as Markdown: one section per run, one line per task; `details`: all metrics."""
-    parts: list[str] = []
+Block = Grid | RunData | str
+"""A part of a report: a table, the head of a run, or a note."""
+
+
+def blocks(runs: Sequence[RunData], *, details: bool = False) -> list[Block]:
+    """The report from top to bottom; with `details` every metric."""
+    made: list[Block] = []
+    if len(comparable_runs(runs)) > 1:
+        made.append(_overview(comparable_runs(runs), side_by_side(runs)))
     for run in runs:
-        parts.append(f"## {md_text(run.name)}\n")
-        parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
-        if run.progress is not None:
-            parts.append(f"This run is unfinished: {run.progress.text()}.\n")
-        parts += map(grid_markdown, grids_of(run, details=details))
-    unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
-    parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
+        made += [run, *([_cells_grid(run, details)] if run.tasks else [])]
+        made += [steps_grid(run)] if run.steps else []
+    if details and (costs := cost_rows(runs)):
+        rows = tuple(GridRow.of(*row) for row in costs)
+        made.append(Grid(title="cost by task and role", head=HEADS, words=HEADS[:3], rows=rows))
     published = published_beside(runs)
-    for table in published.tables:
-        about = md_text(f"{table.source}; {table.sample}. {table.note}")
-        parts += [
-            f"## {md_text(table.title)}\n\n{about}\n",
-            grid_markdown(_published_grid(table, table.models)),
-        ]
-    return "\n".join([*parts, *(f"{md_text(note)}\n" for note in published.notes)])
+    return [*made, *map(_published_grid, published.tables), *published.notes]
 
 
-def grids_of(run: RunData, *, details: bool, brief: bool = False) -> list[Grid]:
-    """The scores of a run, with `details` every metric; and the first and last training step."""
-    scores = [_cells_grid(run, details, brief)] if run.tasks else []
-    return scores + ([steps_grid(run)] if run.steps else [])
+def report_parts(shown: Iterable[Block]) -> list[RenderableType]:
+    """The blocks for a terminal: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for block in shown:
+        if isinstance(block, Grid):
+            parts += grid_parts(block)
+        elif isinstance(block, str):
+            parts.append(Text(one_line(block), "dim"))
+        else:
+            parts.append(_run_head(block))
+    return parts
 
 
-def _published_grid(table: Publication, models: Sequence[str]) -> Grid:
+def markdown(shown: Iterable[Block]) -> str:
+    """The blocks as Markdown."""
+    parts = []
+    for block in shown:
+        if isinstance(block, Grid):
+            parts.append(grid_markdown(block))
+        elif isinstance(block, str):
+            parts.append(f"{md_text(block)}\n")
+        else:
+            known = (f"{label}: {md_text(text)}" for label, text in facts(block))
+            parts.append(f"## {md_text(block.name)}\n\n{' · '.join(known)}\n")
+            if block.progress is not None:
+                parts.append(f"This run is unfinished: {block.progress.text()}.\n")
+    return "\n".join(parts)
+
+
+def _published_grid(table: Publication) -> Grid:
     return Grid(
-        head=(table.title, *models),
-        rows=tuple(GridRow.of(task, *(number(table.figure(task, model)) for model in models))
+        title=table.title, head=("task", *table.highlight),
+        notes=(f"{table.source}; {table.sample}. {table.note}".strip(),),
+        rows=tuple(GridRow.of(task, *(number(table.figure(task, m)) for m in table.highlight))
                    for task in table.figures),
     )  # fmt: skip
 
@@ -271,27 +295,6 @@ def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
         (task, [headline(cells) if headline_name(cells) else None for cells in several])
         for task, several in sides.items()
     ]
-
-
-def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:
-    """The output of `soul report`: rich renderables, top to bottom; with `details` every metric."""
-    from rich.text import Text
-
-    shown: list[RenderableType] = []
-    if len(comparable_runs(runs)) > 1:
-        shown += grid_parts(_overview(comparable_runs(runs), side_by_side(runs)))
-    for run in runs:
-        shown.append(run_head(run))
-        for grid in grids_of(run, details=details, brief=True):
-            shown += grid_parts(grid)
-    if details and (costs := cost_rows(runs)):
-        rows = tuple(GridRow.of(*row) for row in costs)
-        title = "cost by task and role"
-        shown += grid_parts(Grid(title=title, head=HEADS, words=HEADS[:3], rows=rows))
-    published = published_beside(runs)
-    for table in published.tables:
-        shown += [Text(), *grid_parts(_published_grid(table, table.highlight))]
-    return [*shown, *(Text(one_line(note), style="dim") for note in published.notes)]
 
 
 _HEAD = ("task", "metric", "mean [95% CI] (scored)", "clusters", "worst to best", "unscored")
@@ -360,12 +363,10 @@ def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell
     return [(name, [metrics.get(name) for metrics in sides]) for name in names]
 
 
-def _row(
-    run: RunData, task: str, metric: str, cell: Cell, *, brief: bool = False
-) -> tuple[str, ...]:
-    """The texts of a table row; `brief` shortens breakdowns of the mean score to their value."""
+def _row(run: RunData, task: str, metric: str, cell: Cell) -> tuple[str, ...]:
+    """The texts of a table row; breakdowns of the mean score are shortened to their value."""
     part = metric.removeprefix(f"{VALUE}/")
-    short = f" {one_line(part)}" if brief and part != metric else ""
+    short = f" {one_line(part)}" if part != metric else ""
     return (
         one_line(task),
         short or one_line(named_with_origin(metric_label(run, task, metric), cell), 60),
@@ -376,9 +377,9 @@ def _row(
     )
 
 
-def _cells_grid(run: RunData, details: bool, brief: bool) -> Grid:
+def _cells_grid(run: RunData, details: bool) -> Grid:
     """The scores of a run; on a narrow terminal the last columns move below the means."""
-    rows = (_row(run, *item, brief=brief) for item in _cells(run, details))
+    rows = (_row(run, *item) for item in _cells(run, details))
     return Grid(
         head=_HEAD, rows=tuple(GridRow.of(*row) for row in rows),
         words=("metric", "unscored"), n_names=2, n_below=2, grouped=True, ruled=details,
@@ -402,7 +403,7 @@ def _overview(runs: Sequence[RunData], notes: Sequence[str]) -> Grid:
     return Grid(head=("task", *names), rows=tuple(rows), notes=tuple(notes))
 
 
-def run_head(run: RunData) -> RenderableType:
+def _run_head(run: RunData) -> RenderableType:
     """A run's name and facts on one line, then the progress if it is unfinished."""
     from rich.text import Text
 

@@ -181,11 +181,11 @@ def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
 def steps_grid(run: RunData, title: str = "") -> Grid:
     """The first and the last number of each curve of a training run. If it is not from the first or
     last step, the cell names its step."""
-    columns = [run.steps[0].step, run.steps[-1].step]
+    columns = dict.fromkeys((run.steps[0].step, run.steps[-1].step))
     rows = []
     for quantity in QUANTITIES:
         for curve in quantity.read(run):
-            ends = zip(curve.first_and_last(), columns, strict=True)
+            ends = zip(curve.first_and_last(), columns, strict=False)  # one step: one column
             texts = [number(value) + (f" (step {step})" if step != column else "")
                      for (step, value), column in ends]  # fmt: skip
             rows.append(GridRow.of(f"{quantity.title}: {curve.label}", *texts))

@@ -30,7 +30,7 @@ from soulkit.extras import install_line
 from soulkit.models.local.loading import locate, quieten
 from soulkit.report.grid import parts_text, plain_table
 from soulkit.report.load import RunData
-from soulkit.report.tables import report_parts
+from soulkit.report.tables import blocks, report_parts
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.state.metrics import Learned, StepLine
@@ -417,20 +417,22 @@ def eval_run(metrics: dict[str, Cell]) -> RunData:
 
 def test_break_downs_stand_under_the_value_they_belong_to() -> None:
     run = eval_run({"value": cell(0.5), "turns": cell(0.1), "value/order=1": cell(0.4)})
-    body = parts_text(report_parts([run], details=True), 80)
+    body = parts_text(report_parts(blocks([run], details=True)), 80)
     assert body.index("value ") < body.index(" order=1") < body.index("turns")
     assert "cost" not in body, "a local model costs no dollars"
 
 
 def test_the_longest_break_down_fits_eighty_columns() -> None:
     run = eval_run({"value": cell(0.5), "value/story=second_order_false_belief": cell(0.4)})
-    assert " story=second_order_false_belief " in parts_text(report_parts([run], details=True), 80)
+    assert " story=second_order_false_belief " in parts_text(
+        report_parts(blocks([run], details=True)), 80
+    )
 
 
 def test_a_run_of_one_step_shows_one_column() -> None:
     line = StepLine(step=0, learned=Learned(loss=1.5))
     run = RunData(name="a", path=Path("a"), kind="train", summary=None, steps=(line,))
-    assert parts_text(report_parts([run])).count("step 0") == 1
+    assert parts_text(report_parts(blocks([run]))).count("step 0") == 1
 
 
 def test_no_name_turns_into_a_picture() -> None:

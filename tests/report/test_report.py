@@ -154,7 +154,7 @@ class Page(HTMLParser):
 
 
 def terminal_text(runs: list[RunData], width: int = 120, *, details: bool = False) -> str:
-    return parts_text(tables.report_parts(runs, details=details), width)
+    return parts_text(tables.report_parts(tables.blocks(runs, details=details)), width)
 
 
 def test_a_folder_of_runs_is_told_in_order(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
     assert "compares words" in told and "does not notice" in told and "a code" in told
     page = pages.render(runs)
     assert feedback in page and told in page
-    assert "symbolic 512, 3 dropped" in tables.markdown(runs)
+    assert "symbolic 512, 3 dropped" in tables.markdown(tables.blocks(runs))
     assert "leak check" not in dict(tables.facts(load_runs([folder.with_name("before")])[0]))
 
 
@@ -233,10 +233,10 @@ def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     expected = tables.scored_text(runs[2].tasks["hitom"]["value"])
     plain = terminal_text(runs)
     assert expected in plain
-    assert tables.md_text(expected) in tables.markdown(runs)
+    assert tables.md_text(expected) in tables.markdown(tables.blocks(runs))
     assert "unfinished" not in plain
     assert "Leave-one-out gap: other drafts" in plain
-    assert CAVEAT in tables.markdown(runs)
+    assert CAVEAT in tables.markdown(tables.blocks(runs))
 
 
 def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
     assert not any(n.startswith("on") for _, n, _ in page.attributes)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     assert "&lt;script&gt;" in text and "{{ 7*7 }}" in text
-    for shown in (terminal_text(run), tables.markdown(run)):
+    for shown in (terminal_text(run), tables.markdown(tables.blocks(run))):
         assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
 
 
