@@ -40,7 +40,6 @@ from soulkit.report.figures import (
     Chart,
     Dot,
     Plot,
-    on_page,
     write_figures,
 )
 from soulkit.report.grid import Grid, GridRow, grid_parts
@@ -48,8 +47,8 @@ from soulkit.report.load import RunData, load_runs
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.text import duration
+from soulkit.runs.jsonl import write_json
+from soulkit.text import counted, duration
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
@@ -301,57 +300,41 @@ def stat_text(stat: OverSeeds | None, shown: Callable[[object], str] = number) -
     return DASH if stat is None else estimate_text(stat.mean, stat.low, stat.high, shown)
 
 
-def count(value: float | None) -> str:
-    """A number of rollouts or tokens; a dash if unknown."""
-    return DASH if value is None else f"{value:,.0f}"
-
-
-def duration_text(seconds: float | None) -> str:
-    """A duration; a dash if unknown."""
-    return DASH if seconds is None else duration(seconds, 1)
-
-
 def rollouts_text(row: MethodRow) -> str:
     """`128 = 64 + 64 refined`."""
     if row.drafts is None:
         return DASH
     if not row.refined:
-        return count(row.drafts)
-    return f"{count(row.drafts + row.refined)} = {count(row.drafts)} + {count(row.refined)} refined"
+        return f"{row.drafts:,.0f}"
+    return f"{row.drafts + row.refined:,.0f} = {row.drafts:,.0f} + {row.refined:,.0f} refined"
 
 
 def trained_text(row: MethodRow) -> str:
     """`draft 410, copy 380`."""
-    return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
+    return ", ".join(f"{part} {n:,.0f}" for part, n in row.trained.items()) or DASH
 
 
-def reward_parts(ablation: Ablation) -> list[str]:
-    """Every part of a loss that a method trains, in order of appearance."""
-    return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
-
-
-HEADS = (
-    "method", "final judge score", "difference ", "final reward", "difference", "area",
-    "difference", "dev", "rollouts per step", "trained tokens per step", "time", "seeds",
-)  # fmt: skip
-
-
-def cells(row: MethodRow) -> tuple[str, ...]:
-    """The cells of a table row as text; the columns are HEADS."""
-    return (
-        row.arm,
-        stat_text(row.judged),
-        stat_text(row.judged_difference, signed),
-        stat_text(row.final),
-        stat_text(row.final_difference, signed),
-        stat_text(row.area),
-        stat_text(row.area_difference, signed),
-        stat_text(row.dev),
-        rollouts_text(row),
-        trained_text(row),
-        duration_text(row.seconds.mean),
-        str(len(row.seconds.seeds)),
-    )
+def methods_grid(ablation: Ablation) -> Grid:
+    """The table: scores with their differences from the first method, then budgets."""
+    judged = [("final judge score", "judged")] if ablation.eval_judge else []
+    dev = [("dev", "dev")] if any(row.dev.mean is not None for row in ablation.rows) else []
+    scores = [*judged, ("final reward", "final"), ("area", "area"), *dev]
+    budgets = ("rollouts per step", "trained tokens per step", "time", "seeds")
+    head = ("method", *(h for name, _ in scores for h in (name, "difference")), *budgets)
+    rows = []
+    for row in ablation.rows:
+        stats = [(getattr(row, name), getattr(row, f"{name}_difference")) for _, name in scores]
+        texts = [text for a, b in stats for text in (stat_text(a), stat_text(b, signed))]
+        seconds = row.seconds.mean
+        rows.append(GridRow.of(
+            row.arm, *texts, rollouts_text(row), trained_text(row),
+            DASH if seconds is None else duration(seconds, 1), str(len(row.seconds.seeds)),
+        ))  # fmt: skip
+    return Grid(
+        head=head, rows=tuple(rows), n_below=len(head) - head.index("area"),
+        notes=(*method_notes(ablation),
+               *(f"Without a result: {missing_text(one)}" for one in ablation.missing)),
+    )  # fmt: skip
 
 
 def method_finding(ablation: Ablation) -> str:
@@ -374,7 +357,8 @@ def method_notes(ablation: Ablation) -> list[str]:
         "Means over seeds with 95% intervals; differences from "
         f"{ablation.first or 'the first method'} are paired by seed. The final reward is the mean "
         f"of the drafts in the last {LAST_STEPS} steps, or in all steps if there are fewer. The "
-        "area is the mean height of the reward curve.",
+        "area is the mean height of the reward curve. Rollouts, and tokens in the loss by context, "
+        "are means per step; a copy is not sampled and has the tokens of its refined twin.",
     ]
     sentences += [ENDS.format(ablation.eval_judge)] if ablation.eval_judge else []
     sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
@@ -405,22 +389,7 @@ def missing_text(run: ListedRun) -> str:
 
 def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     """The output of `soul train ablate`: rich renderables, top to bottom."""
-    hidden = [] if has_dev(ablation) else ["dev"]
-    hidden += [] if ablation.eval_judge else ["final judge score", "difference "]
-    shown = [i for i, head in enumerate(HEADS) if head not in hidden]
-    return grid_parts(
-        Grid(
-            head=tuple(HEADS[i].strip() for i in shown),
-            rows=tuple(GridRow.of(*(cells(row)[i] for i in shown)) for row in ablation.rows),
-            n_below=len(shown) - shown.index(HEADS.index("area")),
-            notes=(*method_notes(ablation), *map(missing_text, ablation.missing)),
-        )
-    )
-
-
-def has_dev(ablation: Ablation) -> bool:
-    """Whether a method was evaluated on a dev split."""
-    return any(row.dev.mean is not None for row in ablation.rows)
+    return grid_parts(methods_grid(ablation))
 
 
 def as_json(ablation: Ablation) -> dict[str, Any]:
@@ -443,35 +412,19 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 def write_ablation(ablation: Ablation, folder: Path) -> Path:
     """Write `comparison.json` and `index.html` to `folder`, and `figures/*` if matplotlib is
     installed; return the page's path."""
-    from soulkit.report.pages import environment
+    from soulkit.report.pages import write_comparison_page
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "comparison.json", as_json(ablation))
     charts = ablation_charts(ablation)
     if find_spec("matplotlib"):
         write_figures(charts, folder / "figures")
-    page = environment().get_template("ablation.html.j2").render(
-        found=ablation, figures=[*map(on_page, charts)], notes=method_notes(ablation),
-        finding=method_finding(ablation),
-        dev=has_dev(ablation), judged=bool(ablation.eval_judge),
-        stats=_figures, count=count, parts=reward_parts(ablation), duration=duration_text,
-        missing=list(map(missing_text, ablation.missing)), version=__version__,
+    n = len(ablation.rows)
+    return write_comparison_page(
+        folder / "index.html", title=f"Comparison of {counted(n, 'method')}",
+        finding=method_finding(ablation), grid=methods_grid(ablation), charts=charts,
+        facts=ablation.facts,
     )  # fmt: skip
-    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
-    return folder / "index.html"
-
-
-def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
-    """(mean, interval) of the result columns of the page; empty strings if there is none."""
-    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
-    columns += [(row.final, False), (row.final_difference, True)]
-    columns += [(row.area, False), (row.area_difference, True)]
-    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
-    shown = []
-    for stat, difference in columns:
-        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
-        shown.append((mean, interval))
-    return shown
 
 
 # --- figures --------------------------------------------------------------------------------------

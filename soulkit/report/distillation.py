@@ -5,7 +5,6 @@ Everything is read from the folder's summary.json; nothing is computed here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,12 @@ from soulkit.metrics.intervals import (
     percent,
 )
 from soulkit.metrics.retention import Retention
-from soulkit.report.figures import Chart, Dot, Plot, on_page
+from soulkit.report.figures import Chart, Dot, Plot
 from soulkit.report.findings import difference_text, gate_text
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.tables import cell_text, task_label
-from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.text import one_line
-from soulkit.version import __version__
+from soulkit.runs.jsonl import write_json
+from soulkit.text import counted, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -144,22 +142,20 @@ def _results(result: Distillation) -> list[TaskResult]:
 # -- forms -----------------------------------------------------------------------------------------
 
 
+def distillation_grid(result: Distillation) -> Grid:
+    """The table of tasks, with the mean over them if there are several."""
+    rows = [GridRow.of(*row_of(one)) for one in _results(result)]
+    rows += [GridRow.of(*macro_row(result), level="suite")] if len(result.tasks) > 1 else []
+    notes = (*remarks_of(result), MEANING)
+    return Grid(head=HEADS, rows=tuple(rows), n_below=len(HEADS) - 4, notes=notes)
+
+
 def distillation_parts(result: Distillation) -> list[RenderableType]:
     """The output of `soul distill` and `soul report`: rich renderables, top to bottom."""
     from rich.text import Text
 
-    rows = [GridRow.of(*row_of(one)) for one in _results(result)]
-    rows += [GridRow.of(*macro_row(result), level="suite")] if len(result.tasks) > 1 else []
-    grid = Grid(
-        head=HEADS, rows=tuple(rows), n_below=len(HEADS) - 4, notes=(*remarks_of(result), MEANING)
-    )
-    head = [kept_text(result), *head_lines(result)]
-    return [Text("\n".join(map(one_line, head))), *grid_parts(grid)]
-
-
-def head_lines(result: Distillation) -> list[str]:
-    """The base model, the training method and the experts."""
-    return [f"{label}: {text}" for label, text in facts_of(result)]
+    head = [kept_text(result), *(f"{label}: {text}" for label, text in facts_of(result))]
+    return [Text("\n".join(map(one_line, head))), *grid_parts(distillation_grid(result))]
 
 
 def kept_text(result: Distillation) -> str:
@@ -171,7 +167,7 @@ def kept_text(result: Distillation) -> str:
 
 
 def facts_of(result: Distillation) -> list[tuple[str, str]]:
-    """The same as (label, text), for the head of the page."""
+    """(label, text) of the base model, the training method and the experts."""
     how = {"sft": "imitation of selected samples", "opd": "experts as on-policy teachers"}
     experts = [(f"expert of {task}", where) for task, where in result.experts.items()]
     trained = f"{how.get(result.by, result.by)}, {result.steps} steps"
@@ -181,27 +177,16 @@ def facts_of(result: Distillation) -> list[tuple[str, str]]:
 def write_distillation_page(result: Distillation, folder: Path) -> Path:
     """Write `index.html` and `distillation.json` to `folder`; return the page's path."""
     from soulkit.distill.report import distillation_values
-    from soulkit.report.pages import environment
+    from soulkit.report.pages import write_comparison_page
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "distillation.json", distillation_values(result))
-    page = environment().get_template("distillation.html.j2").render(
-        result=result, finding=kept_text(result), facts=facts_of(result), heads=HEADS,
-        meaning=MEANING,
-        rows=[_cells(row_of(one)) for one in _results(result)],
-        macro=_cells(macro_row(result)) if len(result.tasks) > 1 else None,
-        remarks=remarks_of(result), figures=[*map(on_page, distillation_charts(result))],
-        version=__version__,
+    n = len(result.experts)
+    return write_comparison_page(
+        folder / "index.html", title=f"One generalist distilled from {counted(n, 'expert')}",
+        finding=kept_text(result), grid=distillation_grid(result),
+        charts=distillation_charts(result), facts=facts_of(result),
     )  # fmt: skip
-    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
-    return folder / "index.html"
-
-
-def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """(number, text below it) of each column: its interval, clusters, or rows taken."""
-    marks = [next((m for m in (" [", " (") if m in text), ", ") for text in texts]
-    parts = [text.partition(mark) for text, mark in zip(texts, marks, strict=True)]
-    return [(head, rest if mark == ", " else f"{mark.strip()}{rest}") for head, mark, rest in parts]
 
 
 def read_for_report(folder: Path) -> Distillation | None:

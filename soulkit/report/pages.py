@@ -130,6 +130,28 @@ def write_page(
     return path
 
 
+def write_comparison_page(
+    path: Path, *, title: str, finding: str, grid: Grid, charts: Sequence[Chart],
+    facts: Sequence[tuple[str, str]],
+) -> Path:  # fmt: skip
+    """Render a table, its figures and its facts under one sentence to the file `path`; returns
+    it."""
+    page = environment().get_template("comparison.html.j2").render(
+        title=title, finding=finding, grid=grid, facts=facts, version=__version__,
+        rows=[[_mean_and_more(cell.text) for cell in row.cells] for row in grid.rows],
+        figures=[*map(on_page, charts)],
+    )  # fmt: skip
+    write_aside(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def _mean_and_more(text: str) -> tuple[str, str]:
+    """A cell's number, and the text below it: its interval, clusters, or parts."""
+    mark = next((m for m in (" [", " (") if m in text), ", ")
+    head, _, rest = text.partition(mark)
+    return head, f"{mark.strip(', ')}{rest}"
+
+
 @cache
 def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
