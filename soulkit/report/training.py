@@ -278,7 +278,8 @@ def _chart(
     ]  # fmt: skip
     seeds = any(len(lines) > 1 for by_label in drawn.values() for lines in by_label.values())
     remarks = [
-        "Thin: seeds; thick: their mean; shaded: its 95% interval, from three seeds on."
+        "Thin: seeds; thick: their mean; shaded: its 95% interval, from three seeds on and for at "
+        "most four curves."
         if seeds
         else "",
         f"Dashed lines: {CAVEAT}" if any(panel.rules for panel in panels) else "",
