@@ -146,6 +146,12 @@ def ready(page: Page) -> Page:
     return page
 
 
+def expect_in_sight(page: Page, selector: str) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_be_in_viewport()
+
+
 def choose(page: Page, name: str, value: str) -> None:
     page.locator(f"#filters select[name='{name}']").select_option(value)
 
@@ -252,6 +258,7 @@ def test_every_episode_has_a_link(training_page: Path, open_page: Open) -> None:
     gone = ready(open_page(training_page, fragment=link("first", "rooms-99")))
     assert "no episode 'first/0/rooms-99/0'" in gone.get_by_role("alert").inner_text()
     assert gone.locator("#explorer").is_visible()
+    expect_in_sight(gone, "#trouble")
 
 
 def test_the_keyboard_reaches_everything(demo_page: Path, open_page: Open) -> None:
@@ -274,6 +281,32 @@ def test_the_keyboard_reaches_everything(demo_page: Path, open_page: Open) -> No
     page.locator("#explorer").wait_for()
     assert page.evaluate("document.activeElement.closest('.row').dataset.at") == "1"
     assert "task=secret_keeper" in page.url and "episode=" not in page.url
+
+
+def test_long_lists_are_read_with_the_keyboard(demo_page: Path, open_page: Open) -> None:
+    page = ready(open_page(demo_page))
+    page.locator(".row a").first.focus()
+    places = []
+    for key in ("PageDown", "End", "PageUp", "Home"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(100)
+        places.append(page.evaluate("Number(document.activeElement.closest('.row')?.dataset.at)"))
+    screen = places[0]
+    assert 5 < screen < 40 and places == [screen, 979, 979 - screen, 0]
+
+
+@pytest.mark.parametrize("way", ["Escape", "← List"])
+def test_leaving_an_episode_keeps_the_place(demo_page: Path, open_page: Open, way: str) -> None:
+    """Without a filter, the address has no more words after its #."""
+    page = ready(open_page(demo_page))
+    page.locator(".row a").nth(3).click()
+    page.locator("#episode-title").wait_for()
+    page.keyboard.press(way) if way == "Escape" else page.get_by_role("button", name=way).click()
+    page.locator("#explorer").wait_for()
+    page.wait_for_timeout(100)
+    expect_in_sight(page, ".row[data-at='3']")
+    page.go_back()
+    page.locator("#episode-title").wait_for()
 
 
 def test_back_returns_to_the_list(demo_page: Path, open_page: Open) -> None:
@@ -415,6 +448,18 @@ def test_without_scripts_a_sentence_says_what_to_do(training_page: Path, open_pa
 
 
 # -- hostile, huge, many ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_words_wrap_in_an_episode(tmp_path: Path, open_page: Open, width: int) -> None:
+    one, long = episode(0, 1.0), "W" * 3000
+    score = replace(one.score, metrics={long: 1.0}, words=long)
+    run = write_records(tmp_path / "run", [replace(one, score=score, tags={long: long}, gold=long)])
+    page = ready(open_page(page_of(run, out=tmp_path / "page.html"), width=width))
+    page.locator(".row a").click()
+    page.locator("#episode-title").wait_for()
+    root = "document.documentElement"
+    assert page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
 
 
 def test_hostile_texts_are_harmless(tmp_path: Path, open_page: Open) -> None:

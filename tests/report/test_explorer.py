@@ -181,7 +181,11 @@ def test_a_folder_has_one_file_for_each_chunk(
     files = sorted((out / "episodes").iterdir())
     assert [file.name for file in files[:2]] == ["00001.js", "00002.js"] and len(files) > 3
     monkeypatch.setattr(explorer, "CHUNK", 1 << 20)
+    own = [out / "episodes" / name for name in ("chapter1.js", "00099.js", "notes.txt")]
+    for file in own:
+        file.write_text("let mine = 1;")
     write_page(runs, out)
-    (left,) = (out / "episodes").iterdir()
+    assert all(file.read_text() == "let mine = 1;" for file in own)
+    (left,) = set((out / "episodes").iterdir()) - set(own)
     name, digest, text = json.loads(f"[{left.read_text()[len('soulkitChunk(') : -3]}]")
     assert (name, len(digest), len(opened(text))) == ("00001", 8, 40)
