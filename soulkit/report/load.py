@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -18,8 +18,8 @@ from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.jsonl import MEND_LINE, damaged, has_lines, lines_in
-from soulkit.runs.records import KEY, load_controls, load_records, scored_keys, stream_records
+from soulkit.runs.jsonl import has_lines, placed_objects
+from soulkit.runs.records import load_controls, load_records, scored_keys, stream_records
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.state.metrics import StepLine, read_step_lines
@@ -71,11 +71,12 @@ def run_progress(path: Path, command: str) -> RunProgress:
         return _stages(path, settings)
     if (path / JUDGEMENTS).is_file() or command.startswith("judge"):
         file = path / JUDGEMENTS
-        done = len(_distinct(lines_in(file), file)) if has_lines(file) else 0
-        return RunProgress(done=done, total=None, unit="judgements")
+        lines = placed_objects(file) if has_lines(file) else ()
+        keys = {line.get("key") for _, line in lines}
+        return RunProgress(done=len(keys), total=None, unit="judgements")
     if command.startswith("train") or (path / METRICS).is_file():
-        return RunProgress(done=_n_steps(path / METRICS), total=_whole(settings.get("steps")),
-                           unit="steps")  # fmt: skip
+        steps = {line.step for line in read_step_lines(path / METRICS) if not line.measures}
+        return RunProgress(done=len(steps), total=_whole(settings.get("steps")), unit="steps")
     played = scored_keys(path / EPISODES) if has_lines(path / EPISODES) else {}
     return RunProgress(done=len(played), total=_to_play(path, settings), unit="episodes",
                        scored=sum(played.values()))  # fmt: skip
@@ -98,34 +99,6 @@ def _to_play(path: Path, settings: Mapping[str, Any]) -> int | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _distinct(lines: Iterable[bytes], path: Path) -> set[bytes]:
-    keys: set[bytes] = set()
-    for number, line in enumerate(lines, 1):
-        start = KEY.match(line)
-        if start and line.endswith(b"\n"):
-            keys.add(start[1])
-        elif key := _parsed_key(line):
-            keys.add(key)
-        elif line.endswith(b"\n") and line.strip():
-            raise damaged(f"{path}:{number} is not a record.", MEND_LINE)
-    return keys
-
-
-def _parsed_key(line: bytes) -> bytes:
-    """The key of a line written by another program; empty for a torn last line and other text."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return b""
-    return str(value.get("key", "")).encode("utf-8", "replace") if isinstance(value, dict) else b""
-
-
-def _n_steps(path: Path) -> int:
-    from soulkit.train.state.metrics import read_step_lines
-
-    return len({line.step for line in read_step_lines(path) if not line.measures})
 
 
 # -- interim results of an unfinished evaluation ---------------------------------------------------

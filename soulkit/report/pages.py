@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.provenance_text import provenance_json
-from soulkit.eval.results.summary import VALUE, Cell, headline
+from soulkit.eval.results.summary import VALUE, Cell, Summary, headline, headline_name
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
@@ -95,7 +95,7 @@ def render(
         more=max(0, len(found) - SHOWN),
         moved=[one for one in found[:SHOWN] if one.checked],
         difference=difference_text,
-        judged=_judged(runs),
+        scored=_scored_tasks(runs),
         runs=runs,
         notes=notes,
         reload=reload,
@@ -108,7 +108,6 @@ def render(
         summarised=[run for run in runs if run.tasks],
         curves=[on_page(chart) for chart in learning_charts(runs)],
         trained=[training_text(run) for run in runs if run.steps or run.evals],
-        statuses=_statuses(runs),
         published=published.tables,
         published_notes=[note for note in published.notes if note not in said],
         episodes=episodes or pack_episodes(runs),
@@ -211,22 +210,6 @@ def _strip_ends(cell: Cell) -> Interval | None:
     return min(low, cell.mean), max(high, cell.mean)
 
 
-def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Episode outcomes: one row per run and task, one column per status or unscored reason."""
-    rows = []
-    for run in runs:
-        for task, counts in (run.summary.statuses if run.summary else {}).items():
-            scored = {k: v for k, v in counts.items() if k != "unscored"}
-            cell = run.tasks.get(task, {}).get(VALUE, Cell())
-            reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
-            rows.append((run.name, task, scored | reasons))
-    columns = sorted(
-        {name for *_, counts in rows for name in counts},
-        key=lambda name: (name != "ok", name.startswith("unscored"), name),
-    )
-    return {"columns": columns, "rows": rows}
-
-
 def _verdict_counts(path: Path) -> Counter[tuple[str, str]]:
     """(task, kind) → number of verdicts in the newest episodes of `path`."""
     newest = {
@@ -241,20 +224,27 @@ def _verdict_counts(path: Path) -> Counter[tuple[str, str]]:
     return Counter(chain.from_iterable(newest.values()))
 
 
-def _judged(runs: Sequence[RunData]) -> list[tuple[str, str, Cell, str, str]]:
-    """(run, task, headline, who judged, its verdicts) of each task that was scored."""
-    made = []
-    for run in tables.comparable_runs(runs):
-        given = _verdict_counts(run.path / EPISODES)
+def _scored_tasks(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """The tasks with a headline: coverage, statuses, who judged, and the verdicts."""
+    made: list[dict[str, Any]] = []
+    for run in runs:
+        summary, given = run.summary or Summary(), _verdict_counts(run.path / EPISODES)
         for task, cells in run.tasks.items():
+            if not headline_name(cells):
+                continue
             counts = {kind: n for (of, kind), n in given.items() if of == task}
             verdicts = counts.pop("verdict", 0)
             more = [counted(verdicts, "verdict"), *(f"{n} {what}" for what, n in counts.items())]
-            controls = (run.summary.controls if run.summary else {}).get(task, {})
+            controls = summary.controls.get(task, {})
             more += [f"control {name} {c.get('n_scored')} of {c.get('n')} scored"
                      for name, c in controls.items()]  # fmt: skip
-            text = ", ".join(more) if verdicts or controls else ""
-            made.append((run.name, task, headline(cells), judges_text(run, task), text))
+            made.append({
+                "run": run.name, "task": task, "cell": headline(cells),
+                "statuses": tables.statuses_text(summary.statuses.get(task, {})),
+                "unscored": tables.unscored_text(cells.get(VALUE, Cell())),
+                "judge": judges_text(run, task),
+                "verdicts": ", ".join(more) if verdicts or controls else "",
+            })  # fmt: skip
     return made
 
 

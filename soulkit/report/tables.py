@@ -186,13 +186,15 @@ def answers_text(summary: Summary) -> str:
 
     Unscored episodes have no answer; the table counts them by reason.
     """
-    parts = []
-    for task, statuses in summary.statuses.items():
-        read = {status: n for status, n in statuses.items() if status != "unscored"}
-        if set(read) - {"ok"}:
-            order = sorted(read, key=lambda status: (status != "ok", status))
-            parts.append(f"{task} {', '.join(f'{read[s]} {s}' for s in order)}")
-    return "; ".join(parts)
+    several = summary.statuses.items()
+    return "; ".join(f"{task} {statuses_text(counts)}" for task, counts in several
+                     if counts.keys() - {"ok", "unscored"})  # fmt: skip
+
+
+def statuses_text(counts: Mapping[str, int]) -> str:
+    """`30 ok, 2 salvaged`: the episodes with a score by status."""
+    order = sorted(counts.keys() - {"unscored"}, key=lambda status: (status != "ok", status))
+    return ", ".join(f"{counts[status]} {status}" for status in order)
 
 
 def origins_text(summary: Summary) -> str:
