@@ -136,10 +136,6 @@ class Ablation:
         return self.rows[0].arm if self.rows else ""
 
 
-def _dev(run: RunData) -> list[tuple[int, float | None]]:
-    return [(step, fmean(means.values()) if means else None) for step, means in run.evals]
-
-
 # --- reading --------------------------------------------------------------------------------------
 
 
@@ -175,38 +171,26 @@ def _row(
     arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
     forced: bool, end: str,
 ) -> MethodRow:  # fmt: skip
-    mixed, beside = ((), ()) if runs is first else _differences(first, runs)
+    mixed, remarks = ((), ()) if runs is first else _differences(first, runs)
     scale = score_scale([*runs.values(), *first.values()])
     # Final replies have their own folders, so they may share a judge when the trainings do not.
-    alike = first if forced or not _differences(first, runs, end)[0] else {}
-    ends, others = ({s: judged_end(r.path, end) for s, r in side.items()} for side in (runs, alike))
-    if mixed and not forced:
-        first = {}
-    measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
-    against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
-    same = runs is first or not first
-    paired = {
-        name: None if same else _paired(measured[name], against[name], scale) for name in MEASURES
-    }
+    judged_alike = forced or not _differences(first, runs, end)[0]
+    measures: dict[str, Measure] = {**MEASURES, "judged": lambda run: judged_end(run.path, end)}
+    stats: dict[str, Any] = {}
+    for name, measure in measures.items():
+        alike = judged_alike if name == "judged" else forced or not mixed
+        own, others = ({seed: measure(run) for seed, run in side.items()} for side in (runs, first))
+        stats[name] = over_seeds(own.values(), scale)
+        differs = bool(first) and alike and runs is not first
+        stats[f"{name}_difference"] = _paired(own, others, scale) if differs else None
     lines = [line for run in runs.values() for line in run.steps]
     return MethodRow(
-        arm=arm,
-        group_size=group_size,
-        final=over_seeds(measured["final"].values(), scale),
-        area=over_seeds(measured["area"].values(), scale),
-        dev=over_seeds(measured["dev"].values(), scale),
-        final_difference=paired["final"],
-        area_difference=paired["area"],
-        dev_difference=paired["dev"],
+        arm=arm, group_size=group_size, **stats, mixed=mixed, remarks=remarks,
         drafts=_mean([line.rewards.n_draft for line in lines]),
         refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
         seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
-        judged=over_seeds(ends.values(), scale),
-        judged_difference=None if runs is first else _paired(ends, others, scale),
-        mixed=mixed,
-        remarks=beside,
-    )
+    )  # fmt: skip
 
 
 def _differences(
@@ -225,21 +209,17 @@ def _differences(
     return by_task(mixed), by_task(beside)
 
 
-def _final(run: RunData) -> float | None:
-    return _mean([line.rewards.draft for line in run.steps[-LAST_STEPS:]])
-
-
-def _area(run: RunData) -> float | None:
-    return auc([line.step for line in run.steps], [line.rewards.draft for line in run.steps])
-
-
 def _last_dev(run: RunData) -> float | None:
-    points = _dev(run)
-    return points[-1][1] if points else None
+    means = run.evals[-1][1].values() if run.evals else ()
+    return fmean(means) if means else None
 
 
-MEASURES: dict[str, Callable[[RunData], float | None]] = {
-    "final": _final, "area": _area, "dev": _last_dev,
+Measure = Callable[[RunData], float | None]
+MEASURES: dict[str, Measure] = {
+    "final": lambda run: _mean([line.rewards.draft for line in run.steps[-LAST_STEPS:]]),
+    "area": lambda run: auc([line.step for line in run.steps],
+                            [line.rewards.draft for line in run.steps]),
+    "dev": _last_dev,
 }  # fmt: skip
 
 
