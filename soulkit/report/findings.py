@@ -156,10 +156,11 @@ def _compared(
 
 def _suite_mean(whole: Comparison) -> Iterator[TaskDifference]:
     for mean in whole.means[-1:]:
-        n, signs = mean.paired.n_shared, f"mean; {mean.better} of {mean.members} tasks higher"
+        signs = f"mean; {mean.better} of {mean.members} tasks higher"
+        n_a, n_b = (sum(getattr(task, side) for task in whole.tasks) for side in ("n_a", "n_b"))
         if mean.paired.difference is not None:
             yield TaskDifference(task=whole.suite, metric=f"{signs}, {mean.worse} lower",
-                                 paired=mean.paired, p_holm=None, n_a=n, n_b=n)  # fmt: skip
+                                 paired=mean.paired, p_holm=None, n_a=n_a, n_b=n_b)  # fmt: skip
 
 
 def change_of(one: TaskDifference) -> str:
@@ -180,9 +181,11 @@ def _difference(
     outcome = change_of(one)
     label = _over_steps(task_label(one.task, one.metric), pair[1], one.task)
     way = "up" if (one.paired.difference or 0) > 0 else "down"
-    claim = f"{run} scores {b} on {label}, {way} from {a} in {base}."
+    n, of = one.paired.n_shared, max(one.n_a, one.n_b)
+    part = f", on the {n:,} of {of:,} episodes scored in both" if n < of else ""
+    claim = f"{run} scores {b} on {label}, {way} from {a} in {base}{part}."
     if outcome == UNCLEAR:
-        claim = f"No clear difference on {label}: {run} scores {b}, {base} {a}."
+        claim = f"No clear difference on {label}{part}: {run} scores {b}, {base} {a}."
     moved = sorted((part for part in parts if change_of(part) != UNCLEAR),
                    key=lambda part: -abs(part.paired.difference or 0.0))  # fmt: skip
     return Finding(
@@ -195,12 +198,11 @@ def _difference(
              + _about(one.task)),
             ("By how much", f"{difference_text(one.paired)}, from {a} to {b}"),
             ("How certain", _certainty(one)),
-            ("Why", _why(pair, runs, moved)),
+            ("Why", _why(pair, runs, one.task, moved)),
             ("What got worse", _worse(checked)),
             ("Who judged", judges_text(pair[1], one.task)),
-            ("On which rows", f"The same in both runs: {one.paired.n_shared} of "
-             f"{max(one.n_a, one.n_b)} episodes of {one_line(one.task)} scored in both"
-             + _trained_on(one.task, pair[1], runs)),
+            ("On which rows", f"The same in both runs: {n} of {of} episodes of "
+             f"{one_line(one.task)} scored in both{_trained_on(one.task, pair[1], runs)}"),
         ),
     )  # fmt: skip
 
@@ -286,22 +288,36 @@ def _scores(path: Path) -> list[Record]:
 
 
 def _why(
-    pair: tuple[RunData, RunData], runs: Sequence[RunData], moved: Sequence[TaskDifference]
-) -> str:
-    """The training that made the model, beside its control, or how the models differ; then the part
-    that moved most."""
+    pair: tuple[RunData, RunData], runs: Sequence[RunData], task: str,
+    moved: Sequence[TaskDifference],
+) -> str:  # fmt: skip
+    """The training that made the model, beside its control and how its model scores, or how the
+    models differ; then the part that moved most."""
     made = maker(pair[1], runs)
     if made:
         controls = [one for one in runs if one is not made and _shuffled(one)]
         controls = [pair[0]] if pair[0].kind == "train" else controls
-        texts = [training_text(one) for one in (made, *controls[: any(map(_gap, made.steps))])]
+        controls = controls[: any(map(_gap, made.steps))]
+        texts = [training_text(made), *(training_text(c) + _model_of(c, runs, task)
+                                        for c in controls)]  # fmt: skip
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)
-        texts = [f"Another model: '{b}' instead of '{a}'" if a != b else "The model is the same"]
+        texts = [
+            f"Another model: '{b}' instead of '{a}'" if a != b else f"Both name the model '{b}'"
+        ]
     for part in moved[:1]:
         a, b = number(part.paired.mean_a), number(part.paired.mean_b)
         texts.append(f"The metric that moved most: {part.metric}, {a} to {b}")
     return one_line(". ".join(texts))
+
+
+def _model_of(training: RunData, runs: Sequence[RunData], task: str) -> str:
+    """`. The control's model scores 0.000 [0.000, 0.079] ('after_shuffled')`; empty if unknown."""
+    fits = (run for run in runs if run.kind == "eval" and task in run.tasks)
+    run = next((one for one in fits if _made(training, one)), None)
+    if run is None:
+        return ""
+    return f". The control's model scores {cell_text(headline(run.tasks[task]))} ({_quoted(run)})"
 
 
 def maker(run: RunData, runs: Sequence[RunData]) -> RunData | None:
@@ -335,24 +351,27 @@ def _gap(line: StepLine) -> bool:
 def training_text(run: RunData) -> str:
     """Whether feedback helped: the leave-one-out gap at the first step and its mean over the run;
     without feedback, how the reward or the loss moved."""
-    name, gaps = _quoted(run), [line.rewards for line in run.steps if _gap(line)]
-    if gaps:
-        first = gaps[0]
+    name, measured = _quoted(run), [line for line in run.steps if _gap(line)]
+    if measured:
+        first, begin = measured[0].rewards, measured[0].step
         gap = estimate_text(first.loo, first.loo_low, first.loo_high, signed)
         said = ("helped" if (first.loo_low or 0) > 0 else "hurt" if (first.loo_high or 0) < 0
                 else "did not clearly help")  # fmt: skip
         whose = "Control: shuffled feedback" if _shuffled(run) else "Feedback"
-        mean = signed(fmean(one.loo or 0.0 for one in gaps))
+        mean = signed(fmean(one.rewards.loo or 0.0 for one in measured))
+        when = "the first step" if begin == run.steps[0].step else f"step {begin}"
         return (
             f"{whose} {said} in {name}: replies that saw it scored {gap} compared with the other "
-            f"drafts of their row at the first step, {mean} on average over "
-            f"{counted(len(gaps), 'step')}"
+            f"drafts of their row at {when}, {mean} on average over "
+            f"{counted(len(measured), 'step')}"
         )
     drafts = [line.rewards.draft for line in run.steps if line.rewards.draft is not None]
     losses = [line.learned.loss for line in run.steps if line.learned.loss is not None]
     what, ends = ("draft reward", drafts) if drafts else ("loss", losses)
     moved = f", {what} {number(ends[0])} to {number(ends[-1])}" if ends else ""
-    return f"{name} trained {counted(len(run.steps), 'step')} without feedback{moved}"
+    fed = any(line.rewards.n_refined or line.feedback.share for line in run.steps)
+    how = "with feedback, whose effect was not measured" if fed else "without feedback"
+    return f"{name} trained {counted(len(run.steps), 'step')} {how}{moved}"
 
 
 # -- judges and rows -------------------------------------------------------------------------------
@@ -392,12 +411,15 @@ def _agreements(run: RunData, task: str) -> Iterator[str]:
 
 
 def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:
-    """`; none of the 450 rows used in training`; empty if no training run recorded its rows."""
-    used = frozenset().union(*(_row_ids(one, task) for one in runs if one.kind == "train"))
+    """`; none of 450 rows used in the training run of this report`; empty if no training run
+    recorded its rows."""
+    trained = [one for one in runs if one.kind == "train" and Conditions.read(one.path)]
+    used = frozenset().union(*(_row_ids(one, task) for one in trained))
     own = _row_ids(run, task) if run.kind == "eval" else frozenset()
     if not own or not used:
         return ""
-    return f"; {len(own & used) or 'none'} of {len(own)} rows used in training"
+    shown = f"the {len(trained)} training runs" if len(trained) > 1 else "the training run"
+    return f"; {len(own & used) or 'none'} of {len(own)} rows used in {shown} of this report"
 
 
 def _row_ids(run: RunData, task: str) -> frozenset[str]:

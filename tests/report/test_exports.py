@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -279,6 +280,17 @@ def test_a_second_export_replaces_the_first(choice: Path, tmp_path: Path) -> Non
     files = sorted(tmp_path.rglob("*.*"))
     exported(choice, tmp_path)
     assert sorted(tmp_path.rglob("*.*")) == files
+
+
+def test_a_score_that_is_no_number_has_no_sample(choice: Path, tmp_path: Path) -> None:
+    _, whole = exported(choice, tmp_path / "whole")
+    run = Path(shutil.copytree(choice, tmp_path / "run"))
+    text = (run / "episodes.jsonl").read_text()
+    odd, n = re.subn(r'"value": ?(0|1)(\.0)?', '"value": NaN', text, count=1)
+    assert n == 1
+    (run / "episodes.jsonl").write_text(odd)
+    _, lines = exported(run, tmp_path / "out")
+    assert len(lines) == len(whole) - 1
 
 
 def unfinished(run: Path, out: Path) -> Path:

@@ -26,9 +26,10 @@ from soulkit.report import pages
 from soulkit.report.findings import Finding, findings
 from soulkit.report.grid import parts_text
 from soulkit.report.load import RunData, find_runs, load_runs
+from soulkit.runs.records import RecordWriter, load_records
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.types import Example
+from soulkit.types import Example, Failure, unscored
 from tests.report.test_report import EVIL, Page
 from tests.support import judged
 from tests.support.evaluation import FAST, api, examples, last_message, soul
@@ -203,6 +204,38 @@ def test_a_run_without_episodes_is_not_compared(models: Path) -> None:
     assert "There are no episodes at" in one.claim
 
 
+def test_a_run_without_a_finished_episode_has_none(models: Path) -> None:
+    (models / "all" / "episodes.jsonl").write_bytes(b"")
+    (one,) = found(models, "none", "all")
+    assert one.claim.endswith("all' has no episodes.") and "task in common" not in one.claim
+
+
+def test_runs_of_which_one_is_unscored_say_so(models: Path) -> None:
+    unscore(models / "all", N)
+    (one,) = found(models, "none", "all")
+    assert ": No episode is scored in both " in one.claim and "headline" not in one.claim
+
+
+@pytest.mark.parametrize(("a", "b"), [("reality", "all"), ("most", "nearly")])
+def test_a_part_of_the_episodes_is_named_in_the_claim(a: str, b: str, models: Path) -> None:
+    """The means of such a claim differ from those in the table."""
+    (whole,) = found(models, a, b)
+    assert "scored in both" not in whole.claim
+    unscore(models / b, 10)
+    (one,) = found(models, a, b)
+    assert f", on the {N - 10} of {N} episodes scored in both" in one.claim
+
+
+def unscore(run: Path, n: int) -> None:
+    """Make the first episodes unscored."""
+    records = load_records(run / "episodes.jsonl")
+    broken = unscored(Failure("provider_error", "gone"))
+    (run / "episodes.jsonl").unlink()
+    writer = RecordWriter(run / "episodes.jsonl")
+    writer.write(*(replace(one, score=broken) if i < n else one for i, one in enumerate(records)))
+    writer.close()
+
+
 def test_scores_read_again_from_disk_give_the_same_findings(models: Path) -> None:
     paths = [models / "reality", models / "minds"]
     assert findings(load_runs(paths)) == findings(load_runs(paths, episodes=False))
@@ -252,6 +285,13 @@ def test_the_training_stands_beside_its_control(by: str, models: Path) -> None:
         "Control: shuffled feedback did not clearly help in 'swapped': replies that saw it scored "
     )
     assert (helped in why) == (control in why) == (by != "neither")
+    assert "control's model" not in why
+    edit(models / "most", actor={"adapter": str(models / "swapped" / "model")})
+    (*_, gain) = (f for f in found(models, "none", "ditto", "swapped", "all", "most")
+                  if f.run == "all")  # fmt: skip
+    mean = json.loads((models / "most" / "summary.json").read_text())["tasks"]["tomi"]["value"]
+    beside = f"The control's model scores {mean['mean']:.3f} ["
+    assert (beside in dict(gain.facts)["Why"]) == (by != "neither")
 
 
 def test_a_control_is_called_one_and_a_reward_alone_has_no_feedback(models: Path) -> None:
@@ -262,6 +302,18 @@ def test_a_control_is_called_one_and_a_reward_alone_has_no_feedback(models: Path
     assert texts["most"].claim.startswith("'most' (control: shuffled feedback) scores ")
     assert "shuffled feedback hurt in 'swapped'" in dict(texts["most"].facts)["Why"]
     assert "'grpo' trained 3 steps without feedback" in dict(texts["nearly"].facts)["Why"]
+
+
+def test_a_training_says_whether_and_when_feedback_was_measured(models: Path) -> None:
+    made = training(models / "ditto", None)
+    lines = [{"step": step, "reward/draft": 0.25, "rollouts/refined": 8} for step in range(3)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (one,) = found(models, "ditto")
+    assert "3 steps with feedback, whose effect was not measured" in one.claim
+    lines[2]["gap/loo"] = 0.5
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (one,) = found(models, "ditto")
+    assert "of their row at step 2, +0.500 on average over 1 step" in one.claim
 
 
 def test_two_trainings_are_explained_by_both_gaps(models: Path) -> None:
@@ -285,7 +337,9 @@ def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
     conditions = {"players": {}, "tasks": {"tomi": {"rows": some}}, "material": {}}
     (made / "conditions.json").write_text(json.dumps(conditions))
     (gain,) = found(models, "none", "ditto", "all")
-    assert dict(gain.facts)["On which rows"].endswith(f"; 7 of {N} rows used in training")
+    assert dict(gain.facts)["On which rows"].endswith(
+        f"; 7 of {N} rows used in the training run of this report"
+    )
 
 
 def test_a_judge_is_named_with_its_check_and_its_verdicts(tmp_path: Path) -> None:
@@ -343,7 +397,12 @@ def test_a_suite_leads_with_its_mean(tmp_path: Path) -> None:
     runs = load_runs([tmp_path / "a", tmp_path / "b"])
     mean, *tasks = findings(runs)
     assert mean.task == "tom" and "of 3 tasks higher" in mean.claim
+    assert "90 of 90 episodes" in dict(mean.facts)["On which rows"]
     assert all(one.outcome != "unclear" for one in tasks)
+    unscore(tmp_path / "a", 12)
+    mean, *_ = findings(load_runs([tmp_path / "a", tmp_path / "b"]))
+    assert ", on the 78 of 90 episodes scored in both" in mean.claim
+    assert "78 of 90 episodes" in dict(mean.facts)["On which rows"]
     (single,) = findings(runs[1:])
     assert single.claim.startswith("'b' scores 0.") and "tom (mean)" in single.claim
 

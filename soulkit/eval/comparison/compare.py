@@ -469,16 +469,18 @@ def _nothing_shared(
     a: Path, b: Path, in_a: Sequence[str], in_b: Sequence[str], suite: str
 ) -> RunError:
     common = f"no task of the suite '{suite}' in common" if suite else "no task in common"
+    empty = [side for side, tasks in ((a, in_a), (b, in_b)) if not tasks]
     return RunError(
-        f"The two runs have {common}.",
+        f"'{empty[0]}' has no episodes." if empty else f"The two runs have {common}.",
         f"'{a}' has {', '.join(in_a) or 'no episodes'}; '{b}' has {', '.join(in_b) or 'none'}.",
         "Evaluate both models on the same task or suite, then compare again.",
     )
 
 
 def _no_common_episode(a: Path, b: Path, metric: str) -> RunError:
+    scored = "scored" if metric in ("", HEADLINE) else f"with a value of '{metric}'"
     return RunError(
-        f"'{a}' and '{b}' share no episode that has '{metric}' in both runs.",
+        f"No episode is {scored} in both '{a}' and '{b}'.",
         "The comparison is paired: it needs rows that both runs played and scored.",
         "Run both with the same data, --limit and --seed. `soul report` shows unscored episodes.",
     )

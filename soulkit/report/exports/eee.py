@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from soulkit.eval.results.cells import VALUE, Cell, metric_name
+from soulkit.metrics.intervals import finite_value
 from soulkit.report.exports.episodes import METRIC, TAG, episode_row
 from soulkit.report.load import EPISODES, RunData
 from soulkit.runs.jsonl import aside, has_lines, write_json
@@ -228,7 +229,7 @@ def _write_samples(run: RunData, record: Line, file: Path) -> Line:
         for place, one in enumerate(stream_records(run.path / EPISODES)):
             cells = (f"{VALUE}/kind={one.kind}", of_one_origin(VALUE, one.origin), VALUE)
             result = next((n for c in cells if (n := f"{one.task}/{c}") in names), "")
-            if place in newest and result and one.score.value is not None:
+            if place in newest and result and finite_value(one.score.value) is not None:
                 line = {
                     "schema_version": VERSION, "evaluation_id": record["evaluation_id"],
                     "model_id": record["model_info"]["id"], "evaluation_result_id": result,
