@@ -32,7 +32,7 @@ from soulkit.report.findings import (
 )
 from soulkit.report.grid import Grid, parts_text
 from soulkit.report.load import EPISODES, RunData
-from soulkit.report.published import Publication, published_beside
+from soulkit.report.published import Publication, PublishedBeside, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.training import learning_charts, steps_grid
 from soulkit.runs.jsonl import has_lines, write_aside
@@ -84,8 +84,7 @@ def render(
     """The page for `runs` with all `episodes` (by default inside the page); as a suite if `suite`
     is given. `notes` are shown above the numbers.
     """
-    published = published_beside(runs)
-    said = suite.grid.notes if suite else ()
+    published = PublishedBeside() if suite else published_beside(runs)  # a suite has its own
     found = findings(runs)
     return environment().get_template("report.html.j2").render(
         title=" · ".join(one_line(run.name) for run in runs),
@@ -109,7 +108,7 @@ def render(
         curves=[on_page(chart) for chart in learning_charts(runs)],
         trained=[training_text(run) for run in runs if run.steps or run.evals],
         published=published.tables,
-        published_notes=[note for note in published.notes if note not in said],
+        published_notes=published.notes,
         episodes=episodes or pack_episodes(runs),
         script_hash=script_hash("episodes_script.html.j2"),
     )  # fmt: skip

@@ -1,17 +1,15 @@
-"""Published figures next to runs, and whether they were measured the same way.
+"""Published figures next to runs.
 
-The figures and their sources are in `published.yaml`. Protocol, prompts, judge, temperature and
-rows must all match, for the task of the figure. Conditions that a source does not state count as
-different. soulkit's prompts have their own wording, so a source without prompt hashes used other
-prompts; `CAVEAT` says so next to the figures.
+The figures, their sources and the judges that a source states are in `published.yaml`. No source
+states protocol, temperature, rows or prompts, and soulkit's prompts have their own wording, so no
+figure is comparable with a run's: `CAVEAT` says so below every table.
 
-A figure is shown next to a run only if the run's rows are published ones: from the released file,
-from an importer, or with the hash that the source states. A headline with missing parts gets none.
+A figure is shown next to a run only if the run's rows are published ones, from the released file or
+from an importer. A headline with missing parts gets none.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,30 +21,14 @@ from soulkit.eval.comparison.comparability import MeasuredRun, read_measured
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.runs.conditions import Conditions, rows_hash
+from soulkit.runs.conditions import Conditions
+from soulkit.tasks.kit.spec import Suite
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only if protocol, prompts, "
-    "judge, temperature and rows match. soulkit uses its own prompt wording."
+    "judge, temperature and rows match. soulkit uses its own prompt wording, and the source does "
+    "not state protocol, temperature and rows."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stated:
-    """The conditions that a source states; unstated ones are empty."""
-
-    protocol: str = ""
-    temperature: float | None = None
-    judges: Mapping[str, str] = field(default_factory=dict)
-    """Task → its judge; `*` for all others."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """Task → `prompts_digest` of its templates."""
-    rows: Mapping[str, str] = field(default_factory=dict)
-    """Task → `rows_hash` of the rows, as in a run's summary under `rows`."""
-
-    def judge(self, task: str) -> str:
-        """The judge of a task; empty if the source names none."""
-        return self.judges.get(task, self.judges.get("*", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +50,15 @@ class Publication:
     """Axis → one mean per model, if the source gives no rows to average."""
     average: tuple[float, ...] = ()
     """The printed mean over all rows, one per model."""
-    stated: Stated = Stated()
+    judges: Mapping[str, str] = field(default_factory=dict)
+    """Task → its judge, as far as the source states it; `*` for all others."""
     differs: dict[str, str] = field(default_factory=dict)
     """Task → known difference in measurement, whatever the judge."""
+
+    @property
+    def about(self) -> str:
+        """Source, rows and note in one line."""
+        return f"Source: {self.source}. Rows: {self.sample}. {self.note}".strip()
 
     def figure(self, task: str, model: str) -> float | None:
         """The published figure; None if the table has none for that task or model."""
@@ -132,7 +120,7 @@ def _publication(name: str, raw: dict[str, Any]) -> Publication:
         figures=figures,
         axes=axes,
         average=average,
-        stated=Stated(**raw.get("stated", {})),
+        judges=dict(raw.get("judges", {})),
         differs=dict(raw.get("differs", {})),
     )
 
@@ -141,29 +129,20 @@ def _rows(raw: Mapping[str, Sequence[float]], per: float) -> dict[str, tuple[flo
     return {name: tuple(round(value / per, 6) for value in row) for name, row in raw.items()}
 
 
-UNSTATED = " unstated"
-WORDED_HERE = "soulkit's own prompts"
-
-
-def prompts_digest(prompts: Mapping[str, Iterable[str]]) -> str:
-    """One hash of a task's prompts (template → its hashes), independent of their order."""
-    named = sorted((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
-    lines = "".join(f"{name} {digest}\n" for name, digest in named)
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
 # -- which figures are shown -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBeside:
-    """The published figures to show next to runs, and the notes on them."""
+    """The published tables to show next to runs, and the notes on them."""
 
     tables: tuple[Publication, ...] = ()
     footnote: str = ""
     """Differences between their conditions and the runs'; empty without figures."""
     left_out: str = ""
     """Why some rows have no figures; empty if all have them."""
+    others: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Table → task with other than the published rows → which rows."""
 
     @property
     def notes(self) -> list[str]:
@@ -171,25 +150,30 @@ class PublishedBeside:
         return [note for note in (self.footnote, self.left_out) if note]
 
 
-def published_beside(runs: Sequence[RunData]) -> PublishedBeside:
-    """The published figures for evaluated tasks; draft means of training runs get none."""
-    evaluated = [run for run in runs if run.kind == "eval"]
-    played = [(task, cells) for run in evaluated for task, cells in run.tasks.items()]
-    partial = {task for task, cells in played if not has_published(headline(cells))}
-    whole = published_for({task for task, _ in played})
-    sides = with_conditions(evaluated) if whole else []
-    others = {table.name: unpublished_rows(table, table.figures, sides) for table in whole}
-    cut = [
-        replace(t, figures={task: row for task, row in t.figures.items()
-                            if task not in partial | others[t.name].keys()})
-        for t in whole
-    ]  # fmt: skip
-    tables = tuple(table for table in cut if table.figures)
+def published_beside(runs: Sequence[RunData], suite: Suite | None = None) -> PublishedBeside:
+    """The published tables that `suite` names, whole; without a suite those of evaluated tasks, cut
+    to them, because draft means of training runs get none."""
+    runs = runs if suite else [run for run in runs if run.kind == "eval"]
+    played = {task for run in runs for task in run.tasks}
+    partial = {task for run in runs for task, cells in run.tasks.items()
+               if not has_published(headline(cells))}  # fmt: skip
+    tables = published_for(played)
+    if suite:
+        tables = tuple(table for table in publications() if table.name in suite.published)
+    sides = with_conditions(runs) if tables else []
+    shown, differing, others = [], [], {}
+    for table in tables:
+        tasks = suite.tasks if suite else tuple(table.figures)
+        others[table.name] = other = unpublished_rows(tasks, sides)
+        kept = [task for task in tasks if task not in other and task not in partial]
+        if (other and played & set(tasks) <= other.keys()) or not (suite or kept):
+            continue
+        figures = table.figures if suite else {task: table.figures[task] for task in kept}
+        shown.append(replace(table, figures=figures))
+        differing.append((table.title, published_differences(table, kept, sides)))
     return PublishedBeside(
-        tables=tables, left_out=left_out_text(others.values()),
-        footnote=published_footnote(
-            [(t.title, published_differences(t, t.figures, sides)) for t in tables]
-        ),
+        tables=tuple(shown), others=others, left_out=left_out_text(others.values()),
+        footnote=published_footnote(differing),
     )  # fmt: skip
 
 
@@ -223,22 +207,15 @@ def with_conditions(runs: Sequence[RunData]) -> Sides:
     return [(run, read_measured(run.path, run.records or None)) for run in runs]
 
 
-def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> dict[str, str]:
+def unpublished_rows(tasks: Iterable[str], sides: Sides) -> dict[str, str]:
     """The tasks for which a run used other than the published rows: task → which rows."""
     found = {}
     for task in tasks:
-        rows = [_other_rows(table, task, side) for run, side in sides if task in run.tasks]
-        if names := dict.fromkeys(name for of_run in rows for name in of_run):
+        origins = (side.of_task(task).origins for run, side in sides if task in run.tasks)
+        names = dict.fromkeys(name for one in origins for name in one if name != PUBLISHED)
+        if names:
             found[task] = ", ".join(names)
     return found
-
-
-def _other_rows(table: Publication, task: str, run: MeasuredRun) -> list[str]:
-    """Which rows a run used instead of published ones; empty if none, or if unknown."""
-    stated = table.stated.rows.get(task)
-    if stated and rows_hash(run.rows(task)) == stated:
-        return []
-    return [name for name in run.of_task(task).origins if name != PUBLISHED]
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:
@@ -263,102 +240,34 @@ def published_footnote(differing: Sequence[tuple[str, str]]) -> str:
 
 
 def published_differences(table: Publication, tasks: Iterable[str], sides: Sides) -> str:
-    """Why figures of `table` for these tasks are not comparable with the runs'; empty if everything
-    matches. Names the run if the runs differ in this."""
+    """Known differences between the measurements of `table` and the runs'; names the run if the
+    runs differ in this."""
     texts = []
     for run, side in sides:
         played = [task for task in tasks if task in run.tasks]
-        doubts = context_doubts(table, played, side)
-        texts.append(
-            doubts_text(doubts, len(played)) if played else "this run has none of its tasks"
-        )
+        texts.append(_differences(table, played, side))
     if len(set(texts)) == 1:
         return texts[0]
     return "; ".join(f"{run.name}: {text}" for (run, _), text in zip(sides, texts, strict=True)
                      if text)  # fmt: skip
 
 
-# -- conditions ----------------------------------------------------------------------------------
-
-
-def context_doubts(
-    table: Publication, tasks: Iterable[str], conditions: MeasuredRun
-) -> dict[str, list[str]]:
-    """Why figures of `table` for these tasks are not comparable with the run's.
-
-    Reason → the tasks concerned. Empty if protocol, prompts, judge, temperature and rows match.
-    """
-    doubts: dict[str, list[str]] = {}
+def _differences(table: Publication, tasks: Sequence[str], run: MeasuredRun) -> str:
+    """`judge gpt-5.4, this run: gpt-5-nano (coser)`; empty without a known difference."""
+    found: dict[str, list[str]] = {}
     for task in tasks:
-        known = [table.differs[task]] if task in table.differs else []
-        for reason in (*_doubts(table.stated, task, conditions), *known):
-            doubts.setdefault(reason, []).append(task)
-    return doubts
+        for reason in (_judge_difference(table, task, run), table.differs.get(task, "")):
+            if reason:
+                found.setdefault(reason, []).append(task)
+    named = {reason: ", ".join(several) if len(several) <= 3 else f"{len(several)} tasks"
+             for reason, several in found.items()}  # fmt: skip
+    return "; ".join(reason if len(found[reason]) == len(tasks) else f"{reason} ({names})"
+                     for reason, names in named.items())  # fmt: skip
 
 
-def doubts_text(doubts: Mapping[str, Sequence[str]], n_tasks: int) -> str:
-    """`temperature 1, this run: 0 (two tasks); the source does not state rows`."""
-    unstated = [reason.removesuffix(UNSTATED) for reason in doubts if reason.endswith(UNSTATED)]
-    parts = [
-        reason if len(tasks) == n_tasks else f"{reason} ({_named(tasks)})"
-        for reason, tasks in doubts.items() if not reason.endswith(UNSTATED)
-    ]  # fmt: skip
-    return "; ".join([*parts, *([f"the source does not state {', '.join(unstated)}"]
-                                if unstated else [])])  # fmt: skip
-
-
-def _named(tasks: Sequence[str]) -> str:
-    return ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-
-
-def _doubts(stated: Stated, task: str, run: MeasuredRun) -> list[str]:
-    doubts = [
-        _difference_text("protocol", stated.protocol, str(run.settings.get("protocol") or "")),
-        _prompt_doubt(stated, task, run),
-        _judge_doubt(stated, task, run),
-        _difference_text("temperature", _degrees(stated.temperature), _temperature(run, task)),
-        _row_doubt(stated, task, run),
-    ]
-    return [doubt for doubt in doubts if doubt]
-
-
-def _difference_text(what: str, there: str, here: str) -> str:
-    """The difference in words; empty if both values are known and equal."""
-    if not there:
-        return f"{what}{UNSTATED}"
-    if not here:
-        return f"{what} not recorded by this run"
-    return "" if there == here else f"{what} {there}, this run: {here}"
-
-
-def _prompt_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
-    there, prompts = stated.prompts.get(task, ""), run.shown(task).prompts
-    if not there:
-        return WORDED_HERE
-    if not prompts:
-        return _difference_text("prompts", there, "")
-    return "" if prompts_digest(prompts) == there else "other prompts"
-
-
-def _temperature(run: MeasuredRun, task: str) -> str:
-    if any("temperature" in one for one in run.dropped(task, "actor") or ()):
-        return "rejected by the server"
-    return _degrees(run.actor(task).get("temperature"))
-
-
-def _degrees(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else ""
-
-
-def _judge_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
+def _judge_difference(table: Publication, task: str, run: MeasuredRun) -> str:
     if "judge" not in run.of_task(task).roles:
         return ""
-    judges = ", ".join(judge.model for judge in run.players(task, "judge"))
-    return _difference_text("judge", stated.judge(task), judges)
-
-
-def _row_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
-    there, rows = stated.rows.get(task, ""), run.rows(task)
-    if not there or not rows:
-        return _difference_text("rows", there, "")
-    return "" if rows_hash(rows) == there else "other rows"
+    there = table.judges.get(task, table.judges.get("*", "not stated"))
+    here = ", ".join(judge.model for judge in run.players(task, "judge")) or "not recorded"
+    return "" if there == here else f"judge {there}, this run: {here}"

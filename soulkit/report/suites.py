@@ -15,12 +15,7 @@ from soulkit.report.load import RunData
 from soulkit.report.published import (
     Publication,
     has_published,
-    left_out_text,
-    publications,
-    published_differences,
-    published_footnote,
-    unpublished_rows,
-    with_conditions,
+    published_beside,
 )
 from soulkit.report.tables import (
     bounds_text,
@@ -42,9 +37,6 @@ class ContextColumn:
 
     table: Publication
     model: str
-    comparable: bool
-    """Whether protocol, prompts, judge, temperature and rows match those of every run, for every
-    member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +102,20 @@ def suite_table(
     """
     suite = registry.suite_spec(name) if name else _of_all(runs)
     sides = [suite_lines(suite, run.tasks, scales_of(registry)) for run in runs]
-    published, unlike = _published(suite, runs, all_context), unlike_pairs(runs)
-    lines = tuple(_line(suite, rows, published, unlike) for rows in zip(*sides, strict=True))
+    published, unlike = published_beside(runs, suite), unlike_pairs(runs)
+    columns = tuple(
+        ContextColumn(table=table, model=model) for table in published.tables
+        for model in (table.models if all_context else table.highlight)
+    )  # fmt: skip
+    lines = tuple(_line(suite, rows, columns, published.others, unlike)
+                  for rows in zip(*sides, strict=True))  # fmt: skip
     absent = _absent(suite, runs, registry)
     return SuiteTable(
-        name=name or "", suite=suite, runs=tuple(runs), context=published.columns, lines=lines,
+        name=name or "", suite=suite, runs=tuple(runs), context=columns, lines=lines,
         absent=absent, footnote=published.footnote,
         notes=(*_partial_notes(runs, sides), *_draft_notes(suite, runs), *_absent_notes(absent),
-               *published.notes,
+               *(f"{table.title}: {table.about}" for table in published.tables),
+               *([published.left_out] if published.left_out else []),
                *(line for pair in unlike for line in pair.lines())),
     )  # fmt: skip
 
@@ -161,18 +159,18 @@ def draft_steps(run: RunData, task: str) -> int:
 
 
 def _line(
-    suite: Suite, rows: Sequence[SuiteLine], published: _Published,
-    unlike: Sequence[UnlikePair],
+    suite: Suite, rows: Sequence[SuiteLine], columns: Sequence[ContextColumn],
+    others: Mapping[str, Mapping[str, str]], unlike: Sequence[UnlikePair],
 ) -> TableLine:  # fmt: skip
     first = rows[0]
     whole = all(has_published(row.cell) for row in rows)
-    figures = tuple(_figure(suite, first, column, published.others[column.table.name], whole)
-                    for column in published.columns)  # fmt: skip
+    figures = tuple(_figure(suite, first, column, others[column.table.name], whole)
+                    for column in columns)  # fmt: skip
     means = [row.cell.mean if row.cell.whole else None for row in rows]
     return TableLine(
         name=first.name, level=first.level, axis=first.axis, runs=tuple(rows), figures=figures,
         best_runs=() if any(pair.mixed for pair in unlike) else _best(means),
-        best_figures=_best_of_tables(figures, published.columns),
+        best_figures=_best_of_tables(figures, columns),
     )  # fmt: skip
 
 
@@ -192,50 +190,6 @@ def _best_of_tables(
         places = [i for i, column in enumerate(context) if column.table.name == name]
         best += [places[i] for i in _best([figures[place] for place in places])]
     return tuple(best)
-
-
-# -- published columns -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Published:
-    """The published columns, their notes, and the tasks without figures."""
-
-    columns: tuple[ContextColumn, ...]
-    notes: tuple[str, ...]
-    footnote: str
-    others: Mapping[str, Mapping[str, str]]
-    """Table → task with other than the published rows → which rows."""
-
-
-def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published:
-    """The published columns, the source of each table, and one footnote on their conditions."""
-    sides = with_conditions(runs)
-    played = {task for task in suite.tasks for run in runs if task in run.tasks}
-    partial = {task for run in runs for task, cells in run.tasks.items()
-               if not has_published(headline(cells))}  # fmt: skip
-    columns: list[ContextColumn] = []
-    notes, differing, others = [], [], {}
-    for table in publications():
-        if table.name not in suite.published:
-            continue
-        others[table.name] = other = unpublished_rows(table, suite.tasks, sides)
-        if other and played <= other.keys():
-            continue
-        shown = [task for task in suite.tasks if task not in other and task not in partial]
-        doubts = published_differences(table, shown, sides)
-        columns += [
-            ContextColumn(table=table, model=model, comparable=not doubts)
-            for model in (table.models if every else table.highlight)
-        ]
-        origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
-        notes.append(f"{table.title}: {'' if doubts else 'Measured like these runs. '}{origin}")
-        differing += [(table.title, doubts)] if doubts else []
-    left_out = left_out_text(others.values())
-    return _Published(
-        columns=tuple(columns), notes=(*notes, *([left_out] if left_out else [])),
-        footnote=published_footnote(differing), others=others,
-    )  # fmt: skip
 
 
 def _figure(
@@ -303,7 +257,7 @@ def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]
 
 
 CONTEXT = "*"
-"""Marks a published column that is not comparable with the runs."""
+"""Marks a published column."""
 
 
 def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
@@ -319,7 +273,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
         *(_SINGLE[: 4 if bounded else 3] if single else [one_line(r.name, 40) for r in table.runs]),
     ]
     head += ["cost"] if costs else []
-    head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
+    head += [c.model + CONTEXT for c in table.context]
     return Grid(
         title=table_title(table), head=tuple(head), notes=_notes(table),
         n_below=len(table.context),

@@ -278,7 +278,7 @@ def markdown(shown: Iterable[Block]) -> str:
 def _published_grid(table: Publication) -> Grid:
     return Grid(
         title=table.title, head=("task", *table.highlight),
-        notes=(f"{table.source}; {table.sample}. {table.note}".strip(),),
+        notes=(table.about,),
         rows=tuple(GridRow.of(task, *(number(table.figure(task, m)) for m in table.highlight))
                    for task in table.figures),
     )  # fmt: skip

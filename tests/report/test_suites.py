@@ -20,7 +20,6 @@ import pytest
 from soulkit.cli.app import main
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError, RunError
-from soulkit.eval.comparison.comparability import read_measured
 from soulkit.eval.results.summary import Cell, Summary, headline_shown
 from soulkit.report import pages
 from soulkit.report.exports.suite import grid_latex, latex_text, suite_csv, suite_values
@@ -29,13 +28,10 @@ from soulkit.report.load import RunData, load_runs
 from soulkit.report.pages import ReportView
 from soulkit.report.published import (
     CAVEAT,
-    Stated,
     publications,
     published_beside,
-    unpublished_rows,
 )
 from soulkit.report.suites import Grid, SuiteTable, common_suite, suite_grid, suite_table
-from soulkit.runs.conditions import rows_hash
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.train.state.metrics import steps_of
 from tests.support.evaluation import FAST, soul
@@ -226,7 +222,7 @@ def test_published_columns_stand_beside_and_claim_nothing(registry: Registry) ->
     assert best["hitom"] and best["paratomi"] and not best["tomi"]
     footnotes = [note for note in grid.notes if note.startswith("* ")]
     assert len(footnotes) == 1 and footnotes[0].startswith(f"* {CAVEAT}")
-    assert re.search(r"Ditto paper: .*(not recorded here|does not state)", footnotes[0])
+    assert re.search(r"Ditto paper: judge .*this run: not recorded", footnotes[0])
     wide = duo(registry, run("one", **WHOLE), all_context=True)
     assert len(wide.context) == len(publications()[0].models)
 
@@ -237,7 +233,7 @@ def test_axis_means_that_have_no_rows_stand_as_they_were_printed() -> None:
     figures = {line.name: line.figures[place] for line in table.lines if line.level == "axis"}
     assert figures == {"CONV": 0.565, "SS": 0.492, "COG": 0.755, "ROLE": 0.636, "EVAL": 0.584}
     whole = next(line for line in table.lines if line.level == "suite")
-    assert whole.figures[place] is None and not table.context[place].comparable
+    assert whole.figures[place] is None
 
 
 # --- formats --------------------------------------------------------------------------------------
@@ -564,14 +560,6 @@ def test_the_footnote_of_a_suite_speaks_of_the_figures_that_it_shows(
     assert "userllm (made here)" in text and "(userllm)" not in text and "judge gpt" not in text
 
 
-def test_rows_with_the_hash_that_a_source_states_are_published(runs: dict[str, Path]) -> None:
-    (run,), side = load_runs([runs["own"]]), read_measured(runs["own"])
-    stated = Stated(rows={"hitom": rows_hash(side.rows("hitom"))})
-    table = publications()[0]
-    assert unpublished_rows(table, ["hitom"], [(run, side)]) == {"hitom": "own.jsonl"}
-    assert unpublished_rows(replace(table, stated=stated), ["hitom"], [(run, side)]) == {}
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("suite", [(), SUITE])
 def test_everything_that_differs_stands_in_one_footnote(
@@ -579,10 +567,9 @@ def test_everything_that_differs_stands_in_one_footnote(
 ) -> None:
     text = text_of(form, tmp_path, runs["released"], *suite)
     footnote = text[text.index(CAVEAT) :]
-    for said in ("Ditto paper: ", "temperature", "the source does not state", "Ditto-8B"):
-        if suite and said == "Ditto-8B":
-            continue  # a table of another suite
+    for said in ("prompt wording", "temperature", "the source does not state"):
         assert said in footnote
+    assert footnote.count("the source does not state") == 1
     assert "not comparable:" not in text
 
 

@@ -142,7 +142,7 @@ def _numbers_of(table: SuiteTable, line: TableLine) -> Iterator[dict[str, Any]]:
                 "column": column.model,
                 "source": column.table.name,
                 "mean": figure,
-                "comparable": column.comparable,
+                "comparable": False,
                 "best_of_line": i in line.best_figures,
             }
 
