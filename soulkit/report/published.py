@@ -253,7 +253,7 @@ def published_differences(table: Publication, tasks: Iterable[str], sides: Sides
 
 
 def _differences(table: Publication, tasks: Sequence[str], run: MeasuredRun) -> str:
-    """`judge gpt-5.4, this run: gpt-5-nano (coser)`; empty without a known difference."""
+    """`judge gpt-5.4, this run: gpt-5-nano (TASK)`; empty without a known difference."""
     found: dict[str, list[str]] = {}
     for task in tasks:
         for reason in (_judge_difference(table, task, run), table.differs.get(task, "")):
