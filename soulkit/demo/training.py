@@ -156,7 +156,7 @@ class Demo:
         return EvalConfig(
             kind="local", model=str(self.warm), adapter=adapter, tasks=(TASK,),
             data={TASK: str(self.rows("held_out"))}, temperature=0.0, max_tokens=LONGEST,
-            batch_size=256, seed=self.seed, threads=1,
+            batch_size=64, seed=self.seed, threads=1,
         )  # fmt: skip
 
     def cells(self, name: str) -> Mapping[str, Cell]:
