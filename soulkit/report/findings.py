@@ -267,6 +267,7 @@ def _worse(checked: Sequence[TaskDifference]) -> str:
                    key=lambda one: -abs(one.paired.difference or 0.0))  # fmt: skip
     texts = [
         f"{task_label(one.task, one.metric)} {difference_text(one.paired)}"
+        + (", less is better" if one.less_is_better else "")
         for one in worse[:_WORST]
     ]
     texts += [f"{len(worse) - _WORST} more"] if len(worse) > _WORST else []

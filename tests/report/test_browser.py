@@ -419,6 +419,27 @@ def test_axe_finds_no_violation(
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
 
 
+def test_scores_on_another_scale_are_neither_right_nor_wrong(
+    tmp_path: Path, open_page: Open
+) -> None:
+    grades = [episode(i, -2.0 + i, task="grades") for i in range(6)]
+    run = write_records(tmp_path / "run", [*grades, episode(0, 1.0), episode(1, None)])
+    page = ready(open_page(page_of(run, out=tmp_path / "page.html")))
+    dots = page.locator(".row .dot").evaluate_all("all => all.map((one) => one.ariaLabel)")
+    assert dots == ["scored"] * 6 + ["right", "unscored"]
+    choose(page, "outcome", "scored")
+    counts(page, "6 of 8 episodes")
+
+
+def test_forced_colours_keep_dots_and_bars(demo_page: Path, open_page: Open) -> None:
+    page = ready(open_page(demo_page))
+    page.emulate_media(forced_colors="active")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    for name in (".row .dot", ".strip b", ".swatch"):
+        colour = page.locator(name).first.evaluate("one => getComputedStyle(one).backgroundColor")
+        assert colour != paper, name
+
+
 def test_columns_are_stacked_on_a_phone(training_page: Path, open_page: Open) -> None:
     page = ready(open_page(training_page, width=390, fragment=VIEWS["pair"]))
     boxes = [page.locator("#episode .side").nth(i).bounding_box() for i in range(3)]

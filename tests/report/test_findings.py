@@ -21,6 +21,8 @@ import pytest
 import yaml
 from markupsafe import escape
 
+from soulkit.eval.comparison.compare import TaskDifference
+from soulkit.metrics.comparisons import PairedDifference
 from soulkit.report import findings as report
 from soulkit.report import pages
 from soulkit.report.findings import Finding, findings
@@ -224,6 +226,25 @@ def test_a_part_of_the_episodes_is_named_in_the_claim(a: str, b: str, models: Pa
     unscore(models / b, 10)
     (one,) = found(models, a, b)
     assert f", on the {N - 10} of {N} episodes scored in both" in one.claim
+
+
+def test_a_metric_of_which_less_is_better_says_so() -> None:
+    pair = PairedDifference(mean_a=0.1, mean_b=0.4, difference=0.3, ci_low=0.2, ci_high=0.4,
+                            p=0.001, n_shared=60, n_only_a=0, n_only_b=0,
+                            n_clusters=60)  # fmt: skip
+    one = TaskDifference(task="t", metric="hacked", paired=pair, p_holm=None, n_a=60, n_b=60,
+                         less_is_better=True)  # fmt: skip
+    assert report._worse([one]).startswith("t (hacked) +0.300 [+0.200, +0.400], less is better; ")
+
+
+def test_means_on_another_scale_have_no_axis_from_zero_to_one(models: Path) -> None:
+    axis = "<span>0</span><span>1</span>"
+    whole = pages.render(load_runs([models / "all"]))
+    summary = json.loads((models / "all" / "summary.json").read_text())
+    summary["tasks"]["tomi"]["value"] |= {"mean": -3.0, "ci_low": -4.0, "ci_high": -2.0}
+    (models / "all" / "summary.json").write_text(json.dumps(summary))
+    other = pages.render(load_runs([models / "all"]))
+    assert axis in whole and axis not in other and "\N{MINUS SIGN}3.000" in other
 
 
 def unscore(run: Path, n: int) -> None:
