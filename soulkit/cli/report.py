@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,8 +92,8 @@ def command(
     def view_now() -> ReportView:
         loaded = load_runs(runs, episodes=False)
         table = _suite_table(loaded, suite, chosen, tasks, trust)
-        notes = folder_notes(runs)
-        return ReportView(loaded, table, playable=playable, details=details, notes=notes)
+        table = table and replace(table, playable=playable, details=details)
+        return ReportView(loaded, table, details=details, notes=folder_notes(runs))
 
     page, view = out or runs[0] / "report" / "index.html", view_now()
     _write_figures(view.charts, figures, chosen, out)

@@ -60,25 +60,8 @@ class Strip:
     """None: there is no mean, and the strip shows its possible bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteView:
-    """A suite's table, and for each row the means of the runs on the scale [0, 1]."""
-
-    grid: Grid
-    strips: list[list[Strip]]
-
-
-def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = False) -> SuiteView:
-    """The view of a suite on a page."""
-    lines = table.shown(playable=playable, details=details)
-    return SuiteView(
-        suite_grid(table, playable=playable, details=details),
-        [_strips(table.runs, [one.cell for one in line.runs]) for line in lines],
-    )
-
-
 def render(
-    runs: Sequence[RunData], *, suite: SuiteView | None = None, notes: Sequence[str] = (),
+    runs: Sequence[RunData], *, suite: SuiteTable | None = None, notes: Sequence[str] = (),
     reload: int = 0, episodes: EpisodePack | None = None,
 ) -> str:  # fmt: skip
     """The page for `runs` with all `episodes` (by default inside the page); as a suite if `suite`
@@ -100,7 +83,9 @@ def render(
         reload=reload,
         origin_text=provenance_json,
         table=tables,
-        suite=suite,
+        suite=suite and suite_grid(suite),
+        strips=[_strips(suite.runs, [one.cell for one in line.runs])
+                for line in suite.shown] if suite else [],
         rows=_result_rows(runs, published.tables),
         compared=tables.comparable_runs(runs),
         unlike=tables.side_by_side(runs),
@@ -115,7 +100,7 @@ def render(
 
 
 def write_page(
-    runs: Sequence[RunData], path: Path, *, suite: SuiteView | None = None,
+    runs: Sequence[RunData], path: Path, *, suite: SuiteTable | None = None,
     notes: Sequence[str] = (), reload: int = 0,
 ) -> Path:  # fmt: skip
     """Render to the file `path`, or to `index.html` in the folder `path` with the episodes as files
@@ -253,8 +238,6 @@ class ReportView:
 
     runs: Sequence[RunData]
     suite: SuiteTable | None = None
-    playable: bool = False
-    """Show only suite members that a run has."""
     details: bool = False
     """Show every metric and breakdown."""
     notes: Sequence[str] = ()
@@ -262,9 +245,9 @@ class ReportView:
 
     def blocks(self) -> list[tables.Block]:
         """The tables, heads and notes below the findings."""
-        grid = self._grid()
-        if grid is None:
+        if self.suite is None:
             return tables.blocks(self.runs, details=self.details)
+        grid = suite_grid(self.suite)
         if self.details:
             return [grid, *tables.blocks(self.runs, details=True)]
         trained = [run for run in self.runs if run.steps]
@@ -286,27 +269,21 @@ class ReportView:
 
     def latex(self) -> str:
         """A LaTeX `table`; empty without a suite."""
-
-        grid = self._grid()
-        return grid_latex(grid) if grid is not None else ""
+        return grid_latex(suite_grid(self.suite)) if self.suite else ""
 
     def csv(self) -> str:
         """One line per number of the suite."""
-
-        return suite_csv(self.suite, **self._shown()) if self.suite is not None else ""
+        return suite_csv(self.suite) if self.suite else ""
 
     def values(self) -> dict[str, Any]:
         """The output of `--json`."""
-
-        suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
+        suite = {"suite": suite_values(self.suite)} if self.suite else {}
         found = [one.as_dict() for one in findings(self.runs)]
         return {"findings": found, **tables.runs_as_json(self.runs), **suite}
 
     def page(self, path: Path, *, reload: int = 0) -> Path:
         """Write the page and return `path`. It reloads itself every `reload` seconds; 0: never."""
-
-        shown = None if self.suite is None else suite_view(self.suite, **self._shown())
-        return write_page(self.runs, path, suite=shown, notes=self.notes, reload=reload)
+        return write_page(self.runs, path, suite=self.suite, notes=self.notes, reload=reload)
 
     def charts(self) -> list[Chart]:
         """The figures: results with intervals, and learning curves."""
@@ -315,15 +292,8 @@ class ReportView:
             rows = tables.rows_across(columns)
         else:
             columns = list(self.suite.runs)
-            lines = self.suite.shown(**self._shown())
-            rows = [(line.name, [one.cell for one in line.runs]) for line in lines]
+            rows = [(line.name, [one.cell for one in line.runs]) for line in self.suite.shown]
         return [*results_charts([run.name for run in columns], rows), *learning_charts(self.runs)]
-
-    def _grid(self) -> Grid | None:
-        return None if self.suite is None else suite_grid(self.suite, **self._shown())
-
-    def _shown(self) -> dict[str, bool]:
-        return {"playable": self.playable, "details": self.details}
 
 
 SCRIPT = "sheet_script.html.j2"

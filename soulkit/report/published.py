@@ -10,7 +10,7 @@ from an importer. A headline with missing parts gets none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -88,17 +88,6 @@ def publications() -> tuple[Publication, ...]:
     return tuple(_publication(name, raw) for name, raw in yaml.safe_load(text).items())
 
 
-def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
-    """The published tables, reduced to `tasks`; tables without any of them are omitted."""
-    tables = []
-    for whole in publications():
-        rows = {task: row for task, row in whole.figures.items() if task in tasks}
-        if rows:
-            differs = {task: why for task, why in whole.differs.items() if task in tasks}
-            tables.append(replace(whole, figures=rows, differs=differs))
-    return tuple(tables)
-
-
 def _publication(name: str, raw: dict[str, Any]) -> Publication:
     models = tuple(raw["models"])
     figures, axes = (_rows(raw.get(part, {}), raw["per"]) for part in ("figures", "axes"))
@@ -157,13 +146,11 @@ def published_beside(runs: Sequence[RunData], suite: Suite | None = None) -> Pub
     played = {task for run in runs for task in run.tasks}
     partial = {task for run in runs for task, cells in run.tasks.items()
                if not has_published(headline(cells))}  # fmt: skip
-    tables = published_for(played)
-    if suite:
-        tables = tuple(table for table in publications() if table.name in suite.published)
+    tables = [table for table in publications() if not suite or table.name in suite.published]
     sides = with_conditions(runs) if tables else []
     shown, differing, others = [], [], {}
     for table in tables:
-        tasks = suite.tasks if suite else tuple(table.figures)
+        tasks = suite.tasks if suite else [task for task in table.figures if task in played]
         others[table.name] = other = unpublished_rows(tasks, sides)
         kept = [task for task in tasks if task not in other and task not in partial]
         if (other and played & set(tasks) <= other.keys()) or not (suite or kept):

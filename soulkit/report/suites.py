@@ -69,6 +69,10 @@ class SuiteTable:
     """Notes below the table, one sentence each."""
     footnote: str = ""
     """Differences between the conditions of the published columns and of the runs."""
+    playable: bool = False
+    """Show only members that a run has."""
+    details: bool = False
+    """Show the tasks of groups, as if the suite asked for them."""
 
     @property
     def partial(self) -> bool:
@@ -76,14 +80,14 @@ class SuiteTable:
         played and is not lacking."""
         return any(line.lacks for row in self.lines for line in row.runs)
 
-    def shown(self, *, playable: bool = False, details: bool = False) -> list[TableLine]:
-        """The rows to print: tasks of a group only with `details` or if the suite asks for them;
-        with `playable` only members that a run has."""
-        details = details or self.suite.parts
+    @property
+    def shown(self) -> list[TableLine]:
+        """The rows to print."""
+        parts = self.details or self.suite.parts
         return [
             line for line in self.lines
-            if (details or line.level != "part")
-            and not (playable and line.level in ("task", "group", "part") and _unplayed(line))
+            if (parts or line.level != "part")
+            and not (self.playable and line.level in ("task", "group", "part") and _unplayed(line))
         ]  # fmt: skip
 
 
@@ -260,10 +264,10 @@ CONTEXT = "*"
 """Marks a published column."""
 
 
-def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
+def suite_grid(table: SuiteTable) -> Grid:
     """The table as texts. A single run has columns for interval, clusters and bounds; several runs
     have one column each."""
-    lines = table.shown(playable=playable, details=details)
+    lines = table.shown
     single = len(table.runs) == 1
     # In a complete run this column would be empty.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)

@@ -29,7 +29,7 @@ from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.report import pages, tables
 from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.published import CAVEAT, publications, published_for
+from soulkit.report.published import CAVEAT, publications
 from soulkit.report.training import learning_charts, steps_grid
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
@@ -364,8 +364,6 @@ def test_published_figures() -> None:
     assert card.figure("tomi", "Ditto-8B") is None
     assert all(0 <= f <= 1 for t in (paper, card) for row in t.figures.values() for f in row)
     assert (len(paper.figures), len(card.figures)) == (10, 23)
-    assert [list(t.figures) for t in published_for({"hitom"})] == [["hitom"], ["hitom"]]
-    assert published_for({"tomi"}) == ()
     domains = load_registry().suite_spec("humanual")
     assert domains.published == ("ditto_8b_card",)
     means = (0.210, 0.408, 0.275, 0.297, 0.534, 0.303)

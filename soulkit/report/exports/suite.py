@@ -104,9 +104,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that a spreadsheet would read as a formula."""
 
 
-def suite_values(
-    table: SuiteTable, *, playable: bool = False, details: bool = False
-) -> dict[str, Any]:
+def suite_values(table: SuiteTable) -> dict[str, Any]:
     """The suite as plain JSON values: its notes, and a record for each number."""
     return {
         "suite": table.name,
@@ -115,17 +113,16 @@ def suite_values(
         "average": table.suite.average,
         "absent": dict(table.absent),
         "notes": list(table.notes),
-        "lines": [record for line in table.shown(playable=playable, details=details)
-                  for record in _numbers_of(table, line)],
+        "lines": [record for line in table.shown for record in _numbers_of(table, line)],
     }  # fmt: skip
 
 
-def suite_csv(table: SuiteTable, *, playable: bool = False, details: bool = False) -> str:
+def suite_csv(table: SuiteTable) -> str:
     """The same records as CSV, one line each."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
-    for line in table.shown(playable=playable, details=details):
+    for line in table.shown:
         for record in _numbers_of(table, line):
             writer.writerow({name: plain_cell(record.get(name)) for name in FIELDS})
     return text.getvalue()
