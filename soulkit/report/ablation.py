@@ -179,10 +179,11 @@ def _row(
     stats: dict[str, Any] = {}
     for name, measure in measures.items():
         alike = judged_alike if name == "judged" else forced or not mixed
-        own, others = ({seed: measure(run) for seed, run in side.items()} for side in (runs, first))
-        stats[name] = over_seeds(own.values(), scale)
+        scores, first_scores = ({seed: measure(run) for seed, run in side.items()}
+                                for side in (runs, first))  # fmt: skip
+        stats[name] = over_seeds(scores.values(), scale)
         differs = bool(first) and alike and runs is not first
-        stats[f"{name}_difference"] = _paired(own, others, scale) if differs else None
+        stats[f"{name}_difference"] = _paired(scores, first_scores, scale) if differs else None
     lines = [line for run in runs.values() for line in run.steps]
     return MethodRow(
         arm=arm, group_size=group_size, **stats, mixed=mixed, remarks=remarks,

@@ -212,11 +212,11 @@ def _scored_tasks(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """The tasks with a headline: coverage, statuses, who judged, and the verdicts."""
     made: list[dict[str, Any]] = []
     for run in runs:
-        summary, given = run.summary or Summary(), _verdict_counts(run.path / EPISODES)
+        summary, by_task = run.summary or Summary(), _verdict_counts(run.path / EPISODES)
         for task, cells in run.tasks.items():
             if not headline_name(cells):
                 continue
-            counts = {kind: n for (of, kind), n in given.items() if of == task}
+            counts = {kind: n for (of, kind), n in by_task.items() if of == task}
             verdicts = counts.pop("verdict", 0)
             more = [counted(verdicts, "verdict"), *(f"{n} {what}" for what, n in counts.items())]
             controls = summary.controls.get(task, {})

@@ -152,12 +152,12 @@ def published_beside(runs: Sequence[RunData], suite: Suite | None = None) -> Pub
     for table in tables:
         tasks = suite.tasks if suite else [task for task in table.figures if task in played]
         others[table.name] = other = unpublished_rows(tasks, sides)
-        kept = [task for task in tasks if task not in other and task not in partial]
-        if (other and played & set(tasks) <= other.keys()) or not (suite or kept):
+        tasks_shown = [task for task in tasks if task not in other and task not in partial]
+        if (other and played & set(tasks) <= other.keys()) or not (suite or tasks_shown):
             continue
-        figures = table.figures if suite else {task: table.figures[task] for task in kept}
+        figures = table.figures if suite else {task: table.figures[task] for task in tasks_shown}
         shown.append(replace(table, figures=figures))
-        differing.append((table.title, published_differences(table, kept, sides)))
+        differing.append((table.title, published_differences(table, tasks_shown, sides)))
     return PublishedBeside(
         tables=tuple(shown), others=others, left_out=left_out_text(others.values()),
         footnote=published_footnote(differing),
@@ -241,14 +241,14 @@ def published_differences(table: Publication, tasks: Iterable[str], sides: Sides
 
 def _differences(table: Publication, tasks: Sequence[str], run: MeasuredRun) -> str:
     """`judge gpt-5.4, this run: gpt-5-nano (TASK)`; empty without a known difference."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for task in tasks:
         for reason in (_judge_difference(table, task, run), table.differs.get(task, "")):
             if reason:
-                found.setdefault(reason, []).append(task)
+                by_reason.setdefault(reason, []).append(task)
     named = {reason: ", ".join(several) if len(several) <= 3 else f"{len(several)} tasks"
-             for reason, several in found.items()}  # fmt: skip
-    return "; ".join(reason if len(found[reason]) == len(tasks) else f"{reason} ({names})"
+             for reason, several in by_reason.items()}  # fmt: skip
+    return "; ".join(reason if len(by_reason[reason]) == len(tasks) else f"{reason} ({names})"
                      for reason, names in named.items())  # fmt: skip
 
 

@@ -268,8 +268,8 @@ def markdown(shown: Iterable[Block]) -> str:
         elif isinstance(block, str):
             parts.append(f"{md_text(block)}\n")
         else:
-            known = (f"{label}: {md_text(text)}" for label, text in facts(block))
-            parts.append(f"## {md_text(block.name)}\n\n{' · '.join(known)}\n")
+            labelled = (f"{label}: {md_text(text)}" for label, text in facts(block))
+            parts.append(f"## {md_text(block.name)}\n\n{' · '.join(labelled)}\n")
             if block.progress is not None:
                 parts.append(f"This run is unfinished: {block.progress.text()}.\n")
     return "\n".join(parts)
