@@ -18,7 +18,6 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
-    from soulkit.eval.comparison.compare import Comparison
     from soulkit.report.figures import Chart
     from soulkit.report.listing import ListedFolder
     from soulkit.report.load import RunData
@@ -249,7 +248,11 @@ def _of_distillation(
     if not results:
         return False
     if len(runs) > 1:
-        raise _not_beside(runs)
+        raise RunError(
+            "A distillation and other runs cannot be shown in one table.",
+            "A distillation has scores for base, experts and generalist, not one score.",
+            f"Report it on its own, or report its evaluation: {runs[0]}/measured/generalist",
+        )
     (result,) = results
     _write_figures(lambda: distillation_charts(result), figures, chosen, out)
     if chosen is Format.html:
@@ -269,14 +272,6 @@ def _of_distillation(
 
         _write_text(parts_text(distillation_parts(result)), out)
     return True
-
-
-def _not_beside(runs: list[Path]) -> RunError:
-    return RunError(
-        "A distillation and other runs cannot be shown in one table.",
-        "A distillation has scores for base, experts and generalist, not one score.",
-        f"Report it on its own, or report its evaluation: {runs[0]}/measured/generalist",
-    )
 
 
 def _suite_table(
@@ -348,9 +343,11 @@ def compare_command(
     Prints the paired difference B - A of each task with its confidence interval, its p-value and
     the p-value after Holm's correction for several tasks.
     """
+    from soulkit.cli.console import out as console
     from soulkit.cli.console import print_json
     from soulkit.eval.comparison.compare import compare_runs
     from soulkit.eval.comparison.gates import parse_gate
+    from soulkit.report.findings import comparison_parts
 
     gates = [parse_gate(text) for text in gate or ()]
     comparison = compare_runs(
@@ -361,17 +358,10 @@ def compare_command(
     if as_json:
         print_json(comparison.as_dict())
     else:
-        _print_comparison(comparison)
+        for part in comparison_parts(comparison):
+            console.print(part)
     if not comparison.passed:
         raise typer.Exit(1)
-
-
-def _print_comparison(comparison: Comparison) -> None:
-    from soulkit.cli.console import out
-    from soulkit.report.findings import comparison_parts
-
-    for part in comparison_parts(comparison):
-        out.print(part)
 
 
 def runs_command(

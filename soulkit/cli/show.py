@@ -171,11 +171,11 @@ def _print_pages(file: Path, pairs: Sequence[Places], full: bool) -> None:
     from soulkit.report.episode_search import records_at
     from soulkit.report.transcript import episode_blocks
 
-    for number, pair in enumerate(pairs):
-        draft, *rest = records_at(file, [p for p in pair if p is not None])
+    records = iter(records_at(file, [place for pair in pairs for place in pair if place]))
+    for number, (_, twin) in enumerate(pairs):
         if number:
             out.print()
-        for block in episode_blocks(draft, rest[0] if rest else None, full=full):
+        for block in episode_blocks(next(records), next(records) if twin else None, full=full):
             _print_block(block)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +16,6 @@ from soulkit.runs.jsonl import (
     EPISODES_SCHEMA,
     has_lines,
     lines_in,
-    packed_file,
     placed_objects,
     refuse_other_schema,
 )
@@ -295,27 +294,14 @@ def gain(pair: Places) -> float | None:
 
 
 def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]:
-    """The parsed lines of these episodes."""
-    if packed_file(path).is_file():
-        places = list(places)
-        lines = _packed_lines(path, {place.offset for place in places})
-        return [lines[place.offset] for place in places]
-    with path.open("rb") as stream:
-        parsed: list[dict[str, Any]] = []
-        for place in places:
-            stream.seek(place.offset)
-            parsed.append(json.loads(stream.readline()))
-        return parsed
-
-
-def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Offset → the parsed line there; other lines are skipped."""
-    lines, offset = {}, 0
+    """The parsed lines of these episodes; other lines are skipped."""
+    offsets = [place.offset for place in places]
+    lines, offset, wanted = {}, 0, set(offsets)
     for line in lines_in(path):
-        if offset in offsets:
+        if offset in wanted:
             lines[offset] = json.loads(line)
         offset += len(line)
-    return lines
+    return [lines[place] for place in offsets]
 
 
 def records_at(path: Path, places: Sequence[EpisodePlace]) -> list[Record]:
