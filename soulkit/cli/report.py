@@ -43,13 +43,16 @@ class Format(StrEnum):
 _FILES = {Format.episodes_csv: "episodes.csv", Format.episodes_parquet: "episodes.parquet",
           Format.eee: "eee"}  # fmt: skip
 """Formats for other programs → the file or folder in RUN/report."""
+_NAMED = {"": Format.html, ".html": Format.html, ".htm": Format.html, ".md": Format.md,
+          ".json": Format.json, ".tex": Format.latex}  # fmt: skip
+"""Suffix of --out → the format without --format."""
 
 
 def command(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...",
         help="Run folders, or a folder of runs. [default: runs]")] = None,
     format_: Annotated[Format, typer.Option("--format", metavar="|".join(Format),
-        help="Output format.")] = Format.terminal,
+        help="Output format; with --out, its suffix decides, too.")] = Format.terminal,
     suite: Annotated[str | None, typer.Option(
         "--suite", metavar="SUITE", autocompletion=COMPLETERS["suites"],
         help="Show the runs as results of this suite: its tasks, axis means and overall "
@@ -82,6 +85,8 @@ def command(
     from soulkit.report.pages import ReportView
 
     chosen = _watched(format_, as_json) if watch else Format.json if as_json else format_
+    if out and chosen is Format.terminal:
+        chosen = Format.html if out.is_dir() else _NAMED.get(out.suffix.lower(), chosen)
     runs = runs or _only_run(chosen)
     if not runs or _exported(runs, chosen, out, figures):
         return
@@ -256,7 +261,7 @@ def _of_distillation(
     (result,) = results
     _write_figures(lambda: distillation_charts(result), figures, chosen, out)
     if chosen is Format.html:
-        typer.echo(str(write_page(result, out.parent if out else runs[0] / "report")))
+        typer.echo(str(write_page(result, out or runs[0] / "report")))
     elif chosen is Format.json:
         from soulkit.distill.report import distillation_values
 

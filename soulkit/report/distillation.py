@@ -174,16 +174,19 @@ def facts_of(result: Distillation) -> list[tuple[str, str]]:
     return [("base", result.base), ("trained by", trained), *experts]
 
 
-def write_distillation_page(result: Distillation, folder: Path) -> Path:
-    """Write `index.html` and `distillation.json` to `folder`; return the page's path."""
+def write_distillation_page(result: Distillation, path: Path) -> Path:
+    """Write the page to the file `path`, or `index.html` and `distillation.json` to the folder
+    `path`; return the page's path."""
     from soulkit.distill.report import distillation_values
-    from soulkit.report.pages import write_comparison_page
+    from soulkit.report.pages import page_folder, write_comparison_page
 
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "distillation.json", distillation_values(result))
+    if folder := page_folder(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "distillation.json", distillation_values(result))
     n = len(result.experts)
     return write_comparison_page(
-        folder / "index.html", title=f"One generalist distilled from {counted(n, 'expert')}",
+        folder / "index.html" if folder else path,
+        title=f"One generalist distilled from {counted(n, 'expert')}",
         finding=kept_text(result), grid=distillation_grid(result),
         charts=distillation_charts(result), facts=facts_of(result),
     )  # fmt: skip

@@ -47,8 +47,6 @@ FIRST_WORDS = 110
 """Characters of the reply that the list shows."""
 FOLDER = "episodes"
 """The folder of the chunks, next to the page."""
-CALL = "soulkitChunk("
-"""What the file of a chunk begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,9 @@ def pack_episodes(runs: Sequence[RunData], folder: Path | None = None) -> Episod
         index.columns = {k: v for k, v in index.columns.items() if not k.endswith("calls")}
         calls = Chunks("calls-", None, 0, ())
     for file in (folder / FOLDER).glob("*[0-9].js") if folder is not None else ():
-        if file.stem not in {*texts.places, *calls.places} and _is_chunk(file):
-            file.unlink()  # of an earlier, larger page
+        earlier = file.stem not in {*texts.places, *calls.places}
+        if earlier and file.read_bytes().startswith(b"soulkitChunk("):  # not a user's file
+            file.unlink()
     places = {"texts": list(texts.places.values()), "calls": list(calls.places.values())}
     inside = {**texts.inside, **calls.inside}
     return EpisodePack(len(index.examples), _packed(index.json(places)), inside, folder is not None)
@@ -97,12 +96,6 @@ def _records(run: RunData) -> Iterator[Record]:
     played, samples = run.path / EPISODES, run.path / SAMPLES
     file = played if has_lines(played) and any(stream_records(played)) else samples
     return stream_records(file) if has_lines(file) else iter(())
-
-
-def _is_chunk(file: Path) -> bool:
-    """Whether a page wrote this file: other files of the folder are the user's."""
-    with file.open("rb") as stream:
-        return stream.read(len(CALL)) == CALL.encode()
 
 
 # -- chunks ----------------------------------------------------------------------------------------
@@ -169,7 +162,7 @@ class Chunks:
             self.room -= len(text)
             self.inside[name] = text
         else:
-            line = f'{CALL}"{name}","{digest}","{text}");\n'
+            line = f'soulkitChunk("{name}","{digest}","{text}");\n'
             write_aside(self.folder / FOLDER / f"{name}.js", line.encode())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -236,11 +237,13 @@ def find_runs(path: Path) -> list[Path]:
     if _records(path) or (_is_run(path) and not inside):
         return [path]
     if not inside:
+        deeper = path.is_dir() and any(p.is_dir() and _is_run(p) for p in path.glob("*/*"))
         raise RunError(
             f"'{path}' contains no run.",
             f"A run folder has at least one of {', '.join(_FILES)}.",
+            f"Its folders contain runs. Give these: {shlex.quote(str(path))}/*/" if deeper else
             "Give a folder that `soul eval`, `soul train` or `soul demo` wrote.",
-        )
+        )  # fmt: skip
     whole = [one for p in inside for one in ([p] if _records(p) else find_runs(p))]
     return sorted(whole, key=lambda p: (_started(p), p.name))
 

@@ -105,12 +105,18 @@ def write_page(
 ) -> Path:  # fmt: skip
     """Render to the file `path`, or to `index.html` in the folder `path` with the episodes as files
     next to it, atomically; creates parent folders. Returns the page's path."""
-    folder = path if path.is_dir() or path.suffix not in (".html", ".htm") else None
+    folder = page_folder(path)
     page = render(runs, suite=suite, notes=notes, reload=reload,
                   episodes=pack_episodes(runs, folder))  # fmt: skip
     path = path if folder is None else folder / "index.html"
     write_aside(path, page.encode("utf-8", "replace"))
     return path
+
+
+def page_folder(path: Path) -> Path | None:
+    """The folder `path` that a page is written to; None if `path` is the page's file."""
+    named = path.suffix.lower() in (".html", ".htm") and not path.is_dir()
+    return None if named else path
 
 
 def write_comparison_page(

@@ -375,8 +375,8 @@ def test_weights_of_attached_servers_are_declared_until_they_are_compared(
     assert "earlier episodes" in capsys.readouterr().err
     assert local(tiny, proven, *engine, "--adapter", adapter) == 0
     assert (weights_line(out), weights_line(proven)) == ("declared", "verified")
-    assert soul("report", out, "--out", tmp_path / "page.html") == 0
-    assert "weights declared, not verified" in (tmp_path / "page.html").read_text()
+    assert soul("report", out, "--out", tmp_path / "table.txt") == 0
+    assert "weights declared, not verified" in (tmp_path / "table.txt").read_text()
 
 
 @pytest.mark.parametrize("width", [0.5, 2e-4], ids=["others", "nearly the same"])

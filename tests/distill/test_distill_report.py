@@ -252,6 +252,11 @@ def test_the_file_the_table_and_the_page_say_the_same(
     page = write_distillation_page(result, good / "report").read_text()
     kept = result.tasks[0].kept.ratio
     assert kept is not None and f"<strong>{100 * kept:.0f}%</strong>" in page and "<svg" in page
+    for name, files in (("page.html", ["page.html"]), ("f", ["distillation.json", "index.html"])):
+        place = good / "shown" / name
+        assert main(["report", str(good), "--format", "html", "--out", str(place)]) == 0
+        written = place if place.is_dir() else place.parent
+        assert sorted(path.name for path in written.iterdir() if path.is_file()) == files
     assert main(["report", str(good), "--figures", str(good / "drawn")]) == 0
     assert {path.name for path in (good / "drawn").iterdir()} == {"scores.pdf", "scores.svg"}
     assert main(["report", str(good), str(measured_folder(good, "base", "tomi"))]) == 2

@@ -470,6 +470,28 @@ def test_every_format_begins_with_the_finding(
     assert f"<h1>{escape(claim)}</h1>" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("out", "written", "begins"),
+    [("page.HTML", "page.HTML", "<!doctype html>"), ("folder", "folder/index.html", "<!doctype"),
+     ("there.d", "there.d/index.html", "<!doctype"), ("notes.md", "notes.md", "# Results"),
+     ("values.json", "values.json", "{"), ("plain.txt", "plain.txt", "'all' scores ")],
+)  # fmt: skip
+def test_without_a_format_the_name_of_the_file_decides(
+    models: Path, tmp_path: Path, out: str, written: str, begins: str
+) -> None:
+    (tmp_path / "there.d").mkdir()
+    assert soul("report", models / "none", models / "all", "--out", tmp_path / out) == 0
+    assert (tmp_path / written).read_text().startswith(begins)
+
+
+def test_a_folder_of_folders_of_runs_names_the_next_level(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (models.parent / "file.json").write_text("{}")
+    assert soul("report", models.parent) == 2
+    assert f"Give these: {models.parent}/*/" in capsys.readouterr().err
+
+
 def test_many_findings_are_counted(models: Path) -> None:
     for i in range(10):
         shutil.copytree(models / "all", models / f"copy{i}")
