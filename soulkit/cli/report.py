@@ -84,9 +84,7 @@ def command(
     from soulkit.report.load import folder_notes, load_runs
     from soulkit.report.pages import ReportView
 
-    chosen = _watched(format_, as_json) if watch else Format.json if as_json else format_
-    if out and chosen is Format.terminal:
-        chosen = Format.html if out.is_dir() else _NAMED.get(out.suffix.lower(), chosen)
+    chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
     runs = runs or _only_run(chosen)
     if not runs or _exported(runs, chosen, out, figures):
         return
@@ -146,15 +144,17 @@ def _only_run(chosen: Format) -> list[Path]:
     return []
 
 
-def _watched(format_: Format, as_json: bool) -> Format:
-    """The format of --watch; ConfigError if another one is asked for."""
-    if format_ in (Format.terminal, Format.html) and not as_json:
-        return Format.html
-    raise ConfigError(
-        f"--watch does not work with --format {Format.json if as_json else format_}.",
-        "It writes an HTML page again and again.",
-        "Leave out --watch, or use --format html.",
-    )
+def _chosen(asked: Format, out: Path | None, *, watch: bool) -> Format:
+    """The format; ConfigError if --watch cannot write it."""
+    if watch and asked not in (Format.terminal, Format.html):
+        raise ConfigError(
+            f"--watch does not work with --format {asked}.",
+            "It writes an HTML page again and again.",
+            "Leave out --watch, or use --format html.",
+        )
+    if out is None or asked is not Format.terminal:
+        return Format.html if watch else asked
+    return Format.html if watch or out.is_dir() else _NAMED.get(out.suffix.lower(), asked)
 
 
 def _watch(view: ReportView, view_now: Callable[[], ReportView], page: Path, every: int) -> None:
