@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -156,6 +156,15 @@ def status_counts(places: Iterable[EpisodePlace]) -> dict[str, int]:
 # -- choosing --------------------------------------------------------------------------------------
 
 
+FILTERS: Mapping[str, tuple[str, Callable[[EpisodePlace], Iterable[str]]]] = {
+    "task": ("of the task", lambda place: (place.task,)),
+    "step": ("of step", lambda place: (f"{place.step}",)),
+    "kind": ("of the kind", lambda place: (place.kind,)),
+    "status": ("with the status", lambda place: place.words),
+}
+"""Field of a selection → its words, and the values of an episode that match it."""
+
+
 def select(places: Sequence[EpisodePlace], wish: Selection, run: Path) -> list[Places]:
     """The pairs that match `wish`, in its order; by default newest first.
 
@@ -164,15 +173,22 @@ def select(places: Sequence[EpisodePlace], wish: Selection, run: Path) -> list[P
     pairs = _with_twins(places)
     if wish.example is not None:
         pairs = _by_example(pairs, wish.example, run)
-    if wish.task is not None:
-        pairs = [pair for pair in pairs if pair[0].task == wish.task]
-        _refuse_none(pairs, f"of the task '{wish.task}'", wish.task, {p.task for p in places}, run)
-    if wish.step is not None:
-        pairs = [pair for pair in pairs if pair[0].step == wish.step]
-        _refuse_none(pairs, f"of step {wish.step}", "", {f"{p.step}" for p in places}, run)
-    if wish.kind is not None or wish.status is not None:
-        pairs = [pair for pair in pairs if any(_fits(one, wish) for one in pair if one)]
-        _refuse_unlike_wish(pairs, wish, places, run)
+    values = {name: str(getattr(wish, name)) for name in FILTERS if getattr(wish, name) is not None}
+
+    def fits(place: EpisodePlace, names: Iterable[str]) -> bool:
+        return all(values[name] in FILTERS[name][1](place) for name in names)
+
+    pairs = [pair for pair in pairs if any(fits(place, values) for place in pair if place)]
+    if not pairs:
+        words = " and ".join(f"{FILTERS[name][0]} '{value}'" for name, value in values.items())
+        unknown = [name for name in values if not any(fits(place, [name]) for place in places)]
+        name = (unknown or list(values))[-1]
+        known = {word for place in places for word in FILTERS[name][1](place)}
+        raise RunError(
+            f"{run} contains no matching episode {words}.",
+            "The filters exclude every episode.",
+            f"{did_you_mean(values[name], known)} List some with: soul show {run}",
+        )
     return _ordered(pairs, wish, run)
 
 
@@ -190,12 +206,6 @@ def _with_twins(places: Iterable[EpisodePlace]) -> list[Places]:
             pairs.append((twin, None))
         pairs += [(other, None) for other in kinds.values()]
     return pairs
-
-
-def _fits(place: EpisodePlace, wish: Selection) -> bool:
-    if wish.kind is not None and place.kind != wish.kind:
-        return False
-    return wish.status is None or wish.status in place.words
 
 
 def _by_example(pairs: list[Places], example: str, run: Path) -> list[Places]:
@@ -223,29 +233,6 @@ def _by_example(pairs: list[Places], example: str, run: Path) -> list[Places]:
 def _nearest(word: str, names: Sequence[str]) -> str:
     hint = did_you_mean(word, names)
     return f"{hint} " if hint.startswith("Did") or len(names) <= 5 else ""
-
-
-def _refuse_unlike_wish(
-    pairs: Sequence[Places], wish: Selection, places: Sequence[EpisodePlace], run: Path
-) -> None:
-    if wish.status is None:
-        _refuse_none(pairs, f"of the kind '{wish.kind}'", wish.kind or "",
-                     {p.kind for p in places}, run)  # fmt: skip
-    else:
-        kind = f" and the kind '{wish.kind}'" if wish.kind else ""
-        _refuse_none(pairs, f"with the status '{wish.status}'{kind}", wish.status,
-                     set(status_counts(places)), run)  # fmt: skip
-
-
-def _refuse_none(
-    pairs: Sequence[Places], what: str, word: str, names: Iterable[str], run: Path
-) -> None:
-    if not pairs:
-        raise RunError(
-            f"{run} contains no matching episode {what}.",
-            "The filters exclude every episode.",
-            f"{did_you_mean(word, names)} List some with: soul show {run}",
-        )
 
 
 def _ordered(pairs: list[Places], wish: Selection, run: Path) -> list[Places]:

@@ -42,8 +42,7 @@ from soulkit.metrics.intervals import (
 from soulkit.report.grid import Grid, GridRow, grid_markdown, grid_parts, md_text
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, published_beside
-from soulkit.report.training import LABELLED_FACTS, facts_of_training, steps_grid
-from soulkit.runs.conditions import SCORING
+from soulkit.report.training import facts_of_training, steps_grid
 from soulkit.text import counted, dollars, duration, one_line
 from soulkit.train.state.summary import TrainSummary
 
@@ -417,9 +416,6 @@ def _run_head(run: RunData) -> RenderableType:
 
 
 def _facts_line(run: RunData) -> str:
-    labelled = (
-        "protocol", "steps", "cost", "truncated", "at token limit", "words cut",
-        "ignored by servers", "rejected by servers", "origin", *SCORING, "rows", "revision",
-        "unknown server defaults", *LABELLED_FACTS,
-    )  # fmt: skip
-    return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
+    clear = ("command", "model", "time", "cost by role", "answers", "identical verdicts", "engine",
+             "feedback texts")  # fmt: skip
+    return " · ".join(text if k in clear else f"{k} {text}" for k, text in facts(run))

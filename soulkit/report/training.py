@@ -97,12 +97,6 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
-LESSON_FACTS = ("validation loss", "texts written", "lessons", "left out", "unusable rows")
-"""The labels of `lesson_facts`."""
-LABELLED_FACTS = ("feedback", "leak check", "canaries", "general ability", "probes", *LESSON_FACTS)
-"""The labels of `facts_of_training` that must be shown, because the text alone is unclear."""
-
-
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     """Training on conversations: (label, text) of its losses and of omitted lessons and rows."""
     facts = []
