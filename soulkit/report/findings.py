@@ -298,14 +298,11 @@ def _why(
     if made:
         controls = [one for one in runs if one is not made and _shuffled(one)]
         controls = [pair[0]] if pair[0].kind == "train" else controls
-        controls = controls[: any(map(_gap, made.steps))]
-        texts = [training_text(made), *(training_text(c) + _model_of(c, runs, task)
-                                        for c in controls)]  # fmt: skip
+        texts = [training_text(made), *(training_text(one) + _model_of(one, runs, task)
+                 for one in controls[: any(map(_gap, made.steps))])]  # fmt: skip
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)
-        texts = [
-            f"Another model: '{b}' instead of '{a}'" if a != b else f"Both name the model '{b}'"
-        ]
+        texts = [f"Another model: '{b}' instead of '{a}'" if a != b else "Both name the same model"]
     for part in moved[:1]:
         a, b = number(part.paired.mean_a), number(part.paired.mean_b)
         texts.append(f"The metric that moved most: {part.metric}, {a} to {b}")
@@ -315,10 +312,9 @@ def _why(
 def _model_of(training: RunData, runs: Sequence[RunData], task: str) -> str:
     """`. The control's model scores 0.000 [0.000, 0.079] ('after_shuffled')`; empty if unknown."""
     fits = (run for run in runs if run.kind == "eval" and task in run.tasks)
-    run = next((one for one in fits if _made(training, one)), None)
-    if run is None:
-        return ""
-    return f". The control's model scores {cell_text(headline(run.tasks[task]))} ({_quoted(run)})"
+    texts = (f"scores {cell_text(headline(run.tasks[task]))} ({_quoted(run)})"
+             for run in fits if _made(training, run))  # fmt: skip
+    return next((f". The control's model {text}" for text in texts), "")
 
 
 def maker(run: RunData, runs: Sequence[RunData]) -> RunData | None:
@@ -354,13 +350,13 @@ def training_text(run: RunData) -> str:
     without feedback, how the reward or the loss moved."""
     name, measured = _quoted(run), [line for line in run.steps if _gap(line)]
     if measured:
-        first, begin = measured[0].rewards, measured[0].step
+        first = measured[0].rewards
         gap = estimate_text(first.loo, first.loo_low, first.loo_high, signed)
         said = ("helped" if (first.loo_low or 0) > 0 else "hurt" if (first.loo_high or 0) < 0
                 else "did not clearly help")  # fmt: skip
         whose = "Control: shuffled feedback" if _shuffled(run) else "Feedback"
         mean = signed(fmean(one.rewards.loo or 0.0 for one in measured))
-        when = "the first step" if begin == run.steps[0].step else f"step {begin}"
+        when = "the first step" if measured[0] is run.steps[0] else f"step {measured[0].step}"
         return (
             f"{whose} {said} in {name}: replies that saw it scored {gap} compared with the other "
             f"drafts of their row at {when}, {mean} on average over "
@@ -412,15 +408,12 @@ def _agreements(run: RunData, task: str) -> Iterator[str]:
 
 
 def _trained_on(task: str, run: RunData, runs: Sequence[RunData]) -> str:
-    """`; none of 450 rows used in the training run of this report`; empty if no training run
-    recorded its rows."""
-    trained = [one for one in runs if one.kind == "train" and Conditions.read(one.path)]
-    used = frozenset().union(*(_row_ids(one, task) for one in trained))
+    """`; none of 450 rows used in training by the runs shown`; empty if none recorded its rows."""
+    used = frozenset().union(*(_row_ids(one, task) for one in runs if one.kind == "train"))
     own = _row_ids(run, task) if run.kind == "eval" else frozenset()
     if not own or not used:
         return ""
-    shown = f"the {len(trained)} training runs" if len(trained) > 1 else "the training run"
-    return f"; {len(own & used) or 'none'} of {len(own)} rows used in {shown} of this report"
+    return f"; {len(own & used) or 'none'} of {len(own)} rows used in training by the runs shown"
 
 
 def _row_ids(run: RunData, task: str) -> frozenset[str]:

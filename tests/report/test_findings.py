@@ -359,7 +359,7 @@ def test_rows_that_were_trained_on_are_counted(models: Path) -> None:
     (made / "conditions.json").write_text(json.dumps(conditions))
     (gain,) = found(models, "none", "ditto", "all")
     assert dict(gain.facts)["On which rows"].endswith(
-        f"; 7 of {N} rows used in the training run of this report"
+        f"; 7 of {N} rows used in training by the runs shown"
     )
 
 
