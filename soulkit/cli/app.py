@@ -383,7 +383,8 @@ def _soul_error(error: Exception) -> SoulError | None:
 
 
 def _system_error(error: OSError) -> UserError:
-    where = "A file" if error.filename is None else f"'{error.filename}'"
+    name = error.filename2 or error.filename  # of a temporary file, the one that it would replace
+    where = "A file" if name is None else f"'{name}'"
     return UserError(
         f"{where} cannot be read or written.",
         f"The system says: {error.strerror}.",

@@ -355,6 +355,11 @@ def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"]
     assert str(tmp_path / "file") in lines[0]
+    (tmp_path / "there.html").mkdir()
+    (tmp_path / "there.html" / "index.html").mkdir()
+    assert main(["report", str(run), "--out", str(tmp_path / "there.html")]) == 2
+    line, *_ = capsys.readouterr().err.splitlines()
+    assert f"'{tmp_path / 'there.html' / 'index.html'}'" in line and ".tmp" not in line
 
 
 def test_a_full_disk_has_no_name_but_a_way_out(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -537,6 +537,7 @@ def test_a_folder_opens_from_disk_and_notices_that_it_was_rewritten(
     late = open_page(out, fragment=VIEWS["pair"])
     late.get_by_role("alert").wait_for()
     assert "Reload this page" in late.get_by_role("alert").inner_text()
+    expect_in_sight(late, "#trouble")
 
 
 def hundred_thousand() -> Iterator[str]:
