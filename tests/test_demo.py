@@ -47,11 +47,11 @@ def soul(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("demo") / "runs" / "demo"
-    done = soul("demo", "--out", out, "--json")
+    home = tmp_path_factory.mktemp("demo")
+    done = soul("demo", "--json", cwd=home)
     assert done.returncode == 0, done.stderr
     assert "with feedback" in done.stderr  # the example
-    return out, json.loads(done.stdout)
+    return home / "runs" / "demo", json.loads(done.stdout)
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +118,7 @@ def test_no_arm_trains_on_a_combination_that_is_evaluated(
 def test_the_folder_ends_with_a_summary(demo: tuple[Path, dict[str, Any]]) -> None:
     out, results = demo
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert results.items() <= summary.items()
+    assert {**results, "seconds": summary["seconds"]}.items() <= summary.items()
     assert summary["command"] == "demo" and summary["protocol"] == "paper"
     exact = summary["tasks"]["cast_of_people"]["value"]["mean"]
     assert exact == results["arms"]["ditto"]["exact"]
@@ -128,7 +128,8 @@ def test_the_page_says_why_a_reward_alone_finds_nothing(
     demo: tuple[Path, dict[str, Any]],
 ) -> None:
     out, results = demo
-    assert "One of 343 replies is right" in Path(results["report"]).read_text("utf-8")
+    page = (out.parents[1] / results["report"]).read_text("utf-8")
+    assert "One of 343 replies is right" in page
     again = soul("report", out, "--format", "html", "--out", out.parent / "again.html")
     assert again.returncode == 0, again.stderr
     assert "One of 343 replies is right" in (out.parent / "again.html").read_text("utf-8")
@@ -142,13 +143,13 @@ def test_the_table_and_the_finding_fit_a_terminal(
 ) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     for arm, label in LABELS.items():
-        (line,) = [one for one in shown.stdout.splitlines() if one.strip().startswith(f"{label} ")]
+        (line,) = [one for one in shown.stdout.splitlines() if one.startswith(f" {label} ")]
         assert f"{demo[1]['arms'][arm]['exact']:.3f} [" in line
         assert line.rstrip().endswith(f"{demo[1]['arms'][arm]['in_form']:.3f}")
     text = " ".join(shown.stdout.split())
     assert "Ditto learned the rule from feedback that never gives the whole reply" in text
     assert "'The demo' in docs/benchmarks.md" in text
-    assert demo[1]["report"].endswith("runs/demo/report/index.html")
+    assert demo[1]["report"] == "runs/demo/report/index.html"
     assert "open the report: runs/demo/report/index.html" in shown.stderr
 
 
@@ -185,7 +186,7 @@ def test_the_printed_commands_run(
 def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> None:
     out, results = demo
     written = {p: p.stat().st_size for p in out.rglob("*.jsonl*")}
-    again = soul("demo", "--out", out, "--json")
+    again = soul("demo", "--json", cwd=out.parents[1])
     assert again.returncode == 0, again.stderr
     assert {**json.loads(again.stdout), "seconds": results["seconds"]} == results
     assert {p: p.stat().st_size for p in out.rglob("*.jsonl*")} == written
