@@ -383,8 +383,7 @@ def _soul_error(error: Exception) -> SoulError | None:
 
 
 def _system_error(error: OSError) -> UserError:
-    name = error.filename2 or error.filename  # of a temporary file, the one that it would replace
-    where = "A file" if name is None else f"'{name}'"
+    where = f"'{error.filename2 or error.filename}'" if error.filename else "A file"
     return UserError(
         f"{where} cannot be read or written.",
         f"The system says: {error.strerror}.",
