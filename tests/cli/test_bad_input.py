@@ -479,7 +479,6 @@ def test_the_readme_prints_the_three_commands_in_their_order() -> None:
         ["train", "sft"], ["data", "build"], ["train", "ditto"],
     ]  # fmt: skip
     assert "rows.jsonl" in lines[1] and "--data rows.jsonl" in lines[2]
-    assert "Four commands" not in text
 
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:4")
