@@ -138,7 +138,7 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {"1": 0.0})
     with pytest.raises(RunError, match="no task in common"):
         compare_runs(a, run(tmp_path / "b", {"1": 0.0}, "hitom"))
-    with pytest.raises(RunError, match="share no episode"):
+    with pytest.raises(RunError, match="No episode is scored in both"):
         compare_runs(a, run(tmp_path / "c", {"2": 0.0}))
     with pytest.raises(DataError, match="f1"):
         compare_runs(a, a, "f1")

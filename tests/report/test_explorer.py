@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,9 @@ from soulkit.report.load import load_runs
 from soulkit.report.pages import write_page
 from soulkit.types import Completion, Episode, Line, Record, Segment, Trace, Turn, Verdict
 from tests.support.evaluation import soul, three_lines, write_records
-from tests.support.pages import EVIL, episode, pair, spoken
+from tests.support.pages import EVIL, episode, opened, pair, spoken
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-
-
-def opened(text: str) -> Any:
-    return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def packs(*folders: Path, out: Path | None = None) -> EpisodePack:

@@ -4,8 +4,11 @@ for them."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.util
+import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,6 +156,11 @@ def pair(i: int, before: float, after: float, **rest: Any) -> tuple[Record, Reco
     rest = {"feedback": "Look again.", **rest}
     draft = episode(i, before, text="draft reply", **rest)
     return draft, episode(i, after, text="refined reply", kind="refined", **rest)
+
+
+def opened(text: str) -> Any:
+    """The values of a pack: compressed JSON in base64."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def spoken(play: Episode) -> Record:

@@ -93,7 +93,7 @@ def test_a_run_learns_the_people_and_says_so(
     assert "validation loss" in printed.out and "chats 8, more 4" in printed.out
     assert soul("report", out) == 0 and soul("runs", tmp_path) == 0
     shown = capsys.readouterr().out
-    assert "validation loss, valid" in shown and "validation loss valid" in shown
+    assert "Validation loss: valid" in shown and "validation loss valid" in shown
 
 
 @pytest.fixture(scope="module")

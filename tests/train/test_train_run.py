@@ -13,7 +13,7 @@ import torch
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.local.sampler import LocalModel
 from soulkit.report.load import load_runs
-from soulkit.report.tables import markdown
+from soulkit.report.tables import blocks, markdown
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records, newest_dev
@@ -149,9 +149,9 @@ def test_the_headline_is_what_was_held_out(ditto: Path) -> None:
     assert line["eval/tomi"] == pytest.approx(cells["dev"]["mean"])
     assert cells["value"]["n"] == 48 and "headline" not in cells["value"]
     (run,) = load_runs([ditto], episodes=False)
-    shown = markdown([run])
+    shown = markdown(blocks([run]))
     assert "accuracy (held-out rows)" in shown and "drafts, last" not in shown
-    assert "accuracy (drafts, last 3 steps)" in markdown([run], details=True)
+    assert "accuracy (drafts, last 3 steps)" in markdown(blocks([run], details=True))
 
 
 def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
