@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -68,8 +68,8 @@ def command(
         "in a folder keeps the texts in files next to index.html.")] = None,
     watch: Annotated[bool, typer.Option("--watch",
         help="Write the HTML page again and again until all runs are finished.")] = False,
-    every: Annotated[int, typer.Option("--every", metavar="SECONDS", min=1,
-        help="With --watch: seconds between two pages.")] = 10,
+    every: Annotated[int | None, typer.Option("--every", metavar="SECONDS", min=1,
+        help="With --watch: seconds between two pages. [default: 10]")] = None,
     figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR",
         help="Also write each figure to this folder as PDF and SVG, at the column width of a "
         "paper.")] = None,
@@ -85,6 +85,14 @@ def command(
     from soulkit.report.pages import ReportView
 
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
+    _refuse({
+        "--every": "It sets the pause of --watch." * (every is not None and not watch),
+        "--json": "It means --format json."
+        * (as_json and format_ not in (Format.terminal, Format.json)),
+        **{option: f"--format {chosen} exports every episode." * (chosen in _FILES)
+           for option, given in (("--suite", suite), ("--playable", playable),
+                                 ("--details", details)) if given},
+    })  # fmt: skip
     runs = runs or _only_run(chosen)
     if not runs or _exported(runs, chosen, out, figures):
         return
@@ -100,13 +108,22 @@ def command(
     page, view = out or runs[0] / "report" / "index.html", view_now()
     _write_figures(view.charts, figures, chosen, out)
     if watch:
-        _watch(view, view_now, page, every)
+        _watch(view, view_now, page, every or 10)
     elif chosen is Format.html:
         typer.echo(str(view.page(page)))
     elif out is None and chosen in (Format.terminal, Format.table):
         _print_report(view)
     else:
         _write_text(_text(view, chosen), out)
+
+
+def _refuse(reasons: Mapping[str, str]) -> None:
+    """ConfigError for the first option that has a reason why it would be ignored."""
+    for option, why in reasons.items():
+        if why:
+            raise ConfigError(
+                f"{option} has no effect on this report.", why, f"Leave out {option}."
+            )
 
 
 def _write_figures(

@@ -438,3 +438,20 @@ def test_a_hundred_thousand_episodes_fit_into_300_mb(tmp_path: Path, form: str) 
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert int(done.stdout.split()[-1]) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("options", "ignored"),
+    [
+        (("--every", 5), "--every"),
+        (("--json", "--format", "md"), "--json"),
+        (("--format", "eee", "--suite", "tom"), "--suite"),
+        (("--format", "episodes-csv", "--details"), "--details"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    options: tuple[object, ...], ignored: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert soul("report", tmp_path, *options) == 2
+    lines = three_lines(capsys.readouterr().err)
+    assert lines[0] == f"{ignored} has no effect on this report."
