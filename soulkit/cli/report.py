@@ -85,13 +85,9 @@ def command(
     from soulkit.report.pages import ReportView
 
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
-    _refuse({
-        "--every": "It sets the pause of --watch." * (every is not None and not watch),
-        "--json": "It means --format json."
-        * (as_json and format_ not in (Format.terminal, Format.json)),
-        **{option: f"--format {chosen} exports every episode." * (chosen in _FILES)
-           for option, given in (("--suite", suite), ("--playable", playable),
-                                 ("--details", details)) if given},
+    _refuse_ignored({
+        "every": every and not watch, "json": as_json and format_ not in (chosen, Format.terminal),
+        **(dict(suite=suite, playable=playable, details=details) if chosen in _FILES else {}),
     })  # fmt: skip
     runs = runs or _only_run(chosen)
     if not runs or _exported(runs, chosen, out, figures):
@@ -117,13 +113,17 @@ def command(
         _write_text(_text(view, chosen), out)
 
 
-def _refuse(reasons: Mapping[str, str]) -> None:
-    """ConfigError for the first option that has a reason why it would be ignored."""
-    for option, why in reasons.items():
-        if why:
-            raise ConfigError(
-                f"{option} has no effect on this report.", why, f"Leave out {option}."
-            )
+_WHY_IGNORED = {"every": "It sets the pause of --watch.", "json": "It means --format json."}
+
+
+def _refuse_ignored(given: Mapping[str, object]) -> None:
+    """ConfigError for the first option that is given and would be ignored."""
+    for option in filter(given.get, given):
+        raise ConfigError(
+            f"--{option} has no effect on this report.",
+            _WHY_IGNORED.get(option, "This format exports every episode."),
+            f"Leave out --{option}.",
+        )
 
 
 def _write_figures(
