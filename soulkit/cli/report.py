@@ -87,7 +87,7 @@ def command(
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
     _refuse_ignored({
         "every": every and not watch, "json": as_json and format_ not in (chosen, Format.terminal),
-        **(dict(suite=suite, playable=playable, details=details) if chosen in _FILES else {}),
+        **({"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}),
     })  # fmt: skip
     runs = runs or _only_run(chosen)
     if not runs or _exported(runs, chosen, out, figures):
