@@ -73,8 +73,7 @@ def command(
     figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR",
         help="Also write each figure to this folder as PDF and SVG, at the column width of a "
         "paper.")] = None,
-    as_json: Annotated[bool, typer.Option("--json",
-        help="Same as --format json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
     """Show the recorded results of runs as tables, figures or one HTML page.
 
@@ -85,14 +84,12 @@ def command(
     from soulkit.report.pages import ReportView
 
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
-    _refuse_ignored({
-        "every": every and not watch, "json": as_json and format_ not in (chosen, Format.terminal),
-        **({"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}),
-    })  # fmt: skip
+    other = as_json and format_ not in (chosen, Format.terminal)
+    _refuse_ignored({"every": every and not watch, "json": other, **({"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}
+    )})  # fmt: skip
     runs = runs or _only_run(chosen)
-    if not runs or _exported(runs, chosen, out, figures):
-        return
-    if _of_distillation(runs, chosen, out, figures):
+    asked = (runs, chosen, out, figures)
+    if not runs or _exported(*asked) or _of_distillation(*asked):
         return
 
     def view_now() -> ReportView:
