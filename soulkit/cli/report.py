@@ -85,8 +85,8 @@ def command(
 
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
     other = as_json and format_ not in (chosen, Format.terminal)
-    _refuse_ignored({"every": every and not watch, "json": other, **({"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}
-    )})  # fmt: skip
+    given = {"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}
+    _refuse_ignored({"every": every and not watch, "json": other, **given})
     runs = runs or _only_run(chosen)
     asked = (runs, chosen, out, figures)
     if not runs or _exported(*asked) or _of_distillation(*asked):
