@@ -85,11 +85,11 @@ def command(
 
     chosen = _chosen(Format.json if as_json else format_, out, watch=watch)
     other = as_json and format_ not in (chosen, Format.terminal)
-    given = {"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}
-    _refuse_ignored({"every": every and not watch, "json": other, **given})
+    options = {"suite": suite, "playable": playable, "details": details} if chosen in _FILES else {}
+    _refuse_ignored({"every": every and not watch, "json": other, **options})
     runs = runs or _only_run(chosen)
-    asked = (runs, chosen, out, figures)
-    if not runs or _exported(*asked) or _of_distillation(*asked):
+    arguments = (runs, chosen, out, figures)
+    if not runs or _exported(*arguments) or _of_distillation(*arguments):
         return
 
     def view_now() -> ReportView:
@@ -113,9 +113,9 @@ def command(
 _WHY_IGNORED = {"every": "It sets the pause of --watch.", "json": "It means --format json."}
 
 
-def _refuse_ignored(given: Mapping[str, object]) -> None:
-    """ConfigError for the first option that is given and would be ignored."""
-    for option in filter(given.get, given):
+def _refuse_ignored(options: Mapping[str, object]) -> None:
+    """ConfigError for the first option that is set and would be ignored."""
+    for option in filter(options.get, options):
         raise ConfigError(
             f"--{option} has no effect on this report.",
             _WHY_IGNORED.get(option, "This format exports every episode."),
