@@ -218,6 +218,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
     in_folder(
         home, server.base_url,
         "data synth tomi -n 12 -o tomi.jsonl",
+        "data synth tomi -n 12 -o runs/tomi_ditto/rows/train.jsonl",
         *(f"data synth cast_of_people -n 60 --seed {seed} -o {name}"
           for seed, name in enumerate(people)),
         *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
@@ -307,8 +308,9 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         "runs/my-run",
         "runs/tomi",
         "runs/hitom",
+        "runs/tomi_ditto/warmup",
     ):
-        source = "warmup" if copied in ("runs/warm", "base") else "ditto"
+        source = "warmup" if copied in ("runs/warm", "base", "runs/tomi_ditto/warmup") else "ditto"
         shutil.copytree(desk / "runs" / "demo" / source, desk / copied)
     return desk
 

@@ -22,6 +22,8 @@ import yaml
 
 from soulkit.models.local.loading import UNSTATED, base_licence, base_of, save_model
 from soulkit.models.local.sampler import LocalModel
+from soulkit.report.explorer import pack_episodes
+from soulkit.report.load import load_runs
 from soulkit.runs.folder import read_config
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
@@ -29,6 +31,7 @@ from soulkit.train.state.metrics import read_step_lines
 from soulkit.version import __version__
 from tests.support.chats import chats_file, person_chat
 from tests.support.evaluation import replaced
+from tests.support.pages import opened
 from tests.support.servers.hub_server import HubServer, commit_of
 from tests.support.training import policy_of, random_model, soul
 
@@ -345,9 +348,9 @@ def test_show_and_the_page_show_them(run: Path, capsys: pytest.CaptureFixture[st
     assert soul("show", run, "--example", first.example_id, "--step", 1) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "person wrote" in shown and first.gold.split()[0] in shown
-    assert soul("report", run, "--format", "html") == 0
-    page = (run / "report" / "index.html").read_text("utf-8")
-    assert "The person wrote" in page and first.gold in page
+    chunks = pack_episodes(load_runs([run], episodes=False), None).chunks
+    said = json.dumps([opened(text) for name, text in chunks.items() if name.isdigit()])
+    assert "What the person wrote" in said and json.dumps(first.gold)[1:-1] in said
 
 
 @pytest.mark.slow
