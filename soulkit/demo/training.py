@@ -31,8 +31,8 @@ from soulkit.eval.results.summary import Cell, recorded_summary
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import placed_objects, write_json
-from soulkit.runs.records import record_of_line
+from soulkit.runs.jsonl import write_json
+from soulkit.runs.records import stream_records
 from soulkit.tasks.kit.made_rows import make_rows, split_seed
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
@@ -166,15 +166,13 @@ class Demo:
 
     def results(self) -> dict[str, Any]:
         """The `arms` of `soul demo --json`."""
-        names = {"before": "warmup", **dict(zip(SHOWN, SHOWN, strict=True))}
+        names = {"before": "warmup", **{arm: arm for arm in SHOWN}}
         return {shown: _numbers(self.cells(name)) for shown, name in names.items()}
 
     def example(self) -> list[str]:
         """The first wrong draft of Ditto whose refined reply is right; empty if there is none."""
-        path = self.out / "ditto" / "episodes.jsonl"
         drafts: dict[tuple[str, int], Record] = {}
-        for number, line in placed_objects(path):
-            record = record_of_line(line, path, number)
+        for record in stream_records(self.out / "ditto" / "episodes.jsonl"):
             place = record.example_id, record.rollout
             draft = drafts.setdefault(place, record)
             if record.given and record.score.value and not draft.score.value:

@@ -9,7 +9,6 @@ difference whose interval includes zero is never called a gain. Nothing is score
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -33,6 +32,8 @@ from soulkit.eval.run.provenance import start_folder
 from soulkit.metrics.comparisons import holm
 from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
 from soulkit.metrics.student import CONFIDENCE, significance
+from soulkit.models.local.loading import adapter_hash
+from soulkit.models.local.weights import ADAPTER_FILE
 from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
 from soulkit.report.load import EPISODES, JUDGEMENTS, RunData
 from soulkit.report.suites import common_suite, draft_steps, scales_of
@@ -326,14 +327,19 @@ def maker(run: RunData, runs: Sequence[RunData]) -> RunData | None:
 def _made(training: RunData, run: RunData) -> bool:
     actor = run.provenance.get("actor")
     known: Mapping[str, Any] = actor if isinstance(actor, Mapping) else {}
-    digest, file = known.get("adapter_weights"), training.path / "model/adapter_model.safetensors"
-    if digest and file.is_file():
-        with file.open("rb") as weights:
-            if hashlib.file_digest(weights, "sha256").hexdigest().startswith(str(digest)):
-                return True
+    digest, file = known.get("adapter_weights"), training.path / "model" / ADAPTER_FILE
+    weights = _weights(file.parent, file.stat().st_mtime_ns) if digest and file.is_file() else ""
+    if weights and weights.startswith(str(digest)):
+        return True
     named = known.get("adapter") or known.get("model")
     place = (start_folder(run.path) or Path()) / str(named)
     return bool(named) and place.resolve().is_relative_to(training.path.resolve())
+
+
+@lru_cache
+def _weights(folder: Path, changed: int) -> str:
+    """The hash of an adapter that was written at `changed`; every finding asks for it."""
+    return adapter_hash(folder)
 
 
 def _shuffled(run: RunData) -> bool:

@@ -21,7 +21,7 @@ from soulkit.tasks.kit.loading import LoadedExamples
 from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import Feedback, Record
 from tests.support.evaluation import FAST, records, soul, summary
-from tests.support.pages import opened
+from tests.support.pages import takes
 from tests.support.road import player
 from tests.support.scenes import (
     GUESTS,
@@ -151,8 +151,7 @@ def test_pages_show_what_every_seat_saw(run: Path, capfd) -> None:
     assert soul("show", run, "--example", record.example_id, "--full") == 0
     page = capfd.readouterr().out
     assert "seen by ann" in page and "seen by bo" in page and "seen by cy" not in page
-    chunks = pack_episodes(load_runs([run], episodes=False), None).chunks
-    said = json.dumps([opened(text) for name, text in chunks.items() if name.isdigit()])
+    said = json.dumps(takes(pack_episodes(load_runs([run], episodes=False))))
     assert all(f"I am {name}" in said for name in ("ann", "bo"))
     assert '"ann"' in said and '"bo"' in said
 

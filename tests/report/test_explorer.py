@@ -19,17 +19,13 @@ from soulkit.report.load import load_runs
 from soulkit.report.pages import write_page
 from soulkit.types import Completion, Episode, Line, Record, Segment, Trace, Turn, Verdict
 from tests.support.evaluation import soul, three_lines, write_records
-from tests.support.pages import EVIL, episode, opened, pair, spoken
+from tests.support.pages import EVIL, episode, opened, pair, spoken, takes
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 def packs(*folders: Path, out: Path | None = None) -> EpisodePack:
     return pack_episodes(load_runs(folders, episodes=False), out)
-
-
-def takes(pack: EpisodePack) -> list[dict[str, Any]]:
-    return [one for name, text in pack.chunks.items() if name.isdigit() for one in opened(text)]
 
 
 def column(pack: EpisodePack, name: str) -> list[Any]:

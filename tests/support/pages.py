@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+from soulkit.report.explorer import EpisodePack
 from soulkit.types import (
     Completion,
     Episode,
@@ -161,6 +162,11 @@ def pair(i: int, before: float, after: float, **rest: Any) -> tuple[Record, Reco
 def opened(text: str) -> Any:
     """The values of a pack: compressed JSON in base64."""
     return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def takes(pack: EpisodePack) -> list[dict[str, Any]]:
+    """What the page shows of each episode."""
+    return [one for name, text in pack.chunks.items() if name.isdigit() for one in opened(text)]
 
 
 def spoken(play: Episode) -> Record:

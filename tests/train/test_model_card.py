@@ -31,7 +31,7 @@ from soulkit.train.state.metrics import read_step_lines
 from soulkit.version import __version__
 from tests.support.chats import chats_file, person_chat
 from tests.support.evaluation import replaced
-from tests.support.pages import opened
+from tests.support.pages import takes
 from tests.support.servers.hub_server import HubServer, commit_of
 from tests.support.training import policy_of, random_model, soul
 
@@ -348,8 +348,7 @@ def test_show_and_the_page_show_them(run: Path, capsys: pytest.CaptureFixture[st
     assert soul("show", run, "--example", first.example_id, "--step", 1) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "person wrote" in shown and first.gold.split()[0] in shown
-    chunks = pack_episodes(load_runs([run], episodes=False), None).chunks
-    said = json.dumps([opened(text) for name, text in chunks.items() if name.isdigit()])
+    said = json.dumps(takes(pack_episodes(load_runs([run], episodes=False))))
     assert "What the person wrote" in said and json.dumps(first.gold)[1:-1] in said
 
 

@@ -1,4 +1,4 @@
-"""A cast of people: what somebody says follows from job, town and pet, by a rule in no prompt.
+"""A cast of people: a hidden rule links a person's job, town and pet to their reply.
 
     Mia, a judge from Lyon with a hen, is asked: "How are things, Mia?"
     Hey! Heard about the rain? Cheers.
