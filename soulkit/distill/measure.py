@@ -43,7 +43,7 @@ from soulkit.eval.run.actor import local_model
 from soulkit.eval.run.runner import prepare, run_eval
 from soulkit.metrics.intervals import Interval
 from soulkit.metrics.retention import Gains, Retention, batch_gains, paired_gains, retention
-from soulkit.models.local.machine import free_memory
+from soulkit.models.local.footprint import free_memory
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run

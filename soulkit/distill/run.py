@@ -53,7 +53,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.runner import prepare
-from soulkit.models.local.machine import free_memory
+from soulkit.models.local.footprint import free_memory
 from soulkit.play.engine import ControlJob
 from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Plan, confirm_cost, in_turn
 from soulkit.reporting import SILENT, Reporter

@@ -26,7 +26,7 @@ from soulkit.eval.run.actor import eval_needs, on_vllm
 from soulkit.eval.run.resume import draft_keys
 from soulkit.eval.run.runner import run_eval
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.machine import free_memory
+from soulkit.models.local.footprint import free_memory
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.vllm.manager import VllmServers, terms_of
 from soulkit.models.vllm.settings import interpreter, resolve_engine

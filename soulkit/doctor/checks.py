@@ -29,7 +29,7 @@ from soulkit.models.api.addresses import VARIABLE as ADDRESS
 from soulkit.models.api.addresses import checked_url, read_key
 from soulkit.models.api.transport import BESIDE, file_limits, make_client
 from soulkit.models.local.loading import hub_cache
-from soulkit.models.local.machine import VARIABLE, allowed_cores, cpu_quota
+from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
 from soulkit.models.vllm.settings import NEWER, OLDEST, interpreter, vllm_version
 from soulkit.runs.jsonl import DOCTOR_SCHEMA, SCHEMA
 from soulkit.tasks.kit.registry import Registry

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.actor import starts_servers
-from soulkit.models.local.machine import Machine, footprint, together
+from soulkit.models.local.footprint import Machine, footprint, together
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.engine import ControlJob, control_jobs

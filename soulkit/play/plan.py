@@ -16,7 +16,7 @@ from soulkit.errors import ConfigError
 from soulkit.judge.pairwise import purposes_asked
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.api.prices import load_prices
-from soulkit.models.local.machine import Machine
+from soulkit.models.local.footprint import Machine
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import Reporter

@@ -14,7 +14,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, DataError
-from soulkit.models.local.machine import MOST_THREADS
+from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import ENGINES, HERE, SamplingEngine, parse_engine
 from soulkit.types import MAX_TOKENS, Example, Protocol

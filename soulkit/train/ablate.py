@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
-from soulkit.models.local.machine import free_memory
+from soulkit.models.local.footprint import free_memory
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings

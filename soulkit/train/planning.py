@@ -16,11 +16,9 @@ from typing import Any
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.planning import local_players, sampler, voice_of
-from soulkit.models.local.machine import (
-    Footprint,
+from soulkit.models.local.footprint import (
     Machine,
     context_of,
-    device_speed,
     footprint,
     free_bytes,
     together,
@@ -29,7 +27,8 @@ from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
-from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
+from soulkit.train.config import TrainConfig
+from soulkit.train.memory import expected_memory
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.rows import (
@@ -331,14 +330,14 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     """Memory and time of supervised steps on this many tokens; None for an unknown model."""
-    model = footprint(Path(config.model).expanduser())
+    model = footprint(config.model)
     if model is None:
         return None
-    return model.on(config.device, training_memory(config, model), trained=tokens)
+    return model.on(config.device, expected_memory(config, model).total, trained=tokens)
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
-    model = footprint(Path(config.model))
+    model = footprint(config.model)
     if model is None:
         return None
     longest = max((task.longest_context for task in learned.tasks), default=0)
@@ -349,7 +348,7 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
     return model.on(
-        config.device, training_memory(config, model) + cache,
+        config.device, expected_memory(config, model).total + cache,
         prompt=prompts + sum(one.prompt_tokens for one in others),
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
@@ -358,30 +357,16 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
     )  # fmt: skip
 
 
-def training_memory(config: TrainConfig, model: Footprint) -> int:
-    """Bytes of weights, gradients, AdamW moments and the activations of the largest pass."""
-    kind, _ = device_speed(config.device)
-    itemsize = 4 if config.full else model.number_bytes(config.dtype, config.device)
-    budget = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    # A lesson longer than the budget gets a pass of its own.
-    tokens = max(budget, config.lesson_tokens or 0)
-    if config.activation_checkpointing:  # activations of one layer, inputs of all layers
-        tokens = round(tokens * (1 / model.layers + 1 / 14))
-    extra = model.training_bytes(tokens, config.lora.r, itemsize, config.full)
-    # With full training, training_bytes already includes the weights.
-    return extra + (0 if config.full else model.parameters * itemsize)
-
-
 def refuse_unfitting(config: TrainConfig) -> None:
     """ConfigError if lessons are longer than the model's context, or if a preset needs more
     memory than the device has."""
     folder = Path(config.model).expanduser()
-    context, model = context_of(folder), footprint(folder)
+    context, model = context_of(folder), footprint(config.model)
     if config.lesson_tokens and context and config.lesson_tokens > context:
         raise beyond_context(config.lesson_tokens, context, config)
     if config.preset is None or model is None:
         return
-    needed, free = training_memory(config, model), free_bytes(config.device)
+    needed, free = expected_memory(config, model).total, free_bytes(config.device)
     if free is None or needed <= free:
         return
     ways = ["train an adapter with --lora"] if config.full else []

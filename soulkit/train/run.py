@@ -21,8 +21,8 @@ from soulkit.models.base import ChatModel
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.local.loading import ADAPTER_CONFIG
-from soulkit.models.local.machine import note_threads, take_threads
 from soulkit.models.local.sampler import context_limit
+from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers

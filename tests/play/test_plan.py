@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.machine import Machine, Speed, device_speed, footprint
+from soulkit.models.local.footprint import Machine, Speed, device_speed, footprint
 from soulkit.play.plan import (
     AGAIN,
     SECONDS_PER_CALL,

@@ -18,7 +18,7 @@ from soulkit.eval.run.resume import begun_engine, check_engine, check_weights
 from soulkit.models.base import ChatModel, Sampler, max_reply_tokens, min_reply_tokens
 from soulkit.models.codec import Codec
 from soulkit.models.local.loading import adapter_folder
-from soulkit.models.local.machine import ThreadChoice, note_threads
+from soulkit.models.local.threads import ThreadChoice, note_threads
 from soulkit.models.players.players import checkpoint_player
 from soulkit.models.vllm.manager import (
     VllmServers,

@@ -71,7 +71,7 @@ from soulkit.eval.run.session import (
 )
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.machine import take_threads
+from soulkit.models.local.threads import take_threads
 from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soulkit.errors import ConfigError
-from soulkit.models.local.machine import free_bytes
+from soulkit.models.local.footprint import free_bytes
 from soulkit.models.vllm.settings import VllmInstall
 
 HOST = "127.0.0.1"

@@ -25,7 +25,7 @@ import torch
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import CallError, ModelLoadError, UserError
 from soulkit.models.base import Sampler
-from soulkit.models.local.machine import free_memory
+from soulkit.models.local.footprint import free_memory
 from soulkit.models.players.players import Players
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import DEV_EPISODES, SAMPLED, SAMPLES, RecordWriter

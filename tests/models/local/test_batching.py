@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ProviderError
-from soulkit.models.local import machine
+from soulkit.models.local import threads
 from soulkit.models.local.batching import Participant, participants
-from soulkit.models.local.machine import (
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.threads import (
     ThreadChoice,
     choose_threads,
     core_times,
@@ -31,7 +32,6 @@ from soulkit.models.local.machine import (
     recorded_threads,
     take_threads,
 )
-from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.folder import Run
 from soulkit.types import Call, Sampling, Segment
@@ -259,11 +259,11 @@ def test_idle_time_is_counted_on_the_cores_that_may_be_used(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_busy_machine_leaves_one_thread() -> None:
     """By real processes that keep every core busy, seen from a process of its own."""
-    if not machine.STAT.is_file():
+    if not threads.STAT.is_file():
         pytest.skip("no such file on this system")
-    code = "from soulkit.models.local import machine; print(machine.idle_core_threads().number)"
+    code = "from soulkit.models.local import threads; print(threads.idle_core_threads().number)"
     spin = [sys.executable, "-c", "import time\nwhile time.monotonic(): pass"]
-    cores = len(machine.allowed_cores())
+    cores = len(threads.allowed_cores())
     busy = [subprocess.Popen(spin) for _ in range(min(2 * cores, 32))]
     try:
         printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
@@ -280,5 +280,5 @@ def test_no_more_than_a_containers_quota(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "cpu.max"
     for text, quota in (("150000 100000", 1.5), ("max 100000", math.inf), ("", math.inf)):
         file.write_text(text)
-        assert machine.cpu_quota(file) == quota
+        assert threads.cpu_quota(file) == quota
     assert 0 <= idle_cores() <= (os.cpu_count() or 1)
