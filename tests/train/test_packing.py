@@ -17,6 +17,7 @@ FlexAttention, packed SDPA and one sequence at a time.
 from __future__ import annotations
 
 import random
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,14 +32,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_mask, flex_attention
+from torch.nn.attention import flex_attention as flex_module
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.model import attention as attention_module
 from soulkit.train.model import packing
-from soulkit.train.model.attention import FLEX_BLOCK, Packed, block_mask
+from soulkit.train.model.attention import FLEX_BLOCK, Packed, block_mask, flex_compilations
 from soulkit.train.model.fused import FusedPart, fuse
 from soulkit.train.model.packing import (
     Costs,
@@ -587,6 +589,85 @@ def test_the_block_mask_is_the_visibility_of_the_trie(trie: Trie, window: int | 
     assert torch.equal(dense, expected)
     blocks = expected.view(length // FLEX_BLOCK, FLEX_BLOCK, -1, FLEX_BLOCK).any(3).any(1)
     assert torch.equal(mask.to_dense()[0, 0].bool(), blocks)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_block_mask_is_the_one_of_torch(seed: int) -> None:
+    """All its tensors, those of the backward pass included, in tries of up to 30 blocks."""
+    rng = random.Random(seed)
+    heads = [ids_of(rng, rng.randint(1, 500), 2) for _ in range(3)]
+    sequences = []
+    for _ in range(rng.randint(1, 12)):
+        head = rng.choice(heads)
+        tail = ids_of(rng, rng.choice((1, 5, 130, 300)), 3)
+        sequences.append((*head[: rng.randint(1, len(head))], *tail))
+    trie = build_trie(sequences, rng.choice((None, lambda common, length: common > 50)))
+    for window in (None, rng.choice((1, 2, 7, 100)), rng.choice((127, 128, 129, 400, 10_000))):
+        for length in (len(trie), padded(trie), len(trie) + rng.randrange(300)):
+            ours = block_mask(trie, length, window, CPU)
+            torchs = create_block_mask(
+                ours.mask_mod, None, None, length, length, device="cpu", BLOCK_SIZE=FLEX_BLOCK
+            )
+            assert ours.seq_lengths == torchs.seq_lengths
+            assert ours.BLOCK_SIZE == torchs.BLOCK_SIZE
+            for name in type(ours)._TENSOR_ATTRS:
+                a, b = getattr(ours, name), getattr(torchs, name)
+                assert (a is None) == (b is None), name
+                if a is not None:
+                    assert a.dtype == b.dtype
+                    assert torch.equal(a, b), (name, window, length)
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+def test_the_block_mask_of_a_long_pack_needs_little_memory(window: int | None) -> None:
+    """A dense boolean mask of 65,536 positions has 4 GiB."""
+    rng = random.Random(0)
+    talks = [random_ids(rng, 4000) for _ in range(8)]
+    trie = build_trie([(*talk, *random_ids(rng, 512)) for talk in talks for _ in range(8)])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mask = block_mask(trie, 1 << 16, window, CPU)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
+    pairs = np.minimum(trie.depth + 1, window or len(trie)).sum()
+    blocks = int((mask.kv_num_blocks + mask.full_kv_num_blocks).sum())
+    assert pairs / FLEX_BLOCK**2 < blocks < 1.3 * pairs / FLEX_BLOCK**2 + 3 * 512
+
+
+@pytest.mark.slow
+def test_flex_is_compiled_twice_per_kind_of_mask_and_its_gradients_are_those_of_sdpa(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first length has its own kernel. Torch refuses gradients on a CPU, though its graphs
+    without generated code compute them."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    kernel = torch.compile(flex_attention, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(attention_module, "flex_kernel", lambda device: kernel)
+    rng, compilations = random.Random(0), []
+    for tokens in (60, 700, 130, 1500, 90, 400, 257, 1000):
+        head = ids_of(rng, tokens // 3, 40)
+        trie = build_trie([(*head, *ids_of(rng, tokens // 6, 40)) for _ in range(4)])
+        for window in (None, 50):
+            for gradients in (False, True):
+                with torch.set_grad_enabled(gradients):
+                    flex, sdpa = (attended(trie, kind, window) for kind in ("flex", "sdpa"))
+                torch.testing.assert_close(flex, sdpa, rtol=1e-4, atol=1e-5)
+        compilations.append(flex_compilations())
+    assert compilations[1] <= 8
+    assert compilations[1:] == compilations[1:2] * 7, compilations
+
+
+def attended(trie: Trie, kernel: Any, window: int | None) -> list[torch.Tensor]:
+    """The attention of random queries, keys and values, and their gradients if enabled."""
+    length, random_ = padded(trie), torch.Generator().manual_seed(0)
+    shapes = ((1, heads, length, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    inputs = [torch.randn(s, generator=random_).requires_grad_() for s in shapes]
+    cut = [x if kernel == "flex" else x[:, :, : len(trie)] for x in inputs]
+    q, k, v = cut if torch.is_grad_enabled() else [x.detach() for x in cut]
+    out = Packed(trie, kernel=kernel, length=length)(q, k, v, window, 0.3)[:, :, : len(trie)]
+    if not torch.is_grad_enabled():
+        return [out]
+    weights = torch.randn(out.shape, generator=random_)
+    return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -140,12 +141,17 @@ def _mask(trie: Trie, block: AttentionBlock, window: int | None, like: Tensor) -
 
 
 def block_mask(trie: Trie, length: int, window: int | None, device: torch.device) -> Any:
-    """The same mask for FlexAttention, over `length` positions; padding attends to itself."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """The same mask for FlexAttention, over `length` positions; padding attends to itself.
 
-    pad = torch.arange(len(trie), length)
-    end = torch.cat([torch.from_numpy(trie.end), pad + 1]).to(device, torch.int32)
-    depth = torch.cat([torch.from_numpy(trie.depth), torch.zeros_like(pad)]).to(device, torch.int32)
+    Equal to torch's `create_block_mask`, which needs ten bytes for each of the length² pairs.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    blocks = -(-length // FLEX_BLOCK)
+    pad = np.arange(len(trie), blocks * FLEX_BLOCK)
+    ends, depths = np.append(trie.end, pad + 1), np.append(trie.depth, 0 * pad)
+    some, every = _visible_blocks(trie, ends, depths, window)
+    end, depth = (torch.from_numpy(x[:length]).to(device, torch.int32) for x in (ends, depths))
     # A tensor, because a captured number that changes between calls cannot be compiled.
     out_of_reach = None if window is None else depth - window
 
@@ -155,9 +161,43 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
             visible = visible & (depth[k] > out_of_reach[q])
         return visible
 
-    return create_block_mask(
-        is_visible, None, None, length, length, device=device, BLOCK_SIZE=FLEX_BLOCK
+    mask = BlockMask.from_kv_blocks(
+        *_in_order(some & ~every), *_in_order(every), BLOCK_SIZE=FLEX_BLOCK, mask_mod=is_visible,
+        seq_lengths=(length, length),
+    )  # fmt: skip
+    return mask.to(device)
+
+
+def _visible_blocks(
+    trie: Trie, ends: np.ndarray, depths: np.ndarray, window: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool [blocks of queries, blocks of keys], twice: a pair is visible; all pairs are.
+
+    `ends` and `depths` include padding to whole blocks. All positions of a run have the same end,
+    so the deepest key that a run has in a block is the last one to leave the window.
+    """
+    end, depth = (x.reshape(-1, FLEX_BLOCK) for x in (ends, depths))
+    first = np.arange(0, len(ends), FLEX_BLOCK)[:, None]
+    earlier, reach = first > first.T, window or len(ends) + 1
+    apart = depth.max(1)[:, None] - depth.min(1)
+    every = earlier & (end.min(1) >= first + FLEX_BLOCK) & (apart < reach)
+    starts = np.unique(
+        np.concatenate([trie.cuts[:-1], first[:, 0], np.arange(len(trie), len(ends))])
     )
+    deepest = depths[np.append(starts[1:], len(ends)) - 1]
+    # The first `inside` queries of a block are in the subtree of a run.
+    inside = np.clip(ends[starts] - first, 0, FLEX_BLOCK)
+    shallowest = np.take_along_axis(np.minimum.accumulate(depth, 1), np.maximum(inside, 1) - 1, 1)
+    seen = (inside > 0) & (shallowest - deepest < reach)
+    some = earlier & np.logical_or.reduceat(seen, np.searchsorted(starts, first[:, 0]), 1)
+    return some | np.eye(len(first), dtype=bool), every
+
+
+def _in_order(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+    """int32 [1, 1, rows], [1, 1, rows, columns]: the number of chosen blocks; they come first."""
+    order = np.argsort(~blocks, axis=1, kind="stable")
+    count, index = (torch.from_numpy(x.astype(np.int32)) for x in (blocks.sum(1), order))
+    return count[None, None], index[None, None]
 
 
 @cache
@@ -173,6 +213,15 @@ def flex_kernel(device: str) -> Callable[..., Any]:
     # Beyond the limit torch runs the uncompiled form, which holds all pairwise scores in memory.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_FORMS)
     return torch.compile(flex_attention, fullgraph=True)
+
+
+def flex_compilations() -> int:
+    """How often FlexAttention was compiled in this process: with and without gradients and for
+    every kind of mask, once for the first length and once for all others."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return len(_debug_get_cache_entry_list(flex_attention))
 
 
 def packed_attention(
