@@ -88,7 +88,7 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.eval.run.runner import prepare
     from soulkit.eval.run.session import batch_words
 
-    config, work = prepare(config, ConsoleReporter("eval"), asking=False)
+    config, work = prepare(config, ConsoleReporter("eval"), asking=False, planned=True)
     show_plan(evaluation_plan(config, work), as_json)
     for line in (*batch_words(config), *config.servers()):
         print_note(line)

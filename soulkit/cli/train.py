@@ -220,7 +220,7 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     from soulkit.train.setup.data import download_remark, load_training_data
 
     refuse_unfitting(config)
-    material = load_training_data(config, reporter=ConsoleReporter("plan"))
+    material = load_training_data(config, planned=True, reporter=ConsoleReporter("plan"))
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):

@@ -11,6 +11,7 @@ folder in SOULKIT_DATA, else from `data` (see `soulkit.data.files`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -290,10 +291,10 @@ def load_work(config: EvalConfig) -> list[Work]:
 
 
 def work_and_missing(
-    config: EvalConfig, registry: Registry
+    config: EvalConfig, registry: Registry, *, planned: bool = False
 ) -> tuple[list[Work], list[MissingRequirement]]:
     """(playable tasks with their examples, missing requirements). A task whose rows are missing has
-    no examples."""
+    no examples, or in a plan (`planned`) examples in the published number."""
     from soulkit.play.plan import Work
     from soulkit.play.requirements import MissingRequirement, unplayable_tasks
     from soulkit.tasks.kit.loading import NoRows
@@ -301,13 +302,13 @@ def work_and_missing(
     work: list[Work] = []
     names = _named_tasks(config, registry)
     if config.playable:
-        return _playable_work(config, registry, names), []
+        return _playable_work(config, registry, names, planned=planned), []
     gaps = unplayable_tasks(registry, names, config.suite)
     for name, task in _configured(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
         try:
-            work.append(_work(task, config))
+            work.append(_work(task, config, planned=planned))
         except NoRows as error:
             work.append(Work(task, ()))
             gaps.append(MissingRequirement("rows", name, error.way, error))
@@ -326,7 +327,7 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
     return names
 
 
-def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
+def left_out(config: EvalConfig, work: Sequence[Work], *, planned: bool = False) -> dict[str, str]:
     """Suite task that is missing from `work` → why it cannot be played here."""
     from soulkit.play.requirements import split_playable
 
@@ -334,14 +335,18 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     names = task_names(config, registry) if config.suite is not None else ()
     tasks = _configured(registry, names, config) if names else {}
     others = {name: task for name, task in tasks.items() if name not in played}
-    return split_playable(others, config, registry, lambda task: _work(task, config))[1]
+    load = partial(_work, config=config, planned=planned)
+    return split_playable(others, config, registry, load, keys=not planned)[1]
 
 
-def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
+def _playable_work(
+    config: EvalConfig, registry: Registry, names: Sequence[str], *, planned: bool = False
+) -> list[Work]:
     from soulkit.play.requirements import refuse_empty_suite, split_playable
 
     tasks = _configured(registry, names, config)
-    work, reasons = split_playable(tasks, config, registry, lambda task: _work(task, config))
+    load = partial(_work, config=config, planned=planned)
+    work, reasons = split_playable(tasks, config, registry, load, keys=not planned)
     refuse_empty_suite(config, work, reasons)
     return work
 
@@ -362,11 +367,18 @@ def load_rows(config: EvalConfig) -> list[Work]:
     return load_work(config.model_copy(update={"limit": None}))
 
 
-def _work(task: Task, config: EvalConfig) -> Work:
+def _work(task: Task, config: EvalConfig, *, planned: bool = False) -> Work:
     from soulkit.play.plan import Work
-    from soulkit.tasks.kit.loading import examples_to_play
+    from soulkit.play.requirements import published_rows
+    from soulkit.tasks.kit.loading import NoRows, examples_to_play
 
     source, split = config.rows_source(task.name), config.split
-    loaded = examples_to_play(task, source, split=split, limit=config.limit, seed=config.seed)
+    controls = task.controls if config.controls else ()
+    try:
+        loaded = examples_to_play(task, source, split=split, limit=config.limit, seed=config.seed)
+    except NoRows:
+        if published := published_rows(task, config, split, planned=planned):
+            return Work(task, published, controls=controls)
+        raise
     rows = chosen_rows(loaded.examples, config, task.name)
-    return Work(task, rows, loaded.bad, task.controls if config.controls else ())
+    return Work(task, rows, loaded.bad, controls)

@@ -21,6 +21,7 @@ from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import Reporter
 from soulkit.tasks.kit.base import Control, Task
+from soulkit.tasks.kit.loading import STAND_IN
 from soulkit.text import dollars
 from soulkit.types import Example, Role
 
@@ -32,7 +33,15 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 
 
 def words_by_seat(task: Task, example: Example) -> list[int]:
-    """The number of words in the first prompt of each acted seat."""
+    """The number of words in the first prompt of each acted seat; for rows that are not here, as
+    published."""
+    if example.source == STAND_IN and task.spec.size is not None:
+        return [task.spec.size.words] * len(task.acted_seats(example))
+    return prompt_words(task, example)
+
+
+def prompt_words(task: Task, example: Example) -> list[int]:
+    """The number of words in the first prompt of each acted seat of this example."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
@@ -47,7 +56,10 @@ def opening_words(task: Task, example: Example, role: str) -> float | None:
         return None
     reader = "judge" if role in PANEL_TEMPLATES else seats[0]
     fields, _ = task.within_budget(example.visible(reader))
-    return fmean(sizes.values()) + sum(map(words_of_value, fields.values()))
+    words = fmean(sizes.values()) + sum(map(words_of_value, fields.values()))
+    if example.source == STAND_IN:  # released rows are longer for all readers alike
+        words += fmean(words_by_seat(task, example)) - fmean(prompt_words(task, example))
+    return max(words, 0.0)
 
 
 def words_of_value(value: Any) -> int:
@@ -332,11 +344,20 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
         examples=len(work.examples) or len(words),
         episodes=round(plays * len(parts)),
         prompt_words=round(plays * sum(words[row.id] for _, row in parts)),
-        longest_prompt=max((max(seats, default=0) for seats in by_seat.values()), default=0),
+        longest_prompt=_longest(task, parts, by_seat),
         asked=tuple(one for one in loads if one.calls),
         chain=sum(one.seconds for one in loads) / max(load.times * len(parts), 1),
         shared=round(plays * _shared(work, players)),
     )
+
+
+def _longest(
+    task: Task, parts: Sequence[tuple[Control | None, Example]], words: Mapping[str, list[int]]
+) -> int:
+    """Words in the longest first prompt; for rows that are not here, as published."""
+    longest = max((max(seats, default=0) for seats in words.values()), default=0)
+    stands_in = any(row.source == STAND_IN for _, row in parts)
+    return max(longest, task.spec.size.longest) if task.spec.size and stands_in else longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from soulkit.play.plan import (
     Plan,
     PlayerTerms,
     Work,
+    opening_words,
     plan_loads,
     question_load,
 )
+from soulkit.tasks.kit.loading import stand_ins
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan
@@ -454,3 +456,77 @@ def test_the_printed_plan_has_a_line_of_costs_by_role(capsys: pytest.CaptureFixt
         text for text in capsys.readouterr().out.splitlines() if text.startswith("cost by role: ")
     ]
     assert all(f"{role} about $" in line for role in ("actor", "partner", "judge", "auditor"))
+
+
+# --- rows that are not here -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without rows and API keys."""
+    for name in ("SOULKIT_DATA", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_training_plan_without_rows_uses_the_published_sizes(fresh: Path, capfd: Any) -> None:
+    config = Path(__file__).parents[2] / "examples" / "paper.yaml"
+    assert soul("plan", "train", "ditto", "--config", config, "--device", "cpu", "--json") == 0
+    printed = capfd.readouterr()
+    page = json.loads(printed.out)
+    parts = {part["task"].partition(" ")[0]: part for part in page["tasks"]}
+    assert list(parts) == list(load_registry().suite("soul-10")) and page["cost"] > 0
+    drafts = [part for part in page["tasks"] if part["task"].endswith(" drafts")]
+    assert {part["episodes"] for part in drafts} == {5120}  # 100 × 64 × 8 in ten equal shares
+    for part in drafts:
+        size = load_registry().spec(part["task"].removesuffix(" drafts")).size
+        assert size is not None and part["longest_prompt"] == size.longest
+        assert part["prompt_words"] == 5120 * size.words
+    line = next(line for line in printed.err.splitlines() if "published sizes" in line)
+    assert "soul data pull --suite soul-10 --split train" in line
+    assert "skips the tasks without rows or without a key in OPENAI_API_KEY" in printed.err
+    assert soul("train", "ditto", "--config", config, "--out", fresh / "run") == 2
+    assert "No task of the suite 'soul-10' can be played here" in capfd.readouterr().err
+
+
+def test_an_evaluation_plan_without_rows_uses_the_published_sizes(fresh: Path, capfd: Any) -> None:
+    command = ("eval", "api", "--model", "gpt-5-nano", "--suite", "soul-10")
+    assert soul("plan", *command, "--limit", 30, "--json") == 0
+    printed = capfd.readouterr()
+    assert {part["examples"] for part in json.loads(printed.out)["tasks"]} == {30}
+    assert "soul data pull --suite soul-10 --split eval" in printed.err
+    assert soul(*command) == 2
+    assert "no rows for" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "error"),
+    [(("--data", "gone.jsonl"), "gone.jsonl"), (("--where", "order=1"), "There are no rows")],
+)
+def test_named_or_filtered_rows_must_be_there(
+    named: tuple[str, str], error: str, fresh: Path, capfd: Any
+) -> None:
+    assert soul("plan", "eval", "api", "--model", "m", "--task", "hitom", *named) == 2
+    assert error in capfd.readouterr().err
+
+
+def test_other_players_see_as_many_more_words_as_the_actor() -> None:
+    """Prompts of judges grow with the published length of the rows, too."""
+    task = load_registry().task("coser")
+    size = task.spec.size
+    assert size is not None
+    (short,) = stand_ins(task, "test", 1)
+    long_task = load_registry().task("coser")
+    longer = size.model_copy(update={"words": size.words + 1000})
+    long_task.spec = task.spec.model_copy(update={"size": longer})
+    before, after = (opening_words(one, short, "judge") for one in (task, long_task))
+    assert before is not None and after == pytest.approx(before + 1000)
+
+
+def test_every_released_task_declares_a_size_that_it_can_show() -> None:
+    registry = load_registry()
+    for name, spec in registry.specs.items():
+        for split, files in (("train", spec.files.train), ("test", spec.files.eval)):
+            if files and not spec.rows_only:
+                assert stand_ins(registry.task(name), split, 1), (name, split)

@@ -44,7 +44,7 @@ from soulkit.tasks.kit.importing import (
     refuse_original_rows,
     refuse_release,
 )
-from soulkit.tasks.kit.made_rows import MADE, Split, made_rows
+from soulkit.tasks.kit.made_rows import MADE, Split, made_rows, make_rows
 from soulkit.tasks.kit.spec import cannot_play
 from soulkit.types import Episode, Example, Score, Segment
 
@@ -83,6 +83,28 @@ def examples_to_play(
     paths = row_files(task, source, split)
     strict = split == "train"
     return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
+
+
+STAND_IN = "published size"
+"""`Example.source` of generated rows that stand for released ones in a plan."""
+_DISTINCT = 20
+
+
+def stand_ins(task: Task, split: Split, limit: int | None = None) -> tuple[Example, ...]:
+    """Generated rows in the number of the task's released ones, for a plan without rows; empty if
+    its `size` is not declared. Their prompts count as long as `size` says."""
+    size = task.spec.size
+    count = 0 if size is None else (size.train if split == "train" else size.eval)
+    if not count or not task.spec.synth:
+        return ()
+    count = min(count, limit or count)
+    made = make_rows(task, min(count, _DISTINCT), 0)
+    rows = [RawRow(row, STAND_IN) for row in made]
+    base = to_examples(task, rows, split=split).examples
+    return tuple(
+        replace(base[i % len(base)], id=f"{STAND_IN} {i}", cluster=f"{STAND_IN} {i}")
+        for i in range(round(count * len(base) / len(rows)))
+    )
 
 
 def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:

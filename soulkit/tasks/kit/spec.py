@@ -243,6 +243,18 @@ class Files(Strict):
     data_source: tuple[str, ...] = ()
 
 
+class PublishedSize(Strict):
+    """Sizes of the task's released rows; a plan uses them while the rows are not here."""
+
+    train: int = Field(default=0, ge=0)
+    """Number of training rows; 0: unknown."""
+    eval: int = Field(default=0, ge=0)
+    words: int = Field(gt=0)
+    """Mean number of words in the actor's first prompt."""
+    longest: int = Field(gt=0)
+    """Words in the longest of these prompts."""
+
+
 class FeedbackSpec(Strict):
     """The task's coaches, and the condition for feedback under `--feedback-for task`."""
 
@@ -302,6 +314,7 @@ class TaskSpec(Strict):
     """Breakdown name → column."""
     metric: Metric = Metric()
     files: Files = Files()
+    size: PublishedSize | None = None
     formats: tuple[str, ...] = ()
     """Original file formats that the importer reads."""
     original: tuple[str, ...] = ()

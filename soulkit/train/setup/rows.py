@@ -59,12 +59,14 @@ class TrainingData:
     """A line for each default player that differs from evaluation's."""
     coaches: tuple[str, ...] = ()
     """Lines on default coaches that are not models; plans print them too."""
+    planned: tuple[str, ...] = ()
+    """In a plan, lines about rows that are not here."""
 
     def remarks(self) -> list[str]:
         """Lines printed before the start: skipped tasks, players that differ from evaluation,
         repeated rows, and parts of the headline that no dev row measures."""
         share = self.config.rows_per_task
-        lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
+        lines = [*left_out_lines(self.config.suite, self.left_out), *self.planned, *self.players]
         lines += self.measured.players if self.measured else ()
         lines += self.coaches
         lines += self.corpus.remarks() if self.corpus else []
