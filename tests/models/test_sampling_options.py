@@ -125,7 +125,7 @@ def test_a_vllm_server_is_sent_the_cuts_and_gives_no_logprobs_of_them() -> None:
 def test_a_local_model_draws_from_what_is_left(sampling: Sampling, likely: set[int]) -> None:
     import torch
 
-    from soulkit.models.local.decode import Draw
+    from soulkit.models.local.draw import Draw
 
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     uniform = torch.from_numpy(np.linspace(0.0, 0.999, 400)).reshape(-1, 1)

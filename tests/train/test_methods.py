@@ -20,6 +20,7 @@ from soulkit.train.objectives.base import rollout_methods
 from soulkit.train.run import train
 from soulkit.train.step import learn, with_advantages
 from soulkit.types import Record
+from tests.support.cuda_ops import CudaDeterminism
 from tests.support.methods import (
     D0,
     D1,
@@ -334,6 +335,27 @@ def test_packs_do_not_show_whatever_is_asked_for(shared: Policy, settings: dict[
         results.append((line.loss, gradients(shared)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4, abs=1e-6)
     assert_close(results[0][1], results[1][1], rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"method": name.partition(" ")[0], "opd_form": "logits" if " " in name else "token",
+           "teacher_model": "other" if name.startswith("opd") else None} for name in CASES),
+        *({"method": "sdpo-token", "estimator": e} for e in ("sum", "window", "discount")),
+        {"method": "grpo", "ratio": "sequence", "kl_coef": 0.1, "entropy_coef": 0.1},
+        {"method": "sdpo-logits", "divergence_tail": "bucket", "packing": "off"},
+    ],
+    ids=lambda settings: " ".join(str(value) for value in settings.values() if value),
+)  # fmt: skip
+def test_a_step_has_deterministic_kernels_on_a_gpu(
+    shared: Policy, other: Policy, settings: dict[str, Any]
+) -> None:
+    config = config_of(**{k: v for k, v in settings.items() if v is not None})
+    sequences, reader = batch_of(config), second_model(config, other)
+    with CudaDeterminism() as ops:
+        learn(shared, still(shared), sequences, config, reader)
+    assert any(name.endswith("_backward.default") for name in ops.seen)
 
 
 def test_a_vocabulary_in_many_chunks_does_not_show(

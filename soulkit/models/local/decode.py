@@ -14,17 +14,16 @@ The loop gets no new features: use vLLM for paged keys, quantised weights or sev
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from soulkit.types import Call, Sampling
+from soulkit.models.local.draw import Draw
+from soulkit.types import Sampling
 
 MOST_SLOTS = 16
 """Maximum slots per lane. A slot computes and masks the columns of all slots of its lane."""
@@ -40,70 +39,6 @@ _AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 Finished = Callable[[int, list[int]], bool]
 """Whether a row (its number, its ids so far) ends here."""
-
-
-def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
-    """The first `n` random numbers in [0, 1) of one generation's stream (float64).
-
-    Equal seeds and calls give equal numbers on every machine; None counts as a seed.
-    """
-    parts = (seed, call.role, call.example_id, call.rollout, call.kind, call.turn, call.sample)
-    # Without seat and purpose, the stream equals that of older versions.
-    beside = (call.seat, call.purpose) if call.seat or call.purpose else ()
-    digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step, *beside))).encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16]))).random(n)
-
-
-class Draw:
-    """Draws each row's next token from that row's next random number.
-
-    `logprobs` are those of logits / temperature in float32, before top_k and the like; at
-    temperature 0 (greedy) those of the plain logits. As a logits processor of `generate`, it sets
-    the logits of all other tokens to -inf.
-    """
-
-    def __init__(self, uniform: Tensor, sampling: Sampling) -> None:
-        """`uniform` is float64 [rows, steps]."""
-        self.uniform, self.sampling, self.temperature = uniform, sampling, sampling.temperature
-        self.noted: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` [rows, vocabulary] → the same shape, with only the drawn token finite."""
-        # `generate` may run one step past the end before it notices that all rows have ended.
-        step = min(len(self.noted), self.uniform.shape[1] - 1)
-        drawn, logprobs = self.pick(scores, self.uniform[:, step])
-        self.noted.append(logprobs)
-        return torch.full_like(scores, -torch.inf).scatter_(1, drawn[:, None], 0.0)
-
-    def logprobs(self) -> Tensor:
-        """float32 [rows, steps], on the CPU."""
-        return torch.stack(self.noted, dim=1).cpu()
-
-    def pick(self, scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and log-probs, both [n], for logits [n, vocabulary] and uniform numbers [n]."""
-        logits = scores.float()
-        if self.temperature > 0:
-            logits = logits / self.temperature
-        logits = torch.log_softmax(logits, dim=-1)
-        if self.temperature > 0:
-            drawn = self._invert(logits, uniform[:, None])
-        else:
-            drawn = logits.argmax(-1, keepdim=True)
-        return drawn.squeeze(1), logits.gather(1, drawn).squeeze(1)
-
-    def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
-        order, cut = None, self.sampling
-        probs = logprobs.to(uniform.dtype).exp()
-        if cut.cuts:  # min_p, then top_k, then top_p of what is left, as vLLM does
-            probs, order = probs.sort(dim=-1, descending=True, stable=True)
-            probs = probs * (probs >= cut.min_p * probs[:, :1])
-            probs[:, cut.top_k or probs.shape[1] :] = 0
-            left: Any = probs.sum(-1, keepdim=True) if cut.top_k or cut.min_p else 1.0
-            probs = probs * (probs.cumsum(-1) - probs < cut.top_p * left)
-        cdf = probs.cumsum(-1)
-        at = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
-        at = at.clamp_max(cdf.shape[1] - 1)
-        return at if order is None else order.gather(1, at)
 
 
 class _Columns:

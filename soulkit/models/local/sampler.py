@@ -42,15 +42,14 @@ from soulkit.models.local.batching import (
 from soulkit.models.local.decode import (
     Decoder,
     Decodes,
-    Draw,
     Finished,
     Windows,
     follows,
     left_pad,
     run_decoder,
-    uniforms,
     windows_of,
 )
+from soulkit.models.local.draw import Draw, uniforms
 from soulkit.models.local.float32_head import widen_head
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import (

@@ -256,7 +256,7 @@ def _look_ahead(ratio: Tensor, estimator: Estimator, discount: float, window: in
         return ratio
     if estimator == "discount":
         return _discounted(ratio, discount)
-    tail = ratio.flip(0).cumsum(0).flip(0)
+    tail = _discounted(ratio, 1.0)  # torch.cumsum has no deterministic CUDA kernel
     if estimator == "sum" or window == 0 or window >= len(ratio):
         return tail
     beyond = torch.zeros_like(tail)

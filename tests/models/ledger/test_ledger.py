@@ -29,7 +29,7 @@ from soulkit.models.ledger.ledger import (
     request_of,
 )
 from soulkit.models.ledger.view import LedgerView
-from soulkit.models.local.decode import uniforms
+from soulkit.models.local.draw import uniforms
 from soulkit.types import Call, Completion, Sampling
 from tests.models import asking
 from tests.models.ledger.test_storage import closing_db, filled

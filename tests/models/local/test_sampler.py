@@ -13,7 +13,7 @@ import torch
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
 from soulkit.models import codec
 from soulkit.models.local import batching
-from soulkit.models.local.decode import Draw, uniforms
+from soulkit.models.local.draw import Draw, uniforms
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Form, Sampling, Segment
