@@ -29,6 +29,7 @@ EXTRAS = {
     "safetensors": "train",
     "datasets": "train",
     "vllm": "vllm",
+    "bitsandbytes": "nf4",
     "matplotlib": "report",
     "sacrebleu": "metrics",
     "rouge_score": "metrics",

@@ -42,7 +42,7 @@ updates. With 20 updates on 207 samples a small model kept none of the gains of 
 updates on the same samples it kept 64%."""
 PROMPTS = 16
 """Largest number of prompts per step of on-policy distillation; small steps stay on-policy."""
-_MACHINE = ("seed", "device", "dtype", "threads")
+_MACHINE = ("seed", "device", "dtype", "quantize", "threads")
 """Settings passed on to training on conversations."""
 
 

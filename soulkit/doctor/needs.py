@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
 SERVED = frozenset({"base_url", "api_key_env", "headers", "api_version"})
-LOCAL = frozenset({"adapter", "device", "dtype", "max_context", "batch_size", "threads", "engine"})
+LOCAL = frozenset({
+    "adapter", "device", "dtype", "quantize", "max_context", "batch_size", "threads", "engine",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

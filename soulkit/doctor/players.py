@@ -338,7 +338,11 @@ class LoadedModels:
 
             return local_model(config)
         return checkpoint_player(
-            config.model, adapter=config.adapter, device=config.device, dtype=config.dtype
+            config.model,
+            adapter=config.adapter,
+            device=config.device,
+            dtype=config.dtype,
+            quantize=config.quantize,
         )
 
     def player(self, path: str) -> ChatModel:

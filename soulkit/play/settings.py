@@ -14,6 +14,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, DataError
+from soulkit.models.local.quantize import Quantize
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import ENGINES, HERE, SamplingEngine, parse_engine
@@ -116,6 +117,11 @@ class PlayConfig(RolesConfig):
         help="Number format of the weights: float32, bfloat16, …; auto keeps the checkpoint's "
              "format, but uses float32 on a CPU and with --full.",
     )  # fmt: skip
+    quantize: Quantize = _local(
+        "none",
+        help="Quantize the base to 4 bits per weight while loading it (nf4), to train an adapter "
+             "in a quarter of the memory. Needs the extra nf4 and samples with --engine local.",
+    )  # fmt: skip
     threads: int | None = _local(
         None, gt=0, le=MOST_THREADS,
         unset="OMP_NUM_THREADS, else the number of idle cores; 1 with --deterministic",
@@ -159,8 +165,11 @@ class PlayConfig(RolesConfig):
 
     @property
     def engine_choice(self) -> SamplingEngine:
-        """The parsed `engine` setting."""
-        return parse_engine(self.engine)
+        """The parsed `engine` setting; auto is local for a base that is quantised while loading."""
+        choice = parse_engine(self.engine)
+        if choice.kind == "auto" and self.quantize != "none":
+            return SamplingEngine("local")
+        return choice
 
     @field_validator("where")
     @classmethod

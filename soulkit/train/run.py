@@ -20,7 +20,8 @@ from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import ChatModel
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
-from soulkit.models.local.loading import ADAPTER_CONFIG
+from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
+from soulkit.models.local.quantize import base_remark, require_package
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
@@ -199,7 +200,9 @@ def adapter_remark(config: TrainConfig) -> str:
     with suppress(OSError, ValueError, KeyError, TypeError):
         saved = json.loads(file.read_text(encoding="utf-8"))
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
-    return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are ignored"
+    base = base_remark(file.with_name(NOTE), config.quantize)
+    remark = f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are ignored"
+    return "; ".join(filter(None, (remark, base)))
 
 
 def numbers_remark(policy: Policy) -> str:
@@ -218,6 +221,13 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
+    require_package(config.quantize)
+    if config.full and config.quantize != "none":
+        raise ConfigError(
+            f"--full and --quantize {config.quantize} cannot be combined.",
+            "Typical updates are too small for quantised weights and would be rounded away.",
+            "Remove --full to train an adapter, or remove --quantize.",
+        )
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
             f"--full does not work with dtype {config.dtype}.",

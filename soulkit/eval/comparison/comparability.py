@@ -31,7 +31,7 @@ from soulkit.runs.jsonl import has_lines, read_object
 from soulkit.runs.records import stream_records
 from soulkit.types import Record
 
-ACTOR = (*SAMPLING, "max_context", "seed", "repeats")
+ACTOR = (*SAMPLING, "max_context", "quantize", "seed", "repeats")
 """Settings of the actor. A difference is a remark and does not block a comparison."""
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 

@@ -17,7 +17,8 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.resume import begun_engine, check_engine, check_weights
 from soulkit.models.base import ChatModel, Sampler, max_reply_tokens, min_reply_tokens
 from soulkit.models.codec import Codec
-from soulkit.models.local.loading import adapter_folder
+from soulkit.models.local.loading import NOTE, adapter_folder
+from soulkit.models.local.quantize import base_remark
 from soulkit.models.local.threads import ThreadChoice, note_threads
 from soulkit.models.players.players import checkpoint_player
 from soulkit.models.vllm.manager import (
@@ -31,7 +32,7 @@ from soulkit.models.vllm.manager import (
 from soulkit.models.vllm.settings import SamplingEngine, interpreter, no_vllm, resolve_engine
 from soulkit.play.plan import Work
 from soulkit.reporting import Reporter
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, note_start
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger
@@ -59,6 +60,13 @@ def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
         )  # fmt: skip
         if engine.starts and not engine.version:
             raise no_vllm(python, attachable=True)
+        if engine.kind == "vllm" and config.quantize != "none":
+            raise ConfigError(
+                f"--quantize {config.quantize} does not work with --engine {config.engine}.",
+                "Only the engine of this process quantises the base while loading it.",
+                "Use --engine local, or leave out --quantize and let vLLM quantise the base with "
+                "--vllm-arg quantization=bitsandbytes.",
+            )
     starts = engine is not None and engine.starts
     refuse_idle_flags(config, starts=starts, attached=engine is not None and engine.attached)
     return engine
@@ -147,7 +155,7 @@ def local_model(config: EvalConfig) -> LocalModel:
 def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
     """Load a checkpoint with the settings of `config`; ModelLoadError if that fails."""
     return checkpoint_player(
-        model, adapter=adapter, device=config.device, dtype=config.dtype,
+        model, adapter=adapter, device=config.device, dtype=config.dtype, quantize=config.quantize,
         batch_size=config.batch_size, max_context=config.max_context,
     )  # fmt: skip
 
@@ -225,15 +233,21 @@ def check_actor(
 
 
 def note_choices(
-    run: Run, threads: ThreadChoice | None, engine: SamplingEngine | None, reporter: Reporter
-) -> None:
-    """Report and record automatic choices of threads and engine."""
+    config: EvalConfig, run: Run, threads: ThreadChoice | None, engine: SamplingEngine | None,
+    reporter: Reporter,
+) -> None:  # fmt: skip
+    """Report and record automatic choices of threads and engine, and another base than that of
+    the adapter's training."""
     if threads is not None:
         note_threads(run.path, threads)
         if not threads.asked:
             reporter.note(threads.words())
     if engine is not None and engine.why:
         reporter.note(f"engine: {engine.words()}")
+    folder = None if engine is None else _adapter(config)
+    if folder is not None and (remark := base_remark(folder / NOTE, config.quantize)):
+        reporter.note(remark)
+        note_start(run.path, {"base": remark})
 
 
 def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:

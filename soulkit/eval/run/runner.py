@@ -167,7 +167,7 @@ def run_eval(
         for server in config.servers() if config.ledger != "replay" else ():
             reporter.note(server)
         with run_lock(run), open_ledger(run, config) as ledger:
-            note_choices(run, threads, engine, reporter)
+            note_choices(config, run, threads, engine, reporter)
             players = _make_players(run, config, seats, ledger, reporter)
             for line in unfitting_lines(seats.actor, reader, work, config):
                 reporter.note(line)

@@ -28,13 +28,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soulkit.api_keys import printable, remember, shown_address
 from soulkit.errors import ModelLoadError
+from soulkit.models.local.quantize import (
+    Quantize,
+    is_quantised,
+    keep_differentiable,
+    loading_arguments,
+    require_package,
+)
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
     check_base,
     lost_experts,
     not_its_weights,
     put_adapter,
-    stored_types,
     weights_misfit,
 )
 from soulkit.runs.jsonl import write_json
@@ -289,6 +295,7 @@ def quieten() -> None:
     soulkit checks lengths itself; the PEFT warning is only about a name in transformers. Download
     bars stay on in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS is set.
     """
+    import logging as standard
     import warnings
 
     from huggingface_hub import constants
@@ -296,13 +303,16 @@ def quieten() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    standard.getLogger("bitsandbytes").setLevel(standard.ERROR)  # PEFT imports it if it is there
     logging.disable_progress_bar()  # the hub's bars as well
     if sys.stderr.isatty() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         enable_progress_bars()
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
 
 
-def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tuple[Any, Any]:
+def load_base(
+    where: str | ModelPlace, device: torch.device, dtype: str, quantize: Quantize = "none"
+) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
 
     The model has a language-model head, and may have a vision tower. Its configuration's
@@ -311,6 +321,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     """
     from safetensors import SafetensorError
 
+    require_package(quantize)
     quieten()
     place = ModelPlace(where) if isinstance(where, str) else where
     kind = _dtype(dtype, device)
@@ -320,8 +331,11 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     try:
         commit, hub, config, tokenizer = _without_weights(place, name)
         revision = hub["revision"]
+        how: dict[str, Any] = {"dtype": kind}
+        if quantize == "nf4":
+            how = loading_arguments(str(place), config, device, kind)
         model, report = auto_class(config).from_pretrained(
-            name, config=config, dtype=kind, use_safetensors=True, **hub,
+            name, config=config, use_safetensors=True, **how, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -337,6 +351,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     _check_alone(str(place), model)
     model.config._commit_hash = commit  # newer versions of transformers do not set it
     _check_scales(str(place), model)
+    keep_differentiable(model)
     check_base(name, model, report, revision)
     return model, tokenizer
 
@@ -385,18 +400,6 @@ def _commit(place: ModelPlace) -> str | None:
 
     config = cached_file(place.where, "config.json", revision=place.revision or "main")
     return commit_of(Path(str(config)).parent) or None
-
-
-def is_quantised(model: Any) -> str:
-    """The quantisation of a loaded base (`fp8`, `8-bit integers`); empty if there is none."""
-    settings = getattr(model.config, "quantization_config", None)
-    if settings is not None:
-        read = settings if isinstance(settings, dict) else settings.to_dict()
-        return str(read.get("quant_method", "quantised"))
-    kinds = stored_types(model.config._name_or_path, model.config._commit_hash)
-    if kinds & {"I8", "U8"}:
-        return "8-bit integers"
-    return "float8" if any(kind.startswith("F8") for kind in kinds) else ""
 
 
 def _check_scales(where: str, model: Any) -> None:

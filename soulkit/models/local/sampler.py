@@ -60,6 +60,7 @@ from soulkit.models.local.loading import (
     locate,
     pick_device,
 )
+from soulkit.models.local.quantize import Quantize
 from soulkit.types import Call, Completion, Sampling, Segment
 
 SWITCH = "switch"
@@ -175,19 +176,20 @@ class LocalModel(CodecModel):
         adapter: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: Quantize = "none",
         batch_size: int = 64,
         max_context: int | None = None,
     ) -> LocalModel:
         """Load a folder or `owner/name@revision` from the Hub, with a LoRA adapter if given.
 
         `device` auto: a GPU if there is one; `dtype` auto: float32 on a CPU, else the checkpoint's
-        own. Only safetensors files are read, and no code from the model's folder is run.
-        ModelLoadError names what is missing.
+        own; `quantize` quantises the base while loading. Only safetensors files are read, and no
+        code from the model's folder is run. ModelLoadError names what is missing.
         """
         where = locate(path)
         folder = None if adapter is None else adapter_folder(adapter)  # fails before the download
         place = pick_device(device)
-        model, tokenizer = load_base(where, place, dtype)
+        model, tokenizer = load_base(where, place, dtype, quantize)
         version = ""
         if folder is not None:
             model, version = load_adapter(model, folder), adapter_hash(folder)

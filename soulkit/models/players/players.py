@@ -16,12 +16,13 @@ from soulkit.types import Role
 if TYPE_CHECKING:
     from soulkit.models.api.batches import Batches
     from soulkit.models.ledger.ledger import Ledger
+    from soulkit.models.local.quantize import Quantize
     from soulkit.models.local.sampler import LocalModel
 
 
 def checkpoint_player(
     model: str, *, adapter: str | None = None, device: str = "auto", dtype: str = "auto",
-    batch_size: int = 64, max_context: int | None = None,
+    quantize: Quantize = "none", batch_size: int = 64, max_context: int | None = None,
 ) -> LocalModel:  # fmt: skip
     """Load a model folder or Hub id, with an adapter if given.
 
@@ -30,8 +31,8 @@ def checkpoint_player(
     from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
-        model, adapter=adapter, device=device, dtype=dtype, batch_size=batch_size,
-        max_context=max_context,
+        model, adapter=adapter, device=device, dtype=dtype, quantize=quantize,
+        batch_size=batch_size, max_context=max_context,
     )  # fmt: skip
 
 

@@ -233,8 +233,10 @@ def _fused_mlp_class(plain: Any) -> type[Any]:
 
 
 def _inputs_of_mlp(mlp: Any) -> Tensor:
-    weight = getattr(mlp.gate_proj, "base_layer", mlp.gate_proj).weight
-    return _random((1, 4, weight.shape[1]), weight)
+    layer = getattr(mlp.gate_proj, "base_layer", mlp.gate_proj)
+    # Quantised weights have another shape and dtype than their inputs.
+    dtype = getattr(layer, "compute_dtype", None) or layer.weight.dtype
+    return _random((1, 4, layer.in_features), layer.weight.new_empty(0, dtype=dtype))
 
 
 def _is_decoding(x: Tensor) -> bool:

@@ -31,11 +31,11 @@ from soulkit.models.local.loading import (
     ADAPTER,
     freeze_all_but_language,
     is_peft,
-    is_quantised,
     load_adapter,
     lora_targets,
     save_model,
 )
+from soulkit.models.local.quantize import is_quantised
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import stored_types
 from soulkit.text import one_line
@@ -356,12 +356,12 @@ def _checkpointed_layers(causal: Any) -> list[Any]:
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     """The base model in `folder` with a new or given adapter, or with all weights trained."""
-    from peft import LoraConfig
-
     # In bfloat16 typical updates are too small for most weights and are rounded away. The weights
     # of an adapter are always float32.
     dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
-    loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
+    loaded = LocalModel.load(folder, device=config.device, dtype=dtype, quantize=config.quantize)
+    from peft import LoraConfig  # imports bitsandbytes, whose warnings loading has turned off
+
     torch.manual_seed(config.seed)
     model: Any = loaded.model
     packed = is_quantised(model)

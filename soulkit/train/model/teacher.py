@@ -70,6 +70,7 @@ def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple
         adapter=None if experts else config.teacher_adapter,
         device=config.device,
         dtype=config.dtype,
+        quantize="none" if config.teacher_model else config.quantize,
     )
     model = loaded.model
     for folder, name in _by_folder(experts).items():

@@ -19,7 +19,7 @@ from soulkit.eval.run.resume import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
-from soulkit.models.local.loading import is_quantised
+from soulkit.models.local.quantize import is_quantised
 from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.manager import (
     LOGS,
@@ -68,6 +68,14 @@ def _refuse_unserved(config: TrainConfig) -> None:
             "This method samples little: dev scores, probes and the texts of --objective mixsd.",
             f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
         )
+    if config.quantize != "none" and config.engine_choice.starts:
+        raise ConfigError(
+            f"--quantize {config.quantize} does not work with --engine vllm.",
+            "The server would sample with the full base, which is another policy than the trained "
+            "one.",
+            f"Remove --engine vllm, or attach servers of the same base in {config.quantize} with "
+            "--engine vllm@URL; every push of weights to them is verified.",
+        )
     if config.full:
         raise ConfigError(
             "--full does not work with --engine vllm.",
@@ -82,9 +90,13 @@ def _refuse_unserved(config: TrainConfig) -> None:
         )
 
 
-def check_served(policy: Policy, model: str) -> None:
-    """ConfigError if servers would compute the base differently or do not support the adapter."""
-    if packed := is_quantised(policy.causal):
+def check_served(policy: Policy, model: str, *, attached: bool = False) -> None:
+    """ConfigError if servers would compute the base differently or do not support the adapter.
+
+    `attached` servers may have a base in nf4: the verification of every push compares it.
+    """
+    packed = is_quantised(policy.causal)
+    if packed and not (attached and packed == "nf4"):
         raise ConfigError(
             f"'{model}' is quantised ({packed}), which does not work with --engine vllm.",
             "Trainer and server unpack such weights differently, so log-probs cannot be compared.",
@@ -217,7 +229,7 @@ def training_engine(
             reporter.note(remark)
     terms = replace(terms_of(config), device=_other_device(policy.device))
     if choice.kind == "vllm":
-        check_served(policy, base)
+        check_served(policy, base, attached=choice.attached)
         terms = replace(terms, dtype=policy.computed)
     if terms.device == _name_of(policy.device):
         config = with_memory(config, own_actor=choice.starts)

@@ -27,6 +27,7 @@ from soulkit.errors import ConfigError, SoulError
 from soulkit.models.base import TrainedWeights
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import ADAPTER, save_adapter
+from soulkit.models.local.quantize import is_quantised
 from soulkit.models.vllm.adapters import (
     AdapterNotServed,
     Logprobs,
@@ -56,6 +57,8 @@ MOVED = 1.0
 """Nats by which the probe adapter must change the log-prob of some token."""
 MISSED = 0.25
 """Allowed mean error of a server, as a share of the probe's mean change."""
+QUANTISED = 0.06
+"""Allowed mean distance of a server from a trainer with a quantised base, in 16-bit numbers."""
 SMALLEST, DOUBLINGS = 0.05, 6
 """Initial spread of the probe's B factors, and how often it may be doubled."""
 
@@ -89,13 +92,18 @@ class LogprobProbe:
         return self.policy.computed == "float32"
 
     @property
+    def mean(self) -> float:
+        """The allowed mean distance in 16-bit numbers."""
+        return QUANTISED if is_quantised(self.policy.causal) else GROSS
+
+    @property
     def bound(self) -> str:
         """The bound that `passes` checks, as text."""
-        return f"{EXACT:g} nats at any token" if self.exact else f"{GROSS:g} nats on average"
+        return f"{EXACT:g} nats at any token" if self.exact else f"{self.mean:g} nats on average"
 
     def passes(self, apart: Distance) -> bool:
         """Whether log-probs at this distance may come from the same weights."""
-        return apart.largest <= EXACT if self.exact else apart.mean <= GROSS
+        return apart.largest <= EXACT if self.exact else apart.mean <= self.mean
 
     def probe(self) -> ProbeAdapter:
         """The smallest probe adapter that changes the trainer's log-probs by over twice `MOVED`.

@@ -8,6 +8,7 @@ the weights later:
  "method": "ditto", "protocol": "paper", "tasks": {"TASK": 1.0},
  "corpora": [{"name": "chats.jsonl", "side": "human", "ratio": 1.0, "rows": 1200}],  if any
  "base": {"model": "owner/name", "revision": "4c1d…",       or a folder and its "weights"
+              "quantize": "nf4",                         if it was quantised for the training
               "licence": {"license": "apache-2.0"}},
  "adapter": {"model": "runs/a/model", "weights": "9f…"},    what was trained further, if any
  "step": 50}
@@ -58,6 +59,8 @@ def model_note(config: TrainConfig, policy: Policy, corpus: Corpus | None = None
     base = base_of(policy.model)
     if "revision" not in base and Path(base["model"]).is_dir():
         base["weights"] = weights_hash(Path(base["model"]))
+    if config.quantize != "none":
+        base["quantize"] = config.quantize
     licence = base_licence(base["model"], base.get("revision"))
     return {
         "schema": SCHEMA,
