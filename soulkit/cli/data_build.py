@@ -21,7 +21,7 @@ from soulkit.cli.console import (
     warn_unsealed,
 )
 from soulkit.cli.data_checks import say_bad_rows
-from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
 from soulkit.option_texts import given_twice
 from soulkit.text import dollars
@@ -76,6 +76,7 @@ def build(
     folder: Folder = None,
     concurrency: Concurrency = None,
     max_cost: MaxCost = None,
+    max_context: MaxContext = None,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     tasks: TaskFiles = None,
@@ -95,6 +96,7 @@ def build(
     asking: Asking = {
         "drafter": drafter, "filter": filter_, "rows": n, "seed": seed, "endpoints": endpoints,
         "concurrency": concurrency, "max_cost": max_cost, "yes": yes or None, "folder": folder,
+        "max_context": max_context,
         "dry_run": dry_run or None,
     }  # fmt: skip
     if live.spec.drafting or drafter or filter_:

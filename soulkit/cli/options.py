@@ -46,6 +46,9 @@ DRY_RUN = "Print the estimated calls, tokens, cost and time, and stop."
 JSON = "Print only one JSON document to stdout."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 Json = Annotated[bool, typer.Option("--json", help=JSON)]
+MaxContext = Annotated[int | None, typer.Option("--max-context", metavar="N", min=1,
+    help="Maximum tokens of prompt and reply together, of models on this machine. "
+    "[default: what prompts and replies need]")]  # fmt: skip
 # The parser does not check files: the functions that read them raise better errors.
 TaskFiles = Annotated[list[Path] | None, typer.Option("--tasks", metavar="FILE", readable=False,
     help="YAML file that declares your own tasks.")]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import DRY_RUN, Json, Trust
+from soulkit.cli.options import DRY_RUN, Json, MaxContext, Trust
 from soulkit.errors import ConfigError
 from soulkit.runs.folder import default_run_path
 
@@ -51,6 +51,7 @@ def command(
     prompts: Prompts = None,
     endpoints: Endpoints = None,
     max_cost: MaxCost = None,
+    max_context: MaxContext = None,
     yes: Annotated[bool, typer.Option("--yes",
         help="With --ask: skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
@@ -68,7 +69,8 @@ def command(
     from soulkit.eval.run.provenance import in_start_folder
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
-             "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
+             "--dry-run": dry_run, "--endpoints": endpoints,
+             "--max-context": max_context}  # fmt: skip
     if not ask and any(named.values()):
         raise _needs_ask(next(name for name, value in named.items() if value))
     judges = _judges(judge, endpoints)
@@ -84,8 +86,9 @@ def command(
             from soulkit.eval.results.rejudge import rejudge_plan
 
             renewal = rejudge_plan(
-                recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
-            )
+                recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes,
+                max_context=max_context,
+            )  # fmt: skip
             if (asked := _asked(renewal, dry_run=dry_run, as_json=as_json)) is None:
                 return
             done = asked

@@ -95,7 +95,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
         "opd_form": config.opd_form, "divergence": config.divergence,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
-        "batch_size": config.batch_size, **_clean_rows(config, experts),
+        **_clean_rows(config, experts),
         "task_players": {
             task: who for one in experts
             for task, who in open_roles_filled(config, one).items()

@@ -130,7 +130,7 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
     shared = {
         name: getattr(config, name)
         for name in PlayConfig.model_fields
-        if name not in _OF_THE_EXPERT
+        if name not in _OF_THE_EXPERT and (name != "batch_size" or name in config.model_fields_set)
     }
     players = open_roles_filled(config, expert)
     source = config.rows_source(expert.task)

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
 SERVED = frozenset({"base_url", "api_key_env", "headers", "api_version"})
-LOCAL = frozenset({
-    "adapter", "device", "dtype", "quantize", "max_context", "batch_size", "threads", "engine",
-})  # fmt: skip
+LOCAL = frozenset({"adapter", "device", "dtype", "quantize", "batch_size", "threads", "engine"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from soulkit.doctor.checks import Health, PlayerCheck
 from soulkit.doctor.needs import TrialPart
 from soulkit.errors import CallError, ProviderError, UserError
 from soulkit.eval.config import EvalConfig
+from soulkit.eval.run.actor import longest_episode
 from soulkit.models.api.probing import Preflight
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.local.loading import adapter_folder
@@ -315,6 +316,7 @@ class LoadedModels:
             reporter=self.reporter,
         )
         self._servers = self._stack.enter_context(servers)
+        servers.expect_episodes(longest_episode(self.part.work, config))
         servers.check(needs)
         servers.prepare(needs)
 

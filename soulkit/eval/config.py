@@ -40,7 +40,7 @@ _call = section("Calls", only=("api",))
 class EvalConfig(PlayConfig):
     """Settings of one evaluation: model, tasks, rows and sampling."""
 
-    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY - {"max_context"} | {
         "concurrency", "batch_size", "max_unscored", "controls", "batch", "batch_judges",
         "batch_poll_s",
     }  # fmt: skip
@@ -155,14 +155,6 @@ class EvalConfig(PlayConfig):
     )
 
     # -- local models --
-    max_context: int | None = setting(
-        None,
-        gt=0,
-        section="Machine",
-        only=("local",),
-        unset="set by the model",
-        help="Maximum tokens of prompt and reply together.",
-    )
     allow_overflow: bool = setting(
         False,
         section="Machine",
@@ -248,6 +240,11 @@ class EvalConfig(PlayConfig):
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
         roles = ("actor", *PANELS) if self.batch else PANELS if self.batch_judges else ()
         return role in roles and settings.player_kind.over_http and settings.by_batch
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Concurrent episodes. A model on this machine needs many of them to fill its batches."""
+        return self.concurrency if self.kind == "api" else max(256, 4 * self.batch_size)
 
     @property
     def limits_players(self) -> bool:

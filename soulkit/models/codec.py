@@ -8,6 +8,7 @@ No torch import.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ class Codec:
         """`end_ids` come from the model's settings; the ids of the tokenizer and the chat template
         are added. ModelLoadError without a chat template."""
         self.tokenizer, self.name, self.context_limit = tokenizer, name, context_limit
+        self.raised_by = ""
+        """How to raise `context_limit`; empty if the model itself sets it."""
         self.commit = commit
         self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
         ends = (*end_ids, tokenizer.eos_token_id, self.renderer().end_of_turn)
@@ -65,13 +68,23 @@ class Codec:
         revision = commit or place.revision
         settings = [checkpoint_json(place.where, file, revision) for file in _SETTINGS]
         longest = _language(settings[-1]).get("max_position_embeddings")
-        return cls(
+        codec = cls(
             tokenizer,
             end_ids=next((ids for one in settings if (ids := _end_ids(one))), ()),
             name=str(place) if place.on_hub else Path(place.where).name,
-            context_limit=least_limit(max_context, longest if isinstance(longest, int) else None),
+            context_limit=longest if isinstance(longest, int) else None,
             commit=commit,
         )
+        return codec.limited(max_context)
+
+    def limited(self, most: int | None, raised_by: str = "raise --max-context") -> Codec:
+        """This codec with a context of at most `most` tokens, which `raised_by` raises."""
+        limit = least_limit(self.context_limit, most)
+        if limit == self.context_limit:
+            return self
+        limited = copy(self)
+        limited.context_limit, limited.raised_by = limit, raised_by
+        return limited
 
     # -- contexts to ids ---------------------------------------------------------------------------
 
@@ -93,7 +106,8 @@ class Codec:
         if not room:
             raise ContextOverflow(
                 f"The prompt has {prompt} tokens and the reply needs "
-                f"{min_reply_tokens(limit)}, but '{self.name}' holds {self.context_limit}."
+                f"{min_reply_tokens(limit)}, but '{self.name}' holds {self.context_limit}"
+                f"{f'; {self.raised_by}' if self.raised_by else ''}."
             )
         return room
 

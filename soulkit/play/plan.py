@@ -62,6 +62,24 @@ def opening_words(task: Task, example: Example, role: str) -> float | None:
     return max(words, 0.0)
 
 
+LINE, LINES = 1024, 32_768
+"""Tokens of one earlier line of a dialogue, and of all of them together, for which a context should
+have room. Most lines are shorter; reply limits would add up to more than any model holds."""
+TOKENS_PER_CHARACTER = 0.6
+"""An upper estimate for texts of unknown language."""
+
+
+def episode_tokens(task: Task, example: Example, reply: int, prompt: int | None = None) -> int:
+    """Tokens of the longest context of an episode: a first prompt of `prompt` tokens (None:
+    estimated), the earlier lines, and a reply of `reply` tokens."""
+    if prompt is None:
+        texts = [sum(len(part.text) for part in one) for one in task.previews(example).values()]
+        prompt = round(max(texts, default=0) * TOKENS_PER_CHARACTER)
+    calls = task.calls(example)
+    lines = sum(count for role, count in calls.items() if role in SPEAKERS) - 1
+    return prompt + reply + min(max(lines, 0) * LINE, LINES)
+
+
 def words_of_value(value: Any) -> int:
     """Words in all strings of a JSON value."""
     if isinstance(value, str):

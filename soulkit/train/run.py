@@ -18,6 +18,7 @@ from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_cal
 from soulkit.eval.run.provenance import note_calls, with_teachers, write_conditions
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import ChatModel
+from soulkit.models.codec import least_limit
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
@@ -180,7 +181,7 @@ def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) 
     if material.objective is None:
         check_lessons(policy, limit, material.pool)
         return None
-    check_training_prompts(policy, limit, material, config)
+    check_training_prompts(policy, least_limit(limit, config.max_context), material, config)
     teacher = load_teacher(config, material.objective, policy)
     if config.teacher == "ema" and material.objective.reader == "self":
         start_ema(policy)

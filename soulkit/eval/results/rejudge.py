@@ -151,15 +151,18 @@ class _SurveyPlayers(Players):
 def rejudge_plan(
     recorded: RecordedRun, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
     root: Path, *, max_cost: float | None = None, yes: bool = False,
+    max_context: int | None = None,
 ) -> RejudgePlan:  # fmt: skip
     """The plan of a command; ConfigError or RunError if it is not possible.
 
     Without `out`, the folder is in `root` and its name is derived from the settings, so that the
-    same command resumes the same folder. `max_cost` (US dollars) and `yes` confirm the cost.
+    same command resumes the same folder. `max_cost` (US dollars) and `yes` confirm the cost;
+    `max_context` is in tokens.
     """
     _refuse_rules(recorded)
     config = with_judges(recorded.config, judges)
-    config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
+    context = max_context or config.max_context
+    config = config.model_copy(update={"max_cost": max_cost, "yes": yes, "max_context": context})
     if not judging_players(config):
         raise unfilled("judge")
     refuse_lost_rows(recorded)

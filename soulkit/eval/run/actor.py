@@ -30,7 +30,7 @@ from soulkit.models.vllm.manager import (
     unstarted_player,
 )
 from soulkit.models.vllm.settings import SamplingEngine, interpreter, no_vllm, resolve_engine
-from soulkit.play.plan import Work
+from soulkit.play.plan import Work, episode_tokens
 from soulkit.reporting import Reporter
 from soulkit.runs.folder import Run, note_start
 
@@ -185,10 +185,12 @@ class ActorSetup:
         self._ledger: Ledger | None = None
         self._needs = eval_needs(self.config, self.settled) if self.calls else []
 
-    def check(self, run: Run | None) -> None:
+    def check(self, run: Run | None, work: Sequence[Work]) -> None:
         """Run all checks that need no server and no run folder."""
         if run is not None and self.engine:
             check_engine(run, self.engine)
+        if self._needs:
+            self.servers.expect_episodes(longest_episode(work, self.config, self.reader))
         self.servers.check(self._needs)
 
     def fill(self, run: Run, ledger: Ledger) -> None:
@@ -248,6 +250,19 @@ def note_choices(
     if folder is not None and (remark := base_remark(folder / NOTE, config.quantize)):
         reporter.note(remark)
         note_start(run.path, {"base": remark})
+
+
+def longest_episode(work: Sequence[Work], config: PlayConfig, reader: Reader | None = None) -> int:
+    """Tokens of the longest context of an episode of `work`; estimated without a `reader`."""
+    longest = 0
+    for part in work:
+        reply, seen = config.reply_limit(part.task.spec.sampling), config.thinking
+        for row in part.examples:
+            contexts = part.task.previews(row).values() if reader is not None else ()
+            lengths = [reader.prompt_length(one, seen) for one in contexts if reader is not None]
+            prompt = max(lengths, default=None)
+            longest = max(longest, episode_tokens(part.task, row, reply, prompt))
+    return longest
 
 
 def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:

@@ -162,7 +162,7 @@ def run_eval(
     with eval_servers(config, engine, folder, servers, reporter) as pool:
         left = standing is None or standing.any_left(work, config.repeats)
         seats = ActorSetup(config, engine, reader, pool, calls=left)
-        seats.check(run)
+        seats.check(run, work)
         run = run or _open(folder, config)
         for server in config.servers() if config.ledger != "replay" else ():
             reporter.note(server)
@@ -510,8 +510,7 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     sampling = config.sampling(part.task.spec)
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
-    # A local model needs many waiting rollouts to fill its batches.
-    room = max_calls(config) if config.kind == "api" else max(256, 4 * config.batch_size)
+    room = max_calls(config) if config.kind == "api" else config.episodes_at_once
     return Engine(table, config.seed, room)
 
 

@@ -51,8 +51,9 @@ async def asking(
 ) -> AsyncIterator[Players]:
     """Context with the players of `config`, without an actor."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    load = partial(checkpoint_player, max_context=config.max_context)
     players = Players(
-        ledger, None, checkpoint_player, calls, config.settings_of_players(),
+        ledger, None, load, calls, config.settings_of_players(),
         serve=serve, note=partial(note_start, run.path), reporter=reporter,
     )  # fmt: skip
     try:

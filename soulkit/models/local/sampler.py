@@ -161,8 +161,9 @@ class LocalModel(CodecModel):
         widen_head(model)  # a trainer with the same weights then computes the same log-probs
         self.model, self.tokenizer = model, tokenizer
         self.name, self.policy_version, self.batch_size = name, policy_version, batch_size
-        limit = context_limit(model, max_context)
-        self.codec = Codec(tokenizer, end_ids=_end_ids(model), name=name, context_limit=limit)
+        limit = context_limit(model, None)
+        codec = Codec(tokenizer, end_ids=_end_ids(model), name=name, context_limit=limit)
+        self.codec = codec.limited(max_context)
         self.deterministic, self.journal = deterministic, journal
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-model")
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, Queue] = WeakKeyDictionary()

@@ -71,7 +71,7 @@ class RolesConfig(CallSettings, VllmSettings):
         (
             "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost", "yes",
             "timeout_s", "max_attempts", "backoff_s", "rate_limit_wait_s", "down_after_s",
-            "vllm_python", "vllm_start_s", "verify_weights",
+            "vllm_python", "vllm_start_s", "max_context", "verify_weights",
         )
     )  # fmt: skip
     """Settings that only affect speed, retries and prices. A resumed run may change them."""

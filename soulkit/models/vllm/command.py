@@ -46,7 +46,8 @@ _OTHER_WAY = {
     "revision": "Set it with the model: owner/name@revision.",
     "dtype": "Use --dtype.",
     "max-model-len": "Use --max-context.",
-    "max-num-seqs": "Use --batch-size.",
+    "max-num-seqs": "Use --batch-size; without it, the number follows --concurrency.",
+    "enable-sleep-mode": "Use --vllm-sleep, which soul train has.",
     "hf-token": "Set HF_TOKEN in the environment, where process lists do not show it.",
 }
 _REFUSED = (
@@ -72,9 +73,10 @@ class ServerSpec:
     """One server to start.
 
     `model`: a folder or `owner/name@revision` on the Hub; `lora_rank`: maximum rank of its
-    adapters, None without adapters; `in_flight`: concurrent requests; `args`: vLLM's own flags
-    without dashes, with an empty value for a flag without one; `python`: interpreter with vLLM,
-    None for this one; `threads`: for a server on a CPU.
+    adapters, None without adapters; `in_flight`: concurrent requests; `unsent`: kinds of input
+    that the model reads and soulkit never sends (image, video); `sleeps`: whether it can release
+    its memory; `args`: vLLM's own flags without dashes, with an empty value for a flag without
+    one; `python`: interpreter with vLLM, None for this one; `threads`: for a server on a CPU.
     """
 
     model: str
@@ -83,6 +85,8 @@ class ServerSpec:
     max_context: int | None = None
     lora_rank: int | None = None
     in_flight: int = 64
+    unsent: tuple[str, ...] = ()
+    sleeps: bool = False
     args: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     threads: int | None = None
@@ -108,14 +112,28 @@ def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[st
         command += ["--enable-lora", "--max-lora-rank", str(_rank(spec.lora_rank))]
         command += ["--max-loras", "2", "--max-cpu-loras", "4"]
     on_cpu = _on_cpu(spec, install)
+    if on_cpu and spec.sleeps:
+        raise ConfigError(
+            "--vllm-sleep needs a vLLM server on a GPU.",
+            f"{install.distribution} {install.version} runs on a CPU, where sleeping reports "
+            "success and releases nothing.",
+            "Leave out --vllm-sleep.",
+        )
     command += ["--dtype", "float32" if on_cpu and spec.dtype == "auto" else _dtype(spec.dtype)]
     passed = dict(_passed(spec.args))
     for flag in _ON_CPU if on_cpu else ():
         name = flag.removeprefix("no-")
         if not {name, f"no-{name}"} & passed.keys():
             command += [f"--{flag}"]
-    if not any(name.startswith("structured-outputs-config") for name in passed):
-        command += ["--structured-outputs-config", json.dumps(_GRAMMAR, separators=(",", ":"))]
+    if spec.sleeps:
+        command += ["--enable-sleep-mode"]
+    ours = {
+        "structured-outputs-config": _GRAMMAR,
+        "limit-mm-per-prompt": dict.fromkeys(spec.unsent, 0),
+    }
+    for flag, settings in ours.items():
+        if settings and not any(name.startswith(flag) for name in passed):
+            command += [f"--{flag}", json.dumps(settings, separators=(",", ":"))]
     for name, value in passed.items():
         command += [f"--{name}={value}" if value else f"--{name}"]
     return command
@@ -136,6 +154,8 @@ def server_environment(
     env |= {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if spec.lora_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if spec.sleeps:  # its paths for sleeping are among those for development
+        env["VLLM_SERVER_DEV_MODE"] = "1"
     if _on_cpu(spec, install):
         # Space for keys and values in whole GiB: a quarter of free memory, from 1 to 8.
         cache = min(8, max(1, (free_bytes("cpu") or 0) // 4 // _GIB))

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from soulkit.errors import ModelLoadError, SoulError, UserError
 from soulkit.models.api.transport import fitted, lowered_line, open_files
 from soulkit.models.codec import Codec, least_limit
-from soulkit.models.local.loading import ADAPTER_CONFIG, model_place
+from soulkit.models.local.loading import ADAPTER_CONFIG, checkpoint_json, model_place
+from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.adapters import check_adapter_file
 from soulkit.models.vllm.capabilities import (
     Basis,
@@ -58,6 +59,16 @@ GPU_SHARE = 0.9
 MEMORY_FLAG = "gpu-memory-utilization"
 CANARY = "Say in one sentence what you would do on a free afternoon, and why."
 """Prompt that shows whether an adapter changes the model's log-probs."""
+EPISODE = 16_384
+"""Tokens of an episode if its rows are not known: prompt and reply of 8,192 each."""
+INSTRUCTIONS = 8_192
+"""Tokens of a player's prompt beside the episode: its instructions and the fields of the row."""
+STEP = 4_096
+"""Served contexts are multiples of this."""
+REQUESTS = (64, 512)
+"""Least and most concurrent requests per server, unless --batch-size sets them."""
+UNSENT = {"vision_config": ("image", "video"), "audio_config": ("audio",)}
+"""Part of a model's config.json → kinds of input that it reads; soulkit sends only text."""
 LEAVE_S = 30.0
 """Timeout in seconds for removing adapters from attached servers."""
 
@@ -75,6 +86,9 @@ class ServerTerms:
     dtype: str = "auto"
     device: str = "auto"
     max_context: int | None = None
+    """Context of every server, as set by --max-context; None: as much as `served_context` says."""
+    episode: int | None = None
+    """Tokens of the longest episode, with the actor's reply; None: EPISODE."""
     in_flight: int = 64
     """Maximum concurrent requests per server."""
     threads: int | None = None
@@ -90,6 +104,10 @@ class ServerNeed:
     """Flags of its server."""
     lora_rank: int | None = None
     """Rank of the largest adapter to be loaded; None: no adapters."""
+    beyond: int = 0
+    """Tokens that its prompts and replies have beyond an episode, as those of a judge."""
+    sleeps: bool = False
+    """Whether its server can release its memory between rollouts."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -101,7 +119,16 @@ class ServerNeed:
     def joined(self, other: ServerNeed) -> ServerNeed:
         """A need that covers both."""
         ranks = [rank for rank in (self.lora_rank, other.lora_rank) if rank is not None]
-        return replace(self, lora_rank=max(ranks, default=None))
+        return replace(
+            self, lora_rank=max(ranks, default=None), beyond=max(self.beyond, other.beyond),
+            sleeps=self.sleeps or other.sleeps,
+        )  # fmt: skip
+
+
+def served_context(terms: ServerTerms, need: ServerNeed) -> int:
+    """The context that a server should have, before it is cut to that of its model."""
+    tokens = (terms.episode or EPISODE) + need.beyond
+    return terms.max_context or -(-tokens // STEP) * STEP
 
 
 def terms_of(config: Any) -> ServerTerms:
@@ -113,14 +140,29 @@ def terms_of(config: Any) -> ServerTerms:
         dtype=getattr(config, "dtype", usual.dtype),
         device=getattr(config, "device", usual.device),
         max_context=getattr(config, "max_context", usual.max_context),
-        in_flight=getattr(config, "batch_size", usual.in_flight),
+        in_flight=requests_at_once(config),
         threads=getattr(config, "threads", usual.threads),
     )
 
 
+def requests_at_once(config: Any) -> int:
+    """Concurrent requests per server: --batch-size if it was set, else the command's number of
+    concurrent episodes within REQUESTS."""
+    if "batch_size" in config.model_fields_set:
+        return int(config.batch_size)
+    least, most = REQUESTS
+    return min(max(getattr(config, "episodes_at_once", config.concurrency), least), most)
+
+
 def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
     """The need of a player of kind `vllm`."""
-    return ServerNeed(model=player.model, args=_pairs({**config.vllm_arg, **player.args}))
+    args = _pairs({**config.vllm_arg, **player.args})
+    return ServerNeed(model=player.model, args=args, beyond=_beyond(player))
+
+
+def _beyond(player: RoleSettings) -> int:
+    """Tokens of a player's instructions, its reply, and a reply that it has to mend."""
+    return INSTRUCTIONS + 2 * (player.max_tokens or max(most for _, most in REPLY.values()))
 
 
 def players_needs(config: RolesConfig) -> list[ServerNeed]:
@@ -138,7 +180,8 @@ def actor_need(
     if adapter is not None:
         check_adapter_file(adapter)
         rank = adapter_rank(adapter)
-    return ServerNeed(model=model, args=args, lora_rank=rank)
+    beyond = max((_beyond(who) for _, who in config.players() if who.kind == "actor"), default=0)
+    return ServerNeed(model=model, args=args, lora_rank=rank, beyond=beyond)
 
 
 def _pairs(flags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -165,10 +208,18 @@ def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> Server
     if number > 1 and install is not None and install.on_gpu and MEMORY_FLAG not in args:
         args[MEMORY_FLAG] = f"{GPU_SHARE / number:.2f}"
     return ServerSpec(
-        model=need.model, dtype=terms.dtype, device=terms.device, max_context=terms.max_context,
-        lora_rank=need.lora_rank, in_flight=terms.in_flight, args=args, python=terms.python,
+        model=need.model, dtype=terms.dtype, device=terms.device,
+        max_context=served_context(terms, need), lora_rank=need.lora_rank,
+        in_flight=terms.in_flight, sleeps=need.sleeps, args=args, python=terms.python,
         threads=terms.threads,
     )  # fmt: skip
+
+
+def unsent_inputs(model: str) -> tuple[str, ...]:
+    """Kinds of input beside text that a model reads, according to its config.json."""
+    place = model_place(model)
+    config = checkpoint_json(place.where, "config.json", place.revision)
+    return tuple(kind for part, kinds in UNSENT.items() if config.get(part) for kind in kinds)
 
 
 def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
@@ -224,6 +275,10 @@ class VllmServers:
 
     # -- starting servers --------------------------------------------------------------------------
 
+    def expect_episodes(self, tokens: int) -> None:
+        """Register the tokens of the longest episode that is played with these servers."""
+        self.terms = replace(self.terms, episode=max(self.terms.episode or 0, tokens))
+
     def expect(self, needs: Sequence[ServerNeed]) -> None:
         """Register the needs of later runs on these servers, so that each server starts with
         everything its model will need and is not restarted."""
@@ -261,10 +316,14 @@ class VllmServers:
     def _is_attached(self, key: Any) -> bool:
         return bool(self._attached) and key == ServerNeed(model=self._attached_model).key
 
-    def _start(self, key: Any, number: int) -> None:
+    def _spec(self, key: Any, number: int) -> ServerSpec:
         spec = server_spec(self.terms, self._expected[key], number)
-        if spec.max_context is not None:  # vLLM fails if asked for more than the model's context
-            spec = replace(spec, max_context=self._codec(key).context_limit)
+        # vLLM fails if asked for more than the model's context.
+        limit = self._codec(key).context_limit
+        return replace(spec, max_context=limit, unsent=unsent_inputs(spec.model))
+
+    def _start(self, key: Any, number: int) -> None:
+        spec = self._spec(key, number)
         if key in self._running and self._specs[key] == spec:
             return
         self._stop_one(key)
@@ -278,7 +337,8 @@ class VllmServers:
         self._running[key], self._specs[key] = server, spec
         seconds = time.monotonic() - begun
         self.reporter.note(
-            f"vllm {server.version} serves {spec.model} after {seconds:.0f} s; log: {server.log}"
+            f"vllm {server.version} serves {spec.model} after {seconds:.0f} s, with contexts of "
+            f"{spec.max_context:,} tokens (--max-context); log: {server.log}"
         )
 
     def _ready(self, key: Any) -> _Served:
@@ -312,10 +372,13 @@ class VllmServers:
         self.reporter.note(asyncio.run(compare_weights(served.fleet, name, prompts, folder)))
 
     def _codec(self, key: Any) -> Codec:
+        need = self._expected[key]
         if key not in self._codecs:
-            model, limit = self._expected[key].model, self.terms.max_context
-            self._codecs[key] = Codec.load(model, max_context=limit)
-        return self._codecs[key]
+            self._codecs[key] = Codec.load(need.model)
+        whole = self._codecs[key]
+        if self._is_attached(key):
+            return whole.limited(self.terms.max_context)
+        return whole.limited(served_context(self.terms, need))
 
     def _fleet(
         self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None

@@ -17,7 +17,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from soulkit.models.api.protocol import Unreadable, json_or_none
 from soulkit.models.api.replies import lacks_form
 from soulkit.models.api.transport import PerLoop
 from soulkit.models.api.wire import to_messages, too_long
-from soulkit.models.codec import Codec, CodecModel, least_limit
+from soulkit.models.codec import Codec, CodecModel
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
 from soulkit.models.ledger.storage import Request
 from soulkit.models.vllm.client import (
@@ -99,8 +98,9 @@ class VllmModel(CodecModel):
     ) -> None:
         self.name, self.served, self.policy_version = name, served, policy_version
         self.weights_basis = weights_basis
-        self.codec = copy(codec)
-        self.codec.context_limit = least_limit(codec.context_limit, abilities.max_context)
+        self.codec = codec.limited(
+            abilities.max_context, "start the servers with a larger --max-model-len"
+        )
         self._fleet, self._ledger, self._push = fleet, ledger, push
         self._ledger_name = ledger_name or name
         self._abilities, self._forms = abilities, abilities.forms

@@ -114,6 +114,10 @@ class VllmSettings(Settings):
         unset="the one that runs soul",
         help="Python interpreter with vLLM.",
     )
+    max_context: int | None = _machine(
+        None, gt=0, unset="the model's; of a vLLM server, what prompts and replies need",
+        help="Maximum tokens of prompt and reply together, of every model on this machine.",
+    )  # fmt: skip
     vllm_start_s: float = _machine(
         300.0, gt=0, flag="--vllm-start", metavar="SECONDS",
         help="Seconds to wait for a vLLM server to start.",

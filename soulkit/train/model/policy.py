@@ -92,6 +92,8 @@ class Policy:
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
         """Moving average of the trained weights by name, if the run keeps one."""
+        self.max_context: int | None = None
+        """Limit of prompt and reply when it samples; None: the model's."""
         self.experts: Mapping[str, str] = {}
         """Task → name of its adapter, in a teacher with several."""
         self.note: Mapping[str, Any] | None = None
@@ -316,6 +318,7 @@ class Policy:
             self.model,
             self.tokenizer,
             batch_size=batch_size,
+            max_context=self.max_context,
             deterministic=deterministic,
             journal=journal,
         )
@@ -399,6 +402,7 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         thinking=config.thinking,
     )
     policy.stored = packed or STORED.get("/".join(sorted(stored)), "")
+    policy.max_context = config.max_context
     return policy
 
 

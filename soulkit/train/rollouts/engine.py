@@ -20,7 +20,7 @@ from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.quantize import is_quantised
-from soulkit.models.players.settings import RoleSettings
+from soulkit.models.players.settings import REPLY, RoleSettings
 from soulkit.models.vllm.manager import (
     LOGS,
     MEMORY_FLAG,
@@ -32,6 +32,7 @@ from soulkit.models.vllm.manager import (
     unstarted_player,
 )
 from soulkit.models.vllm.settings import SamplingEngine, interpreter, vllm_version
+from soulkit.play.plan import episode_tokens
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
@@ -150,6 +151,7 @@ class TrainingEngine:
         needs = [*([self.need] if self.served else []), *players_needs(players)]
         with self.servers:
             if self.any_left and needs:
+                self.servers.expect_episodes(longest_episode(material))
                 self.servers.prepare(needs)
             if self.any_left and self.served:
                 self._check_abilities()
@@ -280,6 +282,20 @@ def _other_device(trainer: torch.device) -> str:
 def _name_of(trainer: torch.device) -> str:
     """`cuda:N`; empty if the trainer is not on a GPU."""
     return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
+
+
+def longest_episode(material: TrainingData) -> int:
+    """Tokens of the longest context of an episode: the longest prompt that is allowed, the lines of
+    a dialogue, the feedback that a refined rollout reads, and a reply of full length."""
+    played = material.measured or material
+    config, longest = played.config, 0
+    for task, example in {row.id: (task, row) for task, row in played.pool}.values():
+        reply = config.reply_limit(task.spec.sampling)
+        prompt = config.max_prompt + reply * config.show_draft
+        if played.objective is not None and played.objective.uses_feedback:
+            prompt += REPLY["coach"][1]
+        longest = max(longest, episode_tokens(task, example, reply, prompt))
+    return longest
 
 
 def is_fully_played(run: Run, config: TrainConfig) -> bool:

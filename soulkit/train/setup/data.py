@@ -339,7 +339,7 @@ def make_players(
 
     ledger = Ledger(run.ledger_path)
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
-    load = partial(LocalModel.load, device=config.device)
+    load = partial(LocalModel.load, device=config.device, max_context=config.max_context)
     players = Players(
         ledger, sampler, load, calls, config.settings_of_players(),
         note=partial(note_start, run.path), reporter=reporter,
@@ -420,5 +420,6 @@ def check_training_prompts(
             f"{max(lengths) + least} tokens, {least} of them for the reply, and the model's "
             f"context is {limit}.",
             "Prompts are never truncated, because that would change the task.",
-            "Lower --max-tokens, use shorter rows, or use a model with a longer context.",
+            "Lower --max-tokens, use shorter rows, raise --max-context if it is set, or use a "
+            "model with a longer context.",
         )

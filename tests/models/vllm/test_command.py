@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,23 @@ def test_a_device_that_is_not_visible_is_refused(device: str) -> None:
         server_environment(
             ServerSpec(model="m/m", device=device), ON_GPU, "k", {"CUDA_VISIBLE_DEVICES": "0,1"}
         )
+
+
+def test_inputs_that_are_never_sent_take_no_memory() -> None:
+    spec = ServerSpec(model="m/m", unsent=("image", "video"))
+    command = server_command(spec, ON_GPU, 1)
+    assert json.loads(value(command, "--limit-mm-per-prompt")) == {"image": 0, "video": 0}
+    assert "--limit-mm-per-prompt" not in server_command(ServerSpec(model="m/m"), ON_GPU, 1)
+    own = replace(spec, args={"limit_mm_per_prompt.image": "1"})
+    assert "--limit-mm-per-prompt" not in server_command(own, ON_GPU, 1)
+
+
+def test_a_server_that_sleeps_opens_its_paths_for_it() -> None:
+    spec = ServerSpec(model="m/m", sleeps=True)
+    assert "--enable-sleep-mode" in server_command(spec, ON_GPU, 1)
+    assert server_environment(spec, ON_GPU, "k", {})["VLLM_SERVER_DEV_MODE"] == "1"
+    awake = ServerSpec(model="m/m")
+    assert "--enable-sleep-mode" not in server_command(awake, ON_GPU, 1)
+    assert "VLLM_SERVER_DEV_MODE" not in server_environment(awake, ON_GPU, "k", {})
+    with pytest.raises(ConfigError, match="--vllm-sleep needs a vLLM server on a GPU"):
+        server_command(spec, ON_CPU, 1)
