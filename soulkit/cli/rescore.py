@@ -73,7 +73,7 @@ def command(
              "--max-context": max_context}  # fmt: skip
     if not ask and any(named.values()):
         raise _needs_ask(next(name for name, value in named.items() if value))
-    run, here = run.resolve(), Path.cwd()
+    run, here, judges = run.resolve(), Path.cwd(), _judges(judge, endpoints)
     out, prompts = (path.resolve() if path else None for path in (folder, prompts))
     with in_start_folder(run):
         recorded = _recorded(run, trust)
@@ -85,7 +85,7 @@ def command(
             from soulkit.eval.results.rejudge import rejudge_plan
 
             renewal = rejudge_plan(
-                recorded, _judges(judge, endpoints), prompts, out, here / "runs",
+                recorded, judges, prompts, out, here / "runs",
                 max_cost=max_cost, yes=yes, max_context=max_context,
             )  # fmt: skip
             if (asked := _asked(renewal, dry_run=dry_run, as_json=as_json)) is None:
