@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ContextOverflow
-from soulkit.eval.run.actor import longest_episode as longest_of_rows
+from soulkit.eval.run.actor import longest_episode
 from soulkit.models.codec import Codec
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.command import server_command
@@ -26,7 +26,7 @@ from soulkit.models.vllm.server import diagnosis
 from soulkit.models.vllm.settings import VllmInstall
 from soulkit.play.plan import Work
 from soulkit.train.config import TrainConfig
-from soulkit.train.rollouts.engine import longest_episode
+from soulkit.train.rollouts.engine import longest_rollout
 from soulkit.train.setup.data import load_training_data
 from soulkit.types import Call, Sampling, Segment
 from tests.support.training import config, random_model
@@ -67,7 +67,7 @@ def flags(settings: RolesConfig, model: Path, episode: int | None = None) -> dic
 def trained(model: Path, **settings: Any) -> dict[str, str]:
     rows = {"tasks": {"tomi": 1.0}, "data": {"*": "synth:8"}, "model": str(model)}
     read = config(**{**rows, **settings})
-    return flags(read, model, longest_episode(load_training_data(read)))
+    return flags(read, model, longest_rollout(load_training_data(read)))
 
 
 def test_training_asks_for_what_prompts_and_replies_need(base: Path) -> None:
@@ -125,8 +125,8 @@ def test_an_episode_is_counted_with_a_tokenizer_and_estimated_without(base: Path
     (task,) = material.tasks.values()
     work = [Work(task, tuple(row for _, row in material.pool))]
     settings = TrainConfig.model_validate({"method": "grpo", "tasks": {"tomi": 1.0}})
-    counted = longest_of_rows(work, settings, Codec.load(base))
-    estimated = longest_of_rows(work, settings)
+    counted = longest_episode(work, settings, Codec.load(base))
+    estimated = longest_episode(work, settings)
     assert 256 < counted < estimated < 2048  # replies of tomi have at most 256 tokens
 
 

@@ -151,7 +151,7 @@ class TrainingEngine:
         needs = [*([self.need] if self.served else []), *players_needs(players)]
         with self.servers:
             if self.any_left and needs:
-                self.servers.expect_episodes(longest_episode(material))
+                self.servers.expect_episodes(longest_rollout(material))
                 self.servers.prepare(needs)
             if self.any_left and self.served:
                 self._check_abilities()
@@ -284,7 +284,7 @@ def _name_of(trainer: torch.device) -> str:
     return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
 
 
-def longest_episode(material: TrainingData) -> int:
+def longest_rollout(material: TrainingData) -> int:
     """Tokens of the longest context of an episode: the longest prompt that is allowed, the lines of
     a dialogue, the feedback that a refined rollout reads, and a reply of full length."""
     played = material.measured or material
