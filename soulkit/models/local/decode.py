@@ -17,9 +17,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.models.local.draw import Draw
@@ -33,12 +35,48 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PROBE_WINDOW = 1024
 CACHE_NAMES = ("cache", "past_key_values")
 """Cache argument of transformers' models, newer name first."""
+_SPECIAL = ("softcap", "s_aux", "sinks", "position_bias")
+"""Arguments of attention functions that change the scores."""
 _AHEAD = 64
 """Steps for which space is reserved in advance."""
 _AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 Finished = Callable[[int, list[int]], bool]
 """Whether a row (its number, its ids so far) ends here."""
+
+
+@cache
+def read_keys_in_place() -> None:
+    """Make decoding steps read keys and values where they are, in every model with SDPA.
+
+    transformers copies them once per query head if there is a mask and more than one slot.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("sdpa", grouped_attention)
+
+
+def grouped_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attention function: [lanes, heads, slots, width] → [lanes, slots, heads, width].
+
+    Query heads with the same keys become further queries of one head, which every kernel supports.
+    Without a mask, or with more queries than slots, it is transformers' own function.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    lanes, heads, slots, width = query.shape
+    shared = heads // key.shape[1]
+    special = any(value is not None for name, value in kwargs.items() if name in _SPECIAL)
+    if attention_mask is None or shared == 1 or slots > MOST_SLOTS or special or module.training:
+        kwargs["scaling"] = scaling
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    grouped = query.reshape(lanes, heads // shared, shared * slots, width)
+    mask = attention_mask.expand(-1, -1, slots, -1).repeat(1, 1, shared, 1)
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(lanes, heads, slots, -1).transpose(1, 2).contiguous(), None
 
 
 class _Columns:
@@ -206,6 +244,7 @@ class Decoder:
     def __init__(self, model: Any, windows: Windows, prompts: Sequence[Sequence[int]], pad: int,
                  max_tokens: int) -> None:  # fmt: skip
         """`prompts`: one per row; `pad`: any id; `max_tokens`: maximum for every row."""
+        read_keys_in_place()
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.cache_name = _cache_name(self.model)
         self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)

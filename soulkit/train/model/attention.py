@@ -240,10 +240,11 @@ def packed_attention(
     UnpackableAttention for a layer with features that packed attention does not support.
     """
     if packed is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         kwargs |= {"scaling": scaling, "sliding_window": sliding_window}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return sdpa(module, query, key, value, attention_mask, **kwargs)
     extras = [name for name in _UNKNOWN if kwargs.get(name) is not None]
     if extras:
         raise UnpackableAttention(f"{type(module).__name__} uses {', '.join(extras)}")

@@ -15,11 +15,13 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from soulkit.errors import ConfigError
-from soulkit.models.local.decode import Layout, lay_out
+from soulkit.models.local.decode import Decoder, Layout, lay_out, windows_of
 from soulkit.models.local.sampler import LocalModel, expert_turns
 from soulkit.models.local.tiny import build_tiny
+from soulkit.train.model.attention import install_packed_attention
 from soulkit.types import Call, Completion, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
@@ -148,6 +150,43 @@ def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Pa
     }
     ask(model, (6,), Sampling(max_tokens=4, seed=2))
     assert len(shapes) < 4 or shapes[-1][1] < 6
+
+
+class Largest(TorchDispatchMode):
+    """Records the largest tensor that an operation makes in memory of its own."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        before = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+        if isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in before:
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("shape", ["qwen3", "qwen3 with windows"])
+@pytest.mark.parametrize("packed", [False, True], ids=["sampler", "model in training"])
+def test_heads_that_share_keys_read_them_in_place(folder: Path, shape: str, packed: bool) -> None:
+    model = made(folder, *SHAPES[shape])
+    if packed:  # a trainer's attention function lies between
+        install_packed_attention(model.model.get_decoder())
+    windows = windows_of(model.model)
+    assert windows is not None
+    prompts = [[i % 300 for i in range(100 + p)] for p in range(2) for _ in range(6)]
+    decoder = Decoder(model.model, windows, prompts, 0, 8)
+    with torch.inference_mode():
+        tokens = decoder.first().argmax(-1)
+        with Largest() as largest:
+            logits = decoder.next(tokens)
+    lanes, heads, columns, width = (2, 4, 101 + 6, 16)
+    assert decoder.cache.layers[0].keys.shape[:2] == (lanes, heads // 2)
+    assert largest.numel < lanes * heads * columns * width
+    for row, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt, int(tokens[decoder.rows.index(row)])]])
+        with torch.no_grad():
+            plain = model.model(input_ids=ids).logits[0, -1]
+        torch.testing.assert_close(logits[decoder.rows.index(row)], plain, atol=2e-4, rtol=1e-4)
 
 
 def test_stop_strings_end_a_row_in_the_loop(folder: Path) -> None:
