@@ -140,7 +140,8 @@ def _open_training(
             check_material(run, material_conditions(config, material, policy, teacher), config)
             take_more_steps(run, config, reporter)
             servers_asked = (material.measured or material).config.servers()
-            for remark in filter(None, (numbers_remark(policy), *servers_asked)):
+            computed = dict.fromkeys(policy.remarks + (teacher.remarks if teacher else []))
+            for remark in filter(None, (numbers_remark(policy), *computed, *servers_asked)):
                 reporter.note(remark)
             engine = training_engine(config, run, policy, base, servers, reporter)
             with engine.started(material):

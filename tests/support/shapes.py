@@ -32,8 +32,12 @@ from transformers import (
     MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -224,6 +228,24 @@ def _qwen3_vl_tied(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
     return _qwen3_vl(vocab, ends, tied=True)
 
 
+def _hybrid(vocab: int, ends: dict[str, Any]) -> dict[str, Any]:
+    """A layer of linear attention and one of attention."""
+    return {
+        **_TEXT, **ends, "vocab_size": vocab, "num_hidden_layers": 2, "tie_word_embeddings": False,
+        "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    }  # fmt: skip
+
+
+def _qwen3_next(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
+    dense = {"mlp_only_layers": [0, 1], "num_experts": 2, "moe_intermediate_size": 16}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**_hybrid(vocab, ends), **dense))
+
+
+def _qwen3_5(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_hybrid(vocab, ends)))
+
+
 def _gpt2(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": _CONTEXT}
     quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -262,6 +284,8 @@ KINDS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "gemma3-vl": _gemma3_vl,
     "qwen3-vl": _qwen3_vl,
     "qwen3-vl-tied": _qwen3_vl_tied,
+    "qwen3-next": _qwen3_next,
+    "qwen3.5": _qwen3_5,
     "gpt2": _gpt2,
     "bloom": _bloom,
     "llama4": _llama4,

@@ -15,16 +15,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu_step
 from soulkit.train.config import TrainConfig
+from soulkit.train.model import fused
 from soulkit.train.model.fused import LoraProduct, compile_modules, fuse, fuse_lora, fused_parts
 from soulkit.train.model.packing import Pack, in_tries
 from soulkit.train.model.policy import Policy, load_policy
@@ -144,6 +147,60 @@ def test_compiled_modules_are_exact_and_leave_sampling_alone(again: bool, tmp_pa
     # Reading the prompt goes through norms and feed-forward; the tokens after it do not.
     assert sampled(policy) == completions
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["modules", "compile"])
+def test_modules_stay_plain_where_torch_cannot_compile(
+    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one line per part. The C++ compiler that torch needs on a CPU is missing here."""
+    torch._dynamo.reset()
+    # The norms and feed-forward parts are compiled on a GPU only.
+    monkeypatch.setattr(fused, "_kernel", lambda function, device: torch.compile(function))
+    folder = build("qwen3", tmp_path / "qwen3")
+    plain, expected = trained(policy_of(folder, lora=LORA, fused="off"))
+    with inductor.patch({"cpp.cxx": ("/nowhere/c++",)}):
+        policy = policy_of(folder, lora=LORA, fused=setting)
+    parts = {"modules": ["norm", "mlp"], "compile": ["compile"]}[setting]
+    assert [line.split("(")[1].split(")")[0] for line in policy.remarks] == parts
+    assert all("torch.compile fails here" in line for line in policy.remarks)
+    assert all(module._compiled_call_impl is None for module in policy.decoder.modules())
+    log_prob, grads = trained(policy)
+    torch.testing.assert_close(log_prob, plain, rtol=1e-5, atol=1e-5)
+    assert_close(grads, expected)
+
+
+@pytest.mark.slow
+def test_compiled_modules_with_other_results_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *args: [2 * out for out in graph.forward(*args)]
+
+    torch._dynamo.reset()
+    policy = policy_of(build("qwen3", tmp_path / "qwen3"), lora=LORA, fused="off")
+    lines: list[str] = []
+    monkeypatch.setattr(fused, "compile_modules", partial(compile_modules, backend=wrong))
+    assert fuse(policy.decoder, ["compile"], lines.append) == {"compile": 0}
+    assert len(lines) == 1 and "results differ" in lines[0]
+    assert all(module._compiled_call_impl is None for module in policy.decoder.modules())
+
+
+def test_gradients_that_are_rounded_are_reported(tmp_path: Path) -> None:
+    """No kernel of a CPU multiplies bfloat16 to float32. The meta device knows such a product."""
+    folder = build("qwen3", tmp_path / "qwen3")
+    assert policy_of(folder, lora=LORA).remarks == []
+    [line] = policy_of(folder, lora=LORA, dtype="bfloat16").remarks
+    assert "gradients of the adapter are rounded" in line
+    half, meta = torch.bfloat16, torch.device("meta")
+    a, b = (torch.ones(s, dtype=half, device="meta") for s in ((8, 5), (5, 6)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_WIDE", set())
+        assert not fused.has_wide_product(torch.device("cpu"), half)
+        assert fused.has_wide_product(meta, half)
+        product = fused._product(a, b, torch.float32)
+        assert (product.shape, product.dtype) == ((8, 6), torch.float32)
 
 
 @torch.no_grad()

@@ -40,7 +40,14 @@ from soulkit.errors import ModelLoadError
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.model import attention as attention_module
 from soulkit.train.model import packing
-from soulkit.train.model.attention import FLEX_BLOCK, Packed, block_mask, flex_compilations
+from soulkit.train.model import policy as policy_module
+from soulkit.train.model.attention import (
+    FLEX_BLOCK,
+    Packed,
+    block_mask,
+    flex_compilations,
+    packing_distances,
+)
 from soulkit.train.model.fused import FusedPart, fuse
 from soulkit.train.model.packing import (
     Costs,
@@ -539,18 +546,155 @@ def test_hidden_states_and_logits_give_the_log_probs(load: Load, kind: str) -> N
         torch.testing.assert_close(log_probs, policy.score(pack).log_prob, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"), [("bloom", "eager"), ("gemma2", "eager"), ("llama4", "chunked_attention")]
-)
-def test_a_model_that_cannot_be_packed_is_refused_and_trains_in_rows(
-    load: Load, kind: str, why: str
-) -> None:
+@pytest.mark.parametrize("kind", ["bloom", "gemma2"])
+def test_a_model_that_cannot_be_packed_is_refused_and_trains_in_rows(load: Load, kind: str) -> None:
     with pytest.raises(ModelLoadError, match="packed sequences") as caught:
         load(kind, **LORA)
-    assert why in caught.value.why and "--packing off" in caught.value.way_out
+    assert "eager" in caught.value.why and "--packing off" in caught.value.way_out
     policy = load(kind, packing="off", **LORA)
     for budget in (40, 10_000):
         assert_exact(policy, FIXED["drafts"], budget)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("qwen3-next", "linear"), ("qwen3.5", "linear"), ("llama4", "chunked")],
+)
+def test_a_model_with_other_layers_than_attention_trains_in_rows(
+    load: Load, kind: str, layers: str
+) -> None:
+    """With one line about it; a request for a kernel of packed attention is refused."""
+    policy = load(kind, **LORA)
+    [line] = policy.remarks
+    assert line.startswith("packing is off") and f"{layers}_attention" in line
+    assert all(pack.trie is None for pack in policy.packs(FIXED["drafts"], 10_000))
+    for budget in (40, 10_000):
+        assert_exact(policy, FIXED["drafts"], budget)
+    with pytest.raises(ModelLoadError, match="packed sequences") as caught:
+        load(kind, attention="sdpa", **LORA)
+    assert f"{layers}_attention" in caught.value.why
+
+
+# --- the probe ------------------------------------------------------------------------------------
+
+
+def random_base(layers: int, dtype: torch.dtype, seed: int, std: float | None = None) -> Any:
+    """A narrow model whose layers are random, in alternation with and without a window."""
+    kinds = ["full_attention", "sliding_attention"] * (layers // 2)
+    shape = Qwen3Config(
+        vocab_size=len(tiny_tokenizer(WORDS)), hidden_size=64, intermediate_size=192,
+        num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        layer_types=kinds, use_sliding_window=True, sliding_window=32, tie_word_embeddings=False,
+        max_position_embeddings=4096,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = Qwen3ForCausalLM(shape)
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=std or parameter.shape[1] ** -0.5)
+    return model.to(dtype)
+
+
+def probed(model: Any) -> Policy:
+    return Policy(model, tiny_tokenizer(WORDS), packing="auto", fused="off")
+
+
+@pytest.mark.parametrize(("seed", "std"), [(0, None), (1, 0.02), (0, 0.2), (1, 0.2), (2, 0.3)])
+def test_a_healthy_deep_model_in_bfloat16_passes(seed: int, std: float | None) -> None:
+    """With room to spare. In the last three, 36 layers make rounding grow beyond 5 %."""
+    policy = probed(random_base(36, torch.bfloat16, seed, std))
+    assert policy.shape is not None
+    spans = attention_module.probe_spans(policy.decoder, policy.shape, None)
+    distances = packing_distances(policy.decoder, policy._states_by_depth, spans)
+    assert len(distances) == 1 + 36 + 1
+    assert all(off <= 1.2 * noise for off, noise in distances)
+    assert min(noise for _, noise in distances) > 0
+    assert (distances[-1][0] > 0.05) is (std in (0.2, 0.3))
+
+
+Seen = Callable[[np.ndarray, Trie, int | None], np.ndarray]
+
+
+def shifted(seen: np.ndarray, by: int) -> np.ndarray:
+    """Keys `by` positions before their queries are hidden if they are visible, else visible."""
+    return seen ^ np.eye(len(seen), k=-by, dtype=bool)
+
+
+def last_pair(seen: np.ndarray, trie: Trie, window: int | None) -> np.ndarray:
+    """One query in the whole pack does not see one of its keys."""
+    query = trie.last[0]
+    key = np.flatnonzero(seen[query])[-5]
+    return seen & ~((np.arange(len(seen)) == query)[:, None] & (np.arange(len(seen)) == key))
+
+
+def windowed(by: int | None) -> Seen:
+    def seen_in(seen: np.ndarray, trie: Trie, window: int | None) -> np.ndarray:
+        wider = None if by is None or window is None else window + by
+        return trie.visible((0, len(trie)), [(0, len(trie))], wider)
+
+    return seen_in
+
+
+WRONG: dict[str, Seen] = {
+    "sees the next token": lambda seen, *_: shifted(seen, -1),
+    "misses the previous token": lambda seen, *_: shifted(seen, 1),
+    "misses one token once": last_pair,
+    "sees other branches": lambda seen, trie, window: np.tril(np.ones_like(seen)),
+    "no window": windowed(None),
+    "window too wide by one": windowed(1),
+    "window too narrow by one": windowed(-1),
+}
+
+
+BASES = [
+    (36, torch.bfloat16, None), (36, torch.bfloat16, 0.02), (36, torch.bfloat16, 0.2),
+    (36, torch.float32, 0.02), (2, torch.bfloat16, None), (2, torch.float16, 0.02),
+    (2, torch.float64, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "dtype", "std"), BASES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_mask_is_refused(
+    wrong: str, dtype: torch.dtype, layers: int, std: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(self: Packed, q: Any, k: Any, v: Any, window: int | None, scale: Any) -> Any:
+        whole = (0, len(self.trie))
+        seen = WRONG[wrong](self.trie.visible(whole, [whole], window), self.trie, window)
+        mask = torch.from_numpy(seen)
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+
+    monkeypatch.setattr(Packed, "__call__", attend)
+    with pytest.raises(ModelLoadError, match="packed sequences") as caught:
+        probed(random_base(layers, dtype, 0, std))
+    assert "rounding explains" in caught.value.why
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_wrong_positions_are_refused(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Policy._trie_inputs
+
+    def by_row(self: Policy, pack: Pack) -> dict[str, Any]:
+        inputs = plain(self, pack)
+        return inputs | {"position_ids": torch.arange(inputs["input_ids"].shape[1])[None]}
+
+    monkeypatch.setattr(Policy, "_trie_inputs", by_row)
+    with pytest.raises(ModelLoadError, match="packed sequences"):
+        probed(random_base(36, dtype, 0))
+
+
+def test_flex_that_fails_on_a_gpu_gives_way_to_sdpa_unless_it_is_asked_for() -> None:
+    """Here every call fails, because this build of torch has no CUDA."""
+    decoder, gpu = random_base(2, torch.bfloat16, 0).get_decoder(), torch.device("cuda")
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine where FlexAttention fails")
+    kernel, line = policy_module._kernel("auto", decoder, gpu)
+    assert kernel == "sdpa" and "FlexAttention fails here" in line and "CUDA" in line
+    assert policy_module._kernel("sdpa", decoder, gpu) == ("sdpa", "")
+    with pytest.raises(ModelLoadError, match="FlexAttention") as caught:
+        policy_module._kernel("flex", decoder, gpu)
+    assert "--attention sdpa" in caught.value.way_out
 
 
 CPU = torch.device("cpu")

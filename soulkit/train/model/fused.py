@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.models.local.decode import CACHE_NAMES
+from soulkit.text import one_line
 
 FusedPart = Literal["lora", "norm", "mlp", "compile"]
 FuseSetting = Literal["auto", "off", "modules", "compile"]
@@ -45,9 +46,12 @@ def fused_parts(setting: FuseSetting) -> tuple[FusedPart, ...]:
     return choices[setting]
 
 
-def fuse(decoder: Any, parts: Collection[FusedPart]) -> dict[str, int]:
+def fuse(
+    decoder: Any, parts: Collection[FusedPart], note: Callable[[str], object] = lambda line: None
+) -> dict[str, int]:
     """Change the modules of `decoder` in place; return the number of changes by part.
 
+    A part that torch.compile cannot compile here stays as it is; `note` gets a line about it.
     ValueError for an unknown part.
     """
     changes: dict[str, Callable[[Any], int]] = {
@@ -56,7 +60,24 @@ def fuse(decoder: Any, parts: Collection[FusedPart]) -> dict[str, int]:
     unknown = set(parts) - changes.keys()
     if unknown:
         raise ValueError(f"unknown parts to fuse: {', '.join(sorted(unknown))}")
-    return {name: change(decoder) for name, change in changes.items() if name in parts}
+    dtype, device = (x := next(decoder.parameters())).dtype, x.device
+    wide = dtype == torch.float32 or has_wide_product(device, dtype)
+    counts = {}
+    for name in (name for name in changes if name in parts):
+        try:
+            counts[name] = changes[name](decoder)
+        except Exception as error:
+            if name == "lora":  # nothing is compiled
+                raise
+            counts[name] = 0
+            why = one_line(f"{type(error).__name__}: {error}", 200)
+            note(f"not fused ({name}), because torch.compile fails here: {why}")
+    if counts.get("lora") and not wide:
+        note(
+            "gradients of the adapter are rounded to the dtype of the base, because this device "
+            "has no product with float32 output"
+        )
+    return counts
 
 
 # --- adapted linear layers ------------------------------------------------------------------------
@@ -93,9 +114,24 @@ class LoraProduct(torch.autograd.Function):
         return dx, None, None, da, db, None
 
 
+_WIDE: set[tuple[str, torch.dtype]] = set()
+"""Devices and dtypes of factors whose product can have the dtype float32."""
+
+
+def has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of `dtype` to float32 on `device`; if so, it is used."""
+    try:
+        factor = torch.ones(16, 16, dtype=dtype, device=device)
+        torch.mm(factor, factor, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):  # no such kernel, or an old torch
+        return False
+    _WIDE.add((device.type, dtype))
+    return True
+
+
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b in `dtype`, accumulated in it if the device supports that."""
-    if a.dtype != dtype and a.is_cuda:
+    if dtype == torch.float32 and (a.device.type, a.dtype) in _WIDE:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)
 
@@ -250,18 +286,43 @@ def _is_decoding(x: Tensor) -> bool:
 def compile_modules(decoder: Any, backend: str = "inductor") -> int:
     """Compile the modules of every layer of `decoder` with torch.compile; returns how many.
 
-    Whole layers are not compiled, because activation checkpointing may recompute them.
+    Whole layers are not compiled, because activation checkpointing may recompute them. If a trial
+    fails or its result differs, nothing is compiled and the error is raised.
     """
     import torch._dynamo
 
     # Beyond the limit torch silently stops compiling.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
-    _set_attention_apart(decoder)
+    plain, attention = _trial(decoder), decoder.config._attn_implementation
     parts = list(_parts_of_layers(decoder))
+    _set_attention_apart(decoder)
     for module in parts:
         module.compile(backend=backend)
         module._compiled_call_impl = _unless_sampling(module, module._compiled_call_impl)
+    try:
+        if not _is_near(_trial(decoder), plain):
+            raise RuntimeError("the results differ from those of the plain modules")
+    except Exception:
+        decoder.config._attn_implementation = attention
+        for module in parts:
+            module._compiled_call_impl = None
+        raise
     return len(parts)
+
+
+def _trial(decoder: Any) -> Tensor:
+    """The output of the first layer for a few tokens, after a forward and a backward pass."""
+    outputs: list[Any] = []
+    handle = decoder.layers[0].register_forward_hook(lambda *call: outputs.append(call[-1]))
+    trained = [parameter for parameter in decoder.parameters() if parameter.requires_grad]
+    try:
+        with torch.enable_grad():
+            ids = torch.arange(8, device=next(decoder.parameters()).device)[None]
+            states = decoder(input_ids=ids, use_cache=False)[0]
+            torch.autograd.grad(states.float().sum(), trained, allow_unused=True)
+    finally:
+        handle.remove()
+    return (outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]).detach()
 
 
 def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -303,14 +364,20 @@ def _parts_of_layers(decoder: Any) -> Iterator[Any]:
 @torch.no_grad()
 def _changed(module: Any, fused: type[Any], x: Tensor) -> bool:
     """Change the class of `module` to `fused` if its output stays the same; returns whether."""
-    plain_class, plain = type(module), module(x)
+    plain_class, plain, same = type(module), module(x), False
     module.__class__ = fused
-    output = module(x)
+    try:
+        same = _is_near(module(x), plain)
+    finally:
+        if not same:
+            module.__class__ = plain_class
+    return same
+
+
+def _is_near(output: Tensor, plain: Tensor) -> bool:
     off = float((output.float() - plain.float()).norm() / plain.float().norm().clamp_min(1e-30))
-    equal = output.dtype == plain.dtype and off <= TOLERANCE.get(x.dtype, TOLERANCE[torch.bfloat16])
-    if not equal:
-        module.__class__ = plain_class
-    return equal
+    bound = TOLERANCE.get(plain.dtype, TOLERANCE[torch.bfloat16])
+    return output.dtype == plain.dtype and off <= bound
 
 
 def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:

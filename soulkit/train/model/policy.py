@@ -40,7 +40,14 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import stored_types
 from soulkit.text import one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.model.attention import FLEX_BLOCK, Packed, check_packing, shape_of
+from soulkit.train.model.attention import (
+    FLEX_BLOCK,
+    Packed,
+    check_packing,
+    flex_fault,
+    shape_of,
+    unknown_layers,
+)
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.objectives.sequences import Span
@@ -100,15 +107,29 @@ class Policy:
         """Note saved with the weights, without the step (`state/model_card.py`)."""
         self.stored = ""
         """dtype of the stored checkpoint, if there is only one."""
-        self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
+        self.remarks: list[str] = []
+        """Lines for the user: where this model is computed in another way than usual."""
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
         self.turn = _turn_of_positions(self.decoder.config)
+        self.kernel: Literal["sdpa", "flex"] = "sdpa"
         self.shape: HeadShape | None = None
         if packing == "auto":
-            self.shape = shape_of(self.decoder, self.kernel)
-            check_packing(self.decoder, self.states, self.shape, self.turn)
-        fuse(self.decoder, fused_parts(fused))
+            self._pack(attention)
+        fuse(self.decoder, fused_parts(fused), self.remarks.append)
+
+    def _pack(self, attention: Literal["auto", "sdpa", "flex"]) -> None:
+        """Turn packing on, after checks. A model with other layers than attention gets rows."""
+        others = unknown_layers(self.decoder)
+        if others and attention == "auto":
+            self.remarks.append(
+                f"packing is off: this model has {others} layers, which need a row per sequence"
+            )
+            return
+        self.kernel, remark = _kernel(attention, self.decoder, self.device)
+        self.remarks += [remark] if remark else []
+        self.shape = shape_of(self.decoder, self.kernel)
+        check_packing(self.decoder, self._states_by_depth, self.shape, self.turn)
 
     @property
     def causal(self) -> Any:
@@ -196,6 +217,12 @@ class Policy:
         with self._recomputing():
             states = self.decoder(**self._inputs(pack), use_cache=False)[0]
         return states.reshape(-1, states.shape[-1])
+
+    def _states_by_depth(self, pack: Pack) -> list[Tensor]:
+        """Hidden states after the embeddings and after every layer, as in `states`."""
+        out = self.decoder(**self._inputs(pack), use_cache=False, output_hidden_states=True)
+        depths = (*(out.hidden_states or ()), out[0])
+        return [states.reshape(-1, states.shape[-1]) for states in depths]
 
     def _model_logits(self, pack: Pack) -> Tensor:
         with self._recomputing():
@@ -329,10 +356,25 @@ class Policy:
         save_model(self.model, self.tokenizer, folder, note)
 
 
-def _kernel(setting: str, device: torch.device) -> Literal["sdpa", "flex"]:
-    if setting == "auto":
-        return "flex" if device.type == "cuda" else "sdpa"
-    return "flex" if setting == "flex" else "sdpa"
+def _kernel(
+    setting: Literal["auto", "sdpa", "flex"], decoder: Any, device: torch.device
+) -> tuple[Literal["sdpa", "flex"], str]:
+    """The kernel of packed attention, and a remark if it is not the usual one.
+
+    ModelLoadError if FlexAttention is asked for and does not work on a GPU.
+    """
+    if setting == "sdpa" or device.type != "cuda":
+        return ("flex" if setting == "flex" else "sdpa"), ""
+    fault = flex_fault(decoder, device)
+    if fault and setting == "flex":
+        raise ModelLoadError(
+            "FlexAttention does not work on this GPU with this model.",
+            fault,
+            "Use --attention sdpa, or leave the option out.",
+        )
+    if fault:
+        return "sdpa", f"packed attention uses SDPA, because FlexAttention fails here: {fault}"
+    return "flex", ""
 
 
 def _turn_of_positions(config: Any) -> int | None:
