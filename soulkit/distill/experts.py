@@ -28,7 +28,7 @@ from soulkit.models.local.loading import (
     first_line,
     model_place,
 )
-from soulkit.models.local.weights import weights_hash
+from soulkit.models.local.weights import cached_folder, weights_hash
 from soulkit.models.players.settings import RoleSettings, TaskPlayers
 from soulkit.runs.folder import is_run, read_environment
 from soulkit.runs.jsonl import read_object
@@ -60,7 +60,7 @@ class Base:
         """Its folder on this machine or in the Hub cache; None without one."""
         if self.is_folder:
             return Path(self.where) if Path(self.where).is_dir() else None
-        return _cached(self.where, self.revision or None)
+        return cached_folder(self.where, self.revision or None)
 
     def now(self) -> str:
         """Hash of the weights that this folder holds now; empty if it holds none."""
@@ -111,16 +111,6 @@ def same_base(one: Base, other: Base) -> bool | None:
     if one.where != other.where:
         return None if one.is_folder != other.is_folder else False
     return None if one.is_folder or one.revision != other.revision else True
-
-
-def _cached(where: str, revision: str | None) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        config = try_to_load_from_cache(where, "config.json", revision=revision)
-    except ValueError:  # not a Hub id
-        return None
-    return Path(config).parent if isinstance(config, str) else None
 
 
 SERVED = "endpoint:"

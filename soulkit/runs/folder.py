@@ -381,6 +381,19 @@ def note_start(path: Path, facts: Mapping[str, Any]) -> None:
     write_json(path / ENVIRONMENT, noted)
 
 
+def latest_note(path: Path | None, name: str) -> Any:
+    """The newest value of `name` that `note_start` has recorded; None for a new run."""
+    if path is None or not is_run(path):
+        return None
+    try:
+        noted = read_environment(path)
+    except RunError:  # reported when the run is opened
+        return None
+    starts = [noted, *(one for one in noted.get("resumed", ()) if isinstance(one, dict))]
+    values = [one[name] for one in starts if one.get(name) is not None]
+    return values[-1] if values else None
+
+
 def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> None:
     now = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -285,7 +285,10 @@ class OptimizerSettings(Settings):
         help="Prompts per optimizer update; 64 prompts per step make four updates.",
     )
     tokens_per_batch: int | None = _optimizer(
-        None, gt=0, unset="{cpu} on a CPU, {cuda} on a GPU".format(**TOKENS_PER_BATCH),
+        None, gt=0,
+        unset="{cpu} on a CPU, {cuda} on a GPU, or less memory permitting".format(
+            **TOKENS_PER_BATCH
+        ),
         help="Tokens per forward pass. The result stays the same.",
     )  # fmt: skip
     packing: Literal["auto", "off"] = _optimizer(
@@ -301,9 +304,17 @@ class OptimizerSettings(Settings):
              "feed-forward parts (modules), or torch.compile on the parts of each layer "
              "(compile).",
     )  # fmt: skip
-    activation_checkpointing: bool = _optimizer(
-        False, help="Recompute activations to save memory: slower, same result."
-    )
+    activation_checkpointing: Literal["auto", "on", "off"] = _optimizer(
+        "auto",
+        help="Recompute activations to save memory: slower, same result. auto: only if they do not "
+             "fit in memory.",
+    )  # fmt: skip
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        """YAML reads a bare `on` as true."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 class MonitoringSettings(Settings):

@@ -243,7 +243,7 @@ class CorpusPlan:
 def corpus_plan(config: TrainConfig, corpus: Corpus) -> CorpusPlan:
     """The plan of a run on conversations."""
     counter = token_counter(config.model)
-    limit = config.lesson_tokens or context_of(Path(config.model).expanduser())
+    limit = config.lesson_tokens or context_of(config.model)
     sources = tuple(
         _source_plan(label, corpus, one.ratio, counter, limit)
         for label, one in zip(corpus.samples, config.corpora, strict=True)
@@ -360,8 +360,7 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
 def refuse_unfitting(config: TrainConfig) -> None:
     """ConfigError if lessons are longer than the model's context, or if a preset needs more
     memory than the device has."""
-    folder = Path(config.model).expanduser()
-    context, model = context_of(folder), footprint(config.model)
+    context, model = context_of(config.model), footprint(config.model)
     if config.lesson_tokens and context and config.lesson_tokens > context:
         raise beyond_context(config.lesson_tokens, context, config)
     if config.preset is None or model is None:

@@ -35,6 +35,7 @@ from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
+from soulkit.train.memory import note_pass, take_pass
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.planning import refuse_unfitting, training_plan
@@ -127,7 +128,8 @@ def _open_training(
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         reporter.phase("loading the model", alone=True)  # may download
         base = base_model(config, material, out)
-        policy = load_policy(config, base)
+        choice = take_pass(config, base, out)
+        policy = load_policy(config, base, choice)
         policy.note = model_note(config, policy, material.corpus)
         reporter.phase("checking model and rows")
         teacher = prepare_models(config, policy, material)
@@ -135,8 +137,10 @@ def _open_training(
         run = run or _open(config, out)
         with run_lock(run):
             note_threads(run.path, threads)
+            note_pass(run.path, choice)
             if not threads.asked:
                 reporter.note(threads.words())
+            reporter.note(choice.words)
             check_material(run, material_conditions(config, material, policy, teacher), config)
             take_more_steps(run, config, reporter)
             servers_asked = (material.measured or material).config.servers()

@@ -1,7 +1,7 @@
 """Estimates memory and time of a checkpoint on this machine, without loading it.
 
-Parameters are counted from the headers of the safetensors files, shapes come from config.json.
-Memory is computed; time is a roofline estimate with assumed speeds (`SPEEDS`), accurate to a factor
+Parameters are counted from the headers of the safetensors files, shapes come from config.json, in a
+folder or in the download cache; `SHAPES` has those of common models on the Hub. Memory is computed; time is a roofline estimate with assumed speeds (`SPEEDS`), accurate to a factor
 of two or three, and every text that shows it says so.
 """
 
@@ -11,13 +11,14 @@ import gc
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.models.local.weights import stored_tensors
+from soulkit.models.local.weights import cached_folder, stored_tensors
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
 
@@ -52,7 +53,7 @@ def together(machines: Sequence[Machine]) -> Machine | None:
     return Machine(memory=memory, seconds=seconds, words=words)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """Sizes read from a checkpoint's files, as counts; `itemsize`: bytes per weight on disk."""
 
@@ -63,17 +64,30 @@ class Footprint:
     heads: int
     kv_heads: int
     head_dim: int
+    intermediate: int
+    """Width of the feed-forward parts; of a mixture of experts, of those that one token uses."""
     vocabulary: int
+    norms: int
+    """Width of all norms of a layer together."""
 
     def cache_bytes(self, rows: int, longest: int, itemsize: int) -> int:
         """Bytes of keys and values for `rows` sequences of `longest` tokens."""
         return rows * longest * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
 
+    @property
+    def queries(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads together."""
+        return self.kv_heads * self.head_dim
+
     def lora_parameters(self, rank: int) -> int:
-        """Approximate parameters of adapters on all linear layers of typical transformer blocks."""
-        kv = self.kv_heads * self.head_dim
-        attention = 4 * self.hidden + 2 * kv + 2 * self.heads * self.head_dim
-        return rank * self.layers * (attention + 3 * 5 * self.hidden)
+        """Parameters of adapters on all linear layers of typical transformer blocks."""
+        attention = 4 * self.hidden + 2 * self.queries + 2 * self.keys
+        return rank * self.layers * (attention + 3 * (self.hidden + self.intermediate))
 
     def seconds(
         self, prompt: float, reply: float, trained: float, batch: int, speed: Speed
@@ -107,8 +121,13 @@ class Footprint:
 
 
 def footprint(model: str | Path) -> Footprint | None:
-    """The sizes of a checkpoint folder; None if it is not a folder or cannot be read."""
-    folder = Path(model).expanduser()
+    """The sizes of a checkpoint folder or of a model on the Hub; None if they are unknown.
+
+    For a model on the Hub, the download cache is read, else `SHAPES`.
+    """
+    folder = _folder_of(model)
+    if folder is None:
+        return _known_shape(str(model))
     try:
         text = _language_config(folder)
         tensors = []
@@ -117,22 +136,92 @@ def footprint(model: str | Path) -> Footprint | None:
                 tensors += stored_tensors(file)
     except (OSError, ValueError):
         return None
-    count = sum(math.prod(one.shape) for one in tensors)
+    if not tensors:  # only the configuration is in the cache
+        return _known_shape(str(model))
     shape = [text.get(k) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads",
                                    "vocab_size")]  # fmt: skip
-    if not count or not all(isinstance(n, int) and n > 0 for n in shape):
+    if not all(isinstance(n, int) and n > 0 for n in shape):
         return None
     layers, hidden, heads, vocabulary = (int(n) for n in shape if n is not None)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    head_dim = int(text.get("head_dim") or hidden // heads)
+    experts = int(text.get("num_experts_per_tok") or 1)
+    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden
+    first = [one for one in tensors if ".layers.0." in one.name and "vision" not in one.name]
+    many = {"q_norm": heads, "k_norm": kv_heads}
+    norms = sum(
+        one.shape[0] * (many.get(one.name.split(".")[-2], 1) if one.shape[0] == head_dim else 1)
+        for one in first if one.name.endswith("norm.weight") and len(one.shape) == 1
+    )  # fmt: skip
     return Footprint(
-        parameters=count,
+        parameters=sum(math.prod(one.shape) for one in tensors),
         itemsize=max(_BYTES.get(one.dtype, 4) for one in tensors),
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or hidden // heads),
-        vocabulary=vocabulary,
+        layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        intermediate=int(width) * experts, vocabulary=vocabulary, norms=norms or 2 * hidden,
+    )  # fmt: skip
+
+
+def _folder_of(model: str | Path) -> Path | None:
+    """The folder `model`, or that of a Hub id in the download cache; None if there is none."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    where, _, revision = str(model).partition("@")
+    return cached_folder(where, revision or None)
+
+
+SHAPES = {
+    "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072, 151_936, 1, 2, 1, 0),
+    "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 2, 1, 0),
+    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 2, 1, 0),
+    "qwen3-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 2, 1, 0),
+    "qwen3-14b": (40, 5120, 40, 8, 128, 17_408, 151_936, 2, 2, 1, 0),
+    "qwen3-32b": (64, 5120, 64, 8, 128, 25_600, 151_936, 2, 2, 1, 0),
+    "qwen3-vl-2b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 2, 1, 407_000_000),
+    "qwen3-vl-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 2, 1, 415_000_000),
+    "qwen3-vl-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 2, 1, 576_000_000),
+    "qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151_936, 1, 2, 0, 0),
+    "qwen2.5-1.5b": (28, 1536, 12, 2, 128, 8960, 151_936, 1, 2, 0, 0),
+    "qwen2.5-3b": (36, 2048, 16, 2, 128, 11_008, 151_936, 1, 2, 0, 0),
+    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18_944, 152_064, 2, 2, 0, 0),
+    "qwen2.5-14b": (48, 5120, 40, 8, 128, 13_824, 152_064, 2, 2, 0, 0),
+    "qwen2.5-32b": (64, 5120, 40, 8, 128, 27_648, 152_064, 2, 2, 0, 0),
+    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128_256, 1, 2, 0, 0),
+    "llama-3.2-3b": (28, 3072, 24, 8, 128, 8192, 128_256, 1, 2, 0, 0),
+    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 2, 0, 0),
+    "meta-llama-3-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 2, 0, 0),
+    "mistral-7b": (32, 4096, 32, 8, 128, 14_336, 32_768, 2, 2, 0, 0),
+    "gemma-2-2b": (26, 2304, 8, 4, 256, 9216, 256_000, 1, 4, 0, 0),
+    "gemma-2-9b": (42, 3584, 16, 8, 256, 14_336, 256_000, 1, 4, 0, 0),
+    "gemma-3-1b": (26, 1152, 4, 1, 256, 6912, 262_144, 1, 4, 1, 0),
+    "gemma-3-4b": (34, 2560, 8, 4, 256, 10_240, 262_208, 1, 4, 1, 420_000_000),
+    "gemma-3-12b": (48, 3840, 16, 8, 256, 15_360, 262_208, 1, 4, 1, 423_000_000),
+    "gemma-3-27b": (62, 5376, 32, 16, 128, 21_504, 262_208, 1, 4, 1, 425_000_000),
+}
+"""Published bfloat16 models by the start of their name: layers, hidden size, heads, key heads, width
+of a head, feed-forward width, vocabulary, embedding matrices (1: the head shares it), norms of the
+hidden size per layer, norms of queries and keys (1: yes), parameters of the vision part."""
+_QUANTISED = re.compile(r"awq|gptq|gguf|fp8|int[48]|[48]bit|mlx|w[48]a")
+
+
+def _known_shape(name: str) -> Footprint | None:
+    short = name.partition("@")[0].rpartition("/")[2].lower()
+    if _QUANTISED.search(short):
+        return None
+    found = [one for one in SHAPES if f"{short}-".startswith(f"{one}-")]
+    if not found:
+        return None
+    layers, hidden, heads, kv_heads, head_dim, width, vocabulary, tables, norms, normed, other = (
+        SHAPES[found[0]]
     )
+    both = (heads + kv_heads) * head_dim
+    layer = 2 * hidden * both + 3 * hidden * width
+    return Footprint(
+        parameters=layers * layer + tables * vocabulary * hidden + other,
+        itemsize=2, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, intermediate=width, vocabulary=vocabulary,
+        norms=norms * hidden + normed * both,
+    )  # fmt: skip
 
 
 def device_speed(device: str) -> tuple[str, Speed]:
@@ -154,10 +243,13 @@ def free_bytes(device: str) -> int | None:
     """Free memory of `device` (`cpu`, `cuda:0`, `auto`) in bytes; None if unknown."""
     kind, _ = device_speed(device)
     if kind == "cuda":
-        import torch
+        try:
+            import torch
 
-        index = device.partition(":")[2]
-        return int(torch.cuda.mem_get_info(int(index) if index else None)[0])
+            index = device.partition(":")[2]
+            return int(torch.cuda.mem_get_info(int(index) if index else None)[0])
+        except (ImportError, RuntimeError, AssertionError, ValueError):  # no such GPU here
+            return None
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -174,8 +266,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def context_of(folder: Path) -> int | None:
-    """Maximum context of the model in `folder`, in tokens; None if unknown."""
+def context_of(model: str | Path) -> int | None:
+    """Maximum context of a model's folder or download, in tokens; None if unknown."""
+    folder = _folder_of(model)
+    if folder is None:
+        return None
     try:
         context = _language_config(folder).get("max_position_embeddings")
     except (OSError, ValueError):

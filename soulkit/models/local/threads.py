@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from soulkit.errors import RunError
-from soulkit.runs.folder import is_run, note_start, read_environment
+from soulkit.runs.folder import latest_note, note_start
 
 NAME = "threads"
 """Field of `environment.json` with the number of threads of a start."""
@@ -146,15 +145,8 @@ def cpu_quota(file: Path = QUOTA) -> float:
 
 def recorded_threads(folder: Path | None) -> int | None:
     """Threads of the run's latest start; None for a new run or an older one."""
-    if folder is None or not is_run(folder):
-        return None
-    try:
-        noted = read_environment(folder)
-    except RunError:  # reported when the run is opened
-        return None
-    starts = [noted, *(one for one in noted.get("resumed", ()) if isinstance(one, dict))]
-    numbers = [one[NAME] for one in starts if isinstance(one.get(NAME), int)]
-    return numbers[-1] if numbers and numbers[-1] > 0 else None
+    number = latest_note(folder, NAME)
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def note_threads(folder: Path, choice: ThreadChoice) -> None:

@@ -265,3 +265,14 @@ def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTe
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return []
     return found
+
+
+def cached_folder(where: str, revision: str | None) -> Path | None:
+    """The folder of a Hub model in the download cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(where, "config.json", revision=revision)
+    except ValueError:  # not a Hub id
+        return None
+    return Path(config).parent if isinstance(config, str) else None

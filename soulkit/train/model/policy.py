@@ -40,6 +40,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import stored_types
 from soulkit.text import one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
+from soulkit.train.memory import CHUNK, PassChoice
 from soulkit.train.model.attention import (
     FLEX_BLOCK,
     Packed,
@@ -51,9 +52,6 @@ from soulkit.train.model.attention import (
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.objectives.sequences import Span
-
-CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Number of logits in memory at once, by device."""
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """dtype names of safetensors → those of torch."""
@@ -87,10 +85,12 @@ class Policy:
         packing: Literal["auto", "off"] = "off",
         attention: Literal["auto", "sdpa", "flex"] = "auto",
         activation_checkpointing: bool = False,
+        tokens: int | None = None,
         fused: FuseSetting = "auto",
         thinking: bool | None = None,
     ) -> None:
-        """ModelLoadError for packing "auto" if the model's attention cannot be packed."""
+        """ModelLoadError for packing "auto" if the model's attention cannot be packed. `tokens`:
+        computed tokens per forward pass."""
         widen_head(model)
         self.model = model.eval()  # dropout is 0; all forward passes run in eval mode
         self.tokenizer = tokenizer
@@ -109,6 +109,7 @@ class Policy:
         """dtype of the stored checkpoint, if there is only one."""
         self.remarks: list[str] = []
         """Lines for the user: where this model is computed in another way than usual."""
+        self.tokens = tokens or BUDGET.get(self.device.type, BUDGET["cpu"])
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
         self.turn = _turn_of_positions(self.decoder.config)
@@ -174,9 +175,9 @@ class Policy:
     def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
         """Forward passes over at most `budget` computed tokens of `spans`, or one longer sequence.
 
-        With `budget` None, the device's default applies.
+        With `budget` None, the policy's own number applies.
         """
-        budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
+        budget = budget or self.tokens
         if self.turn is None:
             return plan_packs(spans, budget, self.shape)
         packs = []
@@ -399,8 +400,11 @@ def _checkpointed_layers(causal: Any) -> list[Any]:
     return [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
 
 
-def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
-    """The base model in `folder` with a new or given adapter, or with all weights trained."""
+def load_policy(
+    config: TrainConfig, folder: Path | str, choice: PassChoice | None = None
+) -> Policy:
+    """The base model in `folder` with a new or given adapter, or with all weights trained. Without
+    a `choice`, passes have the default size, with activations stored unless the setting is `on`."""
     # In bfloat16 typical updates are too small for most weights and are rounded away. The weights
     # of an adapter are always float32.
     dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
@@ -439,7 +443,10 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         config.temperature,
         packing=config.packing,
         attention=config.attention,
-        activation_checkpointing=config.activation_checkpointing,
+        activation_checkpointing=(
+            choice.checkpointing if choice else config.activation_checkpointing == "on"
+        ),
+        tokens=choice.tokens if choice else None,
         fused=config.fused,
         thinking=config.thinking,
     )

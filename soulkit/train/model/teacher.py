@@ -293,6 +293,7 @@ def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> 
     teacher = Policy(
         model, tokenizer, config.temperature,
         packing=config.packing, attention=config.attention, thinking=config.thinking,
+        tokens=student.tokens,
     )  # fmt: skip
     teacher.experts = adapter_names(experts)
     check_tokens(student, teacher)
