@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
-
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
@@ -132,7 +131,9 @@ def choose_pass(
                for memory in (_memory_of(config, model, size, again, kind),)]  # fmt: skip
     fitting = [one for one in options if free is None or one.needs <= USABLE * free]
     chosen, of = (fitting or options[-1:])[0], "" if free is None else f" of {byte_size(free)} free"
-    words = f"{_pass_words(chosen.checkpointing, chosen.tokens)}: about {byte_size(chosen.needs)}{of}"
+    words = (
+        f"{_pass_words(chosen.checkpointing, chosen.tokens)}: about {byte_size(chosen.needs)}{of}"
+    )
     if chosen.checkpointing and not options[0].checkpointing:
         words += f" (without checkpointing {byte_size(options[0].needs)})"
     return replace(chosen, words=words if fitting else f"{words}; this may not fit")
@@ -145,13 +146,16 @@ def _passes(config: TrainConfig, tokens: int) -> Iterator[tuple[bool, int]]:
     again = config.activation_checkpointing != "off"
     if again:
         yield True, tokens
-    while config.tokens_per_batch is None and tokens > LEAST:
+    # Lessons are not cut: below their length, a smaller pass saves nothing.
+    while config.tokens_per_batch is None and tokens > max(LEAST, config.lesson_tokens or 0):
         tokens //= 2
         yield again, tokens
 
 
 def _pass_words(checkpointing: bool, tokens: int) -> str:
-    return f"{tokens:,} tokens per pass, activation checkpointing {'on' if checkpointing else 'off'}"
+    return (
+        f"{tokens:,} tokens per pass, activation checkpointing {'on' if checkpointing else 'off'}"
+    )
 
 
 def _memory_of(
@@ -160,6 +164,14 @@ def _memory_of(
     # A lesson longer than the pass gets a pass of its own.
     tokens = max(tokens, config.lesson_tokens or 0)
     return training_memory(config, model, tokens=tokens, checkpointing=checkpointing, kind=kind)
+
+
+def planned_pass(config: TrainConfig, model: Footprint) -> PassChoice:
+    """The pass that a training would choose on this machine; where the GPU is missing, on one of
+    CARD bytes."""
+    kind = kind_of(config.device)
+    free = free_bytes(config.device) or (CARD if kind == "cuda" else None)
+    return choose_pass(config, model, kind, free)
 
 
 def take_pass(config: TrainConfig, base: str, folder: Path) -> PassChoice:

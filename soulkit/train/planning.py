@@ -28,7 +28,7 @@ from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.memory import expected_memory
+from soulkit.train.memory import choose_pass, kind_of, planned_pass
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.rows import (
@@ -333,7 +333,7 @@ def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     model = footprint(config.model)
     if model is None:
         return None
-    return model.on(config.device, expected_memory(config, model).total, trained=tokens)
+    return model.on(config.device, planned_pass(config, model).needs, trained=tokens)
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
@@ -348,7 +348,7 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
     return model.on(
-        config.device, expected_memory(config, model).total + cache,
+        config.device, planned_pass(config, model).needs + cache,
         prompt=prompts + sum(one.prompt_tokens for one in others),
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
@@ -365,11 +365,12 @@ def refuse_unfitting(config: TrainConfig) -> None:
         raise beyond_context(config.lesson_tokens, context, config)
     if config.preset is None or model is None:
         return
-    needed, free = expected_memory(config, model).total, free_bytes(config.device)
+    free = free_bytes(config.device)
+    needed = choose_pass(config, model, kind_of(config.device), free).needs
     if free is None or needed <= free:
         return
     ways = ["train an adapter with --lora"] if config.full else []
-    ways += [] if config.activation_checkpointing else ["add --activation-checkpointing"]
+    ways += ["remove --activation-checkpointing off"] * (config.activation_checkpointing == "off")
     raise ConfigError(
         f"The preset {config.preset} does not fit in memory: training "
         f"{'all weights' if config.full else 'an adapter'} of '{config.model}' on lessons of "

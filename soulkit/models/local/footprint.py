@@ -1,8 +1,9 @@
 """Estimates memory and time of a checkpoint on this machine, without loading it.
 
 Parameters are counted from the headers of the safetensors files, shapes come from config.json, in a
-folder or in the download cache; `SHAPES` has those of common models on the Hub. Memory is computed; time is a roofline estimate with assumed speeds (`SPEEDS`), accurate to a factor
-of two or three, and every text that shows it says so.
+folder or in the download cache; `SHAPES` has those of common models on the Hub. Memory is computed;
+time is a roofline estimate with assumed speeds (`SPEEDS`), accurate to a factor of two or three,
+and every text that shows it says so.
 """
 
 from __future__ import annotations
@@ -198,9 +199,9 @@ SHAPES = {
     "gemma-3-12b": (48, 3840, 16, 8, 256, 15_360, 262_208, 1, 4, 1, 423_000_000),
     "gemma-3-27b": (62, 5376, 32, 16, 128, 21_504, 262_208, 1, 4, 1, 425_000_000),
 }
-"""Published bfloat16 models by the start of their name: layers, hidden size, heads, key heads, width
-of a head, feed-forward width, vocabulary, embedding matrices (1: the head shares it), norms of the
-hidden size per layer, norms of queries and keys (1: yes), parameters of the vision part."""
+"""Published bfloat16 models by the start of their name: layers, hidden size, heads, key heads,
+width of a head, feed-forward width, vocabulary, embedding matrices (1: the head shares it), norms
+of the hidden size per layer, norms of queries and keys (1: yes), parameters of the vision part."""
 _QUANTISED = re.compile(r"awq|gptq|gguf|fp8|int[48]|[48]bit|mlx|w[48]a")
 
 
