@@ -169,14 +169,14 @@ def _memory_of(
 def planned_pass(config: TrainConfig, model: Footprint) -> PassChoice:
     """The pass that a training would choose on this machine; where the GPU is missing, on one of
     CARD bytes."""
-    kind = kind_of(config.device)
+    kind = device_kind(config.device)
     free = free_bytes(config.device) or (CARD if kind == "cuda" else None)
     return choose_pass(config, model, kind, free)
 
 
 def take_pass(config: TrainConfig, base: str, folder: Path) -> PassChoice:
     """The pass of the run in `folder`: as at its start, else chosen by the free memory."""
-    kind = kind_of(config.device)
+    kind = device_kind(config.device)
     choice = choose_pass(config, footprint(base), kind, free_bytes(config.device))
     match latest_note(folder, NAME):
         case {"checkpointing": bool(again), "tokens": int(tokens)} if tokens > 0:
@@ -190,5 +190,5 @@ def note_pass(folder: Path, choice: PassChoice) -> None:
     note_start(folder, {NAME: {"checkpointing": choice.checkpointing, "tokens": choice.tokens}})
 
 
-def kind_of(device: str) -> Kind:
+def device_kind(device: str) -> Kind:
     return "cuda" if device_speed(device)[0] == "cuda" else "cpu"

@@ -28,7 +28,7 @@ from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.memory import choose_pass, kind_of, planned_pass
+from soulkit.train.memory import choose_pass, device_kind, planned_pass
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.rows import (
@@ -366,7 +366,7 @@ def refuse_unfitting(config: TrainConfig) -> None:
     if config.preset is None or model is None:
         return
     free = free_bytes(config.device)
-    needed = choose_pass(config, model, kind_of(config.device), free).needs
+    needed = choose_pass(config, model, device_kind(config.device), free).needs
     if free is None or needed <= free:
         return
     ways = ["train an adapter with --lora"] if config.full else []

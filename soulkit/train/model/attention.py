@@ -403,7 +403,8 @@ def probe_spans(decoder: Any, shape: HeadShape, turn: int | None) -> tuple[Span,
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.float(), b.float()
-    return ((a - b).norm(dim=-1) / b.norm(dim=-1)).max().cpu()
+    # The embedding of a padding token may be zero.
+    return ((a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-30)).max().cpu()
 
 
 def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
