@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,10 @@ from soulkit.train.setup.rows import TrainingData
 from tests.support.evaluation import three_lines
 from tests.support.training import soul
 
-PAPER = Path(__file__).parents[2] / "examples/paper.yaml"
+ROOT = Path(__file__).parents[2]
+PAPER, LAPTOP, SMALL = (
+    ROOT / "examples" / f"{name}.yaml" for name in ("one_80gb", "laptop", "one_24gb")
+)
 JUDGED = {"coser", "sotopia", "mirrorbench", "userllm"}
 COACHED = {"lifechoices", "mistakes", "twinvoice"}
 """Choice tasks whose default coach is a model."""
@@ -48,6 +52,50 @@ def paper(**flags: Any) -> TrainConfig:
 
 def shares(material: TrainingData) -> Counter[str]:
     return Counter(task.name for task, _ in material.pool)
+
+
+# --- plans in the files ---------------------------------------------------------------------------
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("recipes", ROOT / "scripts" / "recipes.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("recipe", [LAPTOP, SMALL, PAPER], ids=lambda path: path.stem)
+def test_the_plan_in_a_recipe_is_what_soul_plan_prints(recipe: Path) -> None:
+    script, text = generator(), recipe.read_text()
+    plan = script.plan_of(recipe)
+    assert script.with_plan(text, plan) == text, "stale: run .venv/bin/python scripts/recipes.py"
+    assert any(line.startswith("time about ") for line in plan)
+
+
+def test_the_recipe_of_a_small_card_trains_an_adapter_on_four_bits() -> None:
+    config = TrainConfig.load(SMALL, {}, {"method": "ditto"})
+    assert (config.quantize, config.engine_choice.kind, config.device) == ("nf4", "local", "cuda")
+    assert set(config.tasks) == set(paper().tasks)
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_laptop_needs_no_key_and_runs(
+    warm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny model and shorter steps, but all other settings of the file."""
+    out, config = tmp_path / "run", TrainConfig.load(LAPTOP, {}, {"method": "ditto"})
+    small = ("--model", warm / "model", "--steps", 2, "--max-tokens", 8,
+             "--eval-every", 2, "--out", out)  # fmt: skip
+    assert soul("train", "ditto", "--config", LAPTOP, *small) == 0
+    assert "left out" not in capfd.readouterr().err
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["tasks"]) == set(config.tasks) and summary["steps"] == 2
+    assert summary["cost"] in (None, 0) and not summary["calls"]
+    assert (out / "best" / "adapter_config.json").is_file()
+    assert soul("eval", "local", "--model", warm / "model", "--adapter", out / "best", "--task",
+                "tomi", "--data", "synth:5", "--max-tokens", 8, "--max-unscored", 1,
+                "--out", tmp_path / "eval") == 0  # fmt: skip
 
 
 # --- suites, shares -------------------------------------------------------------------------------
@@ -188,11 +236,11 @@ def test_a_small_run_of_the_recipe_says_what_it_left_out_and_resumes(
 ) -> None:
     """Recorded in the settings, in the provenance and in the summary; every task has its line."""
     out = tmp_path / "run"
-    settings = tmp_path / "paper.yaml"
+    settings = tmp_path / "recipe.yaml"
     text = yaml.safe_load(PAPER.read_text()) | {"eval_every": None, "model": str(warm / "model")}
     settings.write_text(yaml.safe_dump(text | {"max_prompt": 4000}))
     small = ("--data", "synth:5", "--rows-per-task", 4, "--prompts", 6, "--group-size", 2,
-             "--max-tokens", 4, "--dtype", "float32", "--out", out)  # fmt: skip
+             "--max-tokens", 4, "--dtype", "float32", "--device", "cpu", "--out", out)  # fmt: skip
     assert soul("train", "ditto", "--config", settings, *small, "--steps", 2) == 0
     printed = capfd.readouterr()
     assert "left out of soul-10: sotopia: no key in OPENAI_API_KEY" in printed.err
