@@ -76,6 +76,9 @@ NOT_RUN = {
     "tests/train/test_recipe.py plans it again",
     "soul train ditto --config examples/": "needs models, rows and cards; "
     "tests/train/test_recipe.py runs small versions",
+    "soul train ditto --model FOLDER --quantize": "needs the extra nf4; "
+    "tests/train/test_quantize.py trains with it",
+    "soul eval local --model FOLDER --quantize": "the same",
     "soul distill": "needs experts; "
     "tests/distill/test_whole_distillations.py makes two",
     "soul train sft --model FOLDER --data facts.jsonl": "needs a model that ends its texts; "
