@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
+from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
@@ -84,17 +85,24 @@ def training_memory(
     first += max(logits + whole * model.vocabulary, 20 * tokens * width)
     # A feed-forward part in its backward pass has four tensors.
     second = 2 * tokens * size * (model.intermediate + width) + whole * model.intermediate
+    if config.quantize != "none":  # one matrix is unpacked for a product
+        second += size * width * model.intermediate
     if checkpointing:
         saved, second = model.layers * tokens * width * size, second + layer
     else:
         saved = model.layers * layer
     return TrainingMemory(
-        weights=0 if config.full else model.parameters * size,
+        weights=0 if config.full else _base_bytes(config, model, size),
         trained=16 * trained,
         activations=saved + max(first, second) - logits,
         logits=logits,
         workspace=WORKSPACE[kind],
     )
+
+
+def _base_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
+    packed = 0 if config.quantize == "none" else model.linear
+    return round(packed * NF4_BYTES) + (model.parameters - packed) * size
 
 
 def _layer_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
@@ -104,6 +112,9 @@ def _layer_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
     products = 2 * model.hidden + 4 * model.intermediate
     # Norms save their input in float32; trained ones also its normalised form.
     ours = model.norms if config.full else 7 * config.lora.r
+    if config.quantize != "none" and size < 4:
+        # PEFT's layers keep a float32 copy of their input, and quantised ones nothing else.
+        ours += 9 * model.hidden + model.queries + model.intermediate + 7 * config.lora.r
     return 4 * model.norms + 4 * model.heads + size * (attention + products + ours)
 
 

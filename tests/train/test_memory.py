@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,31 @@ def test_the_formulas_agree_with_measured_peaks(
     size = 4 if settings.full else next(policy.decoder.parameters()).element_size()
     assert memory.weights == (0 if settings.full else (numbers - trained) * size)
     assert memory.trained == pytest.approx(16 * trained, rel=0.001)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "recomputed"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("qwen2.5", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("small_chunks")
+def test_a_base_in_four_bits_agrees_with_measured_peaks(
+    name: str, checkpointing: bool, folders: Callable[[str], Path]
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = config(dtype="bfloat16", quantize="nf4", lora={"r": 16, "alpha": 32})
+    model = footprint(folders(name))
+    assert model is not None
+    policy = loaded(settings, folders(name), checkpointing)
+    pack, tokens = group(policy, 256, 8, 32)
+    memory = training_memory(
+        settings, model, tokens=tokens, checkpointing=checkpointing, kind="cpu"
+    )
+    assert memory.activations + memory.logits == pytest.approx(
+        measured_peak(policy, pack), rel=0.15
+    )
+    apart = re.compile(r"\.lora_|quant_map|quant_state")
+    tensors = policy.model.state_dict().items()
+    stored = sum(tensor.nbytes for name, tensor in tensors if not apart.search(name))
+    tied = policy.causal.lm_head.weight.nbytes if policy.causal.config.tie_word_embeddings else 0
+    assert memory.weights == pytest.approx(stored - tied, rel=0.01)
 
 
 @pytest.mark.slow

@@ -85,6 +85,12 @@ class Footprint:
         """Width of all key heads together."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def linear(self) -> int:
+        """Weights of the linear layers of typical transformer blocks."""
+        per_unit = 2 * self.queries + 2 * self.keys + 3 * self.intermediate
+        return self.layers * self.hidden * per_unit
+
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters on all linear layers of typical transformer blocks."""
         attention = 4 * self.hidden + 2 * self.queries + 2 * self.keys

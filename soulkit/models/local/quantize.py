@@ -1,8 +1,7 @@
 """Loads a base in 4-bit NF4 with bitsandbytes, and tells how a loaded base is quantised.
 
-The weights of linear layers take about 4.1 bits each: 4 bits, and one scale for 64 weights that is
-itself stored in 8 bits (double quantisation). Embeddings, norms and the output layer keep 16 or 32
-bits. Every product unpacks its weights first, so a step needs less memory and more time.
+The weights of linear layers take about 4.1 bits each (double quantisation). Embeddings, norms and
+the output layer keep 16 or 32 bits. Every product unpacks its weights first, so a step needs less memory and more time.
 
 An adapter that was trained on such a base corrects its rounding errors as well. Evaluated on the
 full base it is a slightly different model, so the note that is saved with it says what it was
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 Quantize = Literal["none", "nf4"]
 PACKAGE = "bitsandbytes"
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes per weight in 4 bits: a scale of 8 bits for 64 weights, one of 32 bits for 256 of these."""
 
 
 def require_package(quantize: Quantize) -> None:
