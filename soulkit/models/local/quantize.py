@@ -1,7 +1,8 @@
 """Loads a base in 4-bit NF4 with bitsandbytes, and tells how a loaded base is quantised.
 
 The weights of linear layers take about 4.1 bits each (double quantisation). Embeddings, norms and
-the output layer keep 16 or 32 bits. Every product unpacks its weights first, so a step needs less memory and more time.
+the output layer keep 16 or 32 bits. Every product unpacks its weights first, so a step needs less
+memory and more time.
 
 An adapter that was trained on such a base corrects its rounding errors as well. Evaluated on the
 full base it is a slightly different model, so the note that is saved with it says what it was
