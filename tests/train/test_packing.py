@@ -21,7 +21,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.model import attention as attention_module
+from soulkit.train.model import fused as fused_module
 from soulkit.train.model import packing
 from soulkit.train.model import policy as policy_module
 from soulkit.train.model.attention import (
@@ -47,6 +48,7 @@ from soulkit.train.model.attention import (
     block_mask,
     flex_compilations,
     packing_distances,
+    shares_keys,
 )
 from soulkit.train.model.fused import FusedPart, fuse
 from soulkit.train.model.packing import (
@@ -800,6 +802,34 @@ def test_flex_is_compiled_twice_per_kind_of_mask_and_its_gradients_are_those_of_
     assert compilations[1:] == compilations[1:2] * 7, compilations
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("fused", ["auto", "compile"])
+def test_a_policy_trains_the_same_with_both_kernels(
+    fused: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses gradients of FlexAttention on a CPU, though its graphs without generated code
+    compute them."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    kernel = torch.compile(flex_attention, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(attention_module, "flex_kernel", lambda device: kernel)
+    compiled = partial(fused_module.compile_modules, backend="aot_eager")
+    monkeypatch.setattr(fused_module, "compile_modules", compiled)
+    folder, spans = build("qwen3-sliding", tmp_path / "model"), forest(3)
+    w, v = random_weights(spans, 1), random_weights(spans, 2)
+    plain, flex = (
+        policy_of(
+            folder, move=0.05, attention=kind, fused=parts, activation_checkpointing=more, **LORA
+        )
+        for kind, parts, more in (("sdpa", "off", False), ("flex", fused, again))
+    )
+    expected, actual = (packed(policy, spans, w, v, 1 << 20) for policy in (plain, flex))
+    assert all(pack.trie is not None for pack in flex.packs(spans, 1 << 20))
+    assert flex_compilations() > 0 and not flex.remarks
+    assert_same(actual, expected)
+
+
 def attended(trie: Trie, kernel: Any, window: int | None) -> list[torch.Tensor]:
     """The attention of random queries, keys and values, and their gradients if enabled."""
     length, random_ = padded(trie), torch.Generator().manual_seed(0)
@@ -868,6 +898,35 @@ def test_a_policy_reads_the_same_with_both_kernels(kind: str, tmp_path: Path) ->
             scores.append(policy.score(pack_of(spans)))
     torch.testing.assert_close(scores[0].log_prob, scores[1].log_prob, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores[0].entropy, scores[1].entropy, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3-sliding", "gemma3"])
+def test_repeated_keys_change_nothing(
+    load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU needs them where it would otherwise hold the scores of all pairs in memory."""
+    half, single = torch.bfloat16, torch.float32
+    assert shares_keys("cuda", half, masked=False)
+    assert not shares_keys("cuda", half, masked=True)
+    assert not shares_keys("cuda", single, masked=False)
+    heads: list[tuple[int, int]] = []
+    plain = F.scaled_dot_product_attention
+
+    def spied(q: Any, k: Any, v: Any, **how: Any) -> Any:
+        heads.append((q.shape[1], k.shape[1]))
+        return plain(q, k, v, **how)
+
+    policy = load(kind, **LORA)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    for shares in (True, False):
+        monkeypatch.setattr(
+            attention_module, "shares_keys", lambda *_, masked, shares=shares: shares
+        )
+        heads.clear()
+        for costs in (None, SMALL):
+            with as_tries(policy, costs):
+                assert_exact(policy, FIXED["seats"], 10_000)
+        assert all(q == k for q, k in heads) is not shares
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -88,17 +88,18 @@ class Packed:
         if place not in self._plans:
             self._plans[place] = rectangles(self.trie, self.costs, window, query)
         plan: _Rectangles = self._plans[place]
-        grouped = key.shape[1] != query.shape[1]
         # Split once instead of slicing: the gradient of a slice is as long as the whole tensor.
         keys, values = key.split(plan.pieces, 2), value.split(plan.pieces, 2)
         outs = []
         for (pieces, mask), q in zip(plan.blocks, query.split(plan.lengths, 2), strict=True):
             k, v = (_beside([x[p] for p in pieces]) for x in (keys, values))
+            k, v = _for_heads(q, k, v, mask)
             outs.append(
                 F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+                    q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale,
+                    enable_gqa=k.shape[1] != q.shape[1],
                 )
-            )
+            )  # fmt: skip
         return _beside(outs)
 
     def _flex(
@@ -117,6 +118,23 @@ class Packed:
 
 def _beside(parts: Any) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _for_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keys and values for SDPA, repeated for every head of the queries if it needs that."""
+    times = q.shape[1] // k.shape[1]
+    if times == 1 or shares_keys(q.device.type, q.dtype, masked=mask is not None):
+        return k, v
+    return k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+
+
+def shares_keys(device: str, dtype: torch.dtype, *, masked: bool) -> bool:
+    """Whether SDPA has a fast kernel for fewer key heads than query heads.
+
+    On a GPU that is flash attention, for 16-bit numbers without a mask. For all others torch takes
+    its slowest kernel, which holds the scores of all pairs and heads in memory.
+    """
+    return device == "cpu" or (not masked and dtype.itemsize == 2)
 
 
 def rectangles(trie: Trie, costs: Costs, window: int | None, like: Tensor) -> _Rectangles:
@@ -265,6 +283,8 @@ def packed_attention(
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         kwargs |= {"scaling": scaling, "sliding_window": sliding_window}
+        if attention_mask is None and query.shape[2] > 1:
+            key, value = _for_heads(query, key, value, None)
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query, key, value, attention_mask, **kwargs)
     extras = [name for name in _UNKNOWN if kwargs.get(name) is not None]
