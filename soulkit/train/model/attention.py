@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.errors import ModelLoadError, SoulError
-from soulkit.text import one_line
 from soulkit.train.model.packing import (
     AttentionBlock,
     Costs,
@@ -39,9 +38,6 @@ from soulkit.train.objectives.sequences import Span
 NAME = "soulkit_trie"
 FLEX_BLOCK = 128
 """Block size of FlexAttention; packs are padded to a multiple of it."""
-
-FLEX_FORMS = 64
-"""Compiled variants of the kernel: with and without gradients, windows, fixed lengths."""
 
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")
 
@@ -167,8 +163,7 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    blocks = -(-length // FLEX_BLOCK)
-    pad = np.arange(len(trie), blocks * FLEX_BLOCK)
+    pad = np.arange(len(trie), length + -length % FLEX_BLOCK)
     ends, depths = np.append(trie.end, pad + 1), np.append(trie.depth, 0 * pad)
     some, every = _visible_blocks(trie, ends, depths, window)
     end, depth = (torch.from_numpy(x[:length]).to(device, torch.int32) for x in (ends, depths))
@@ -181,10 +176,8 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
             visible = visible & (depth[k] > out_of_reach[q])
         return visible
 
-    mask = BlockMask.from_kv_blocks(
-        *_in_order(some & ~every), *_in_order(every), BLOCK_SIZE=FLEX_BLOCK, mask_mod=is_visible,
-        seq_lengths=(length, length),
-    )  # fmt: skip
+    blocks = *_in_order(some & ~every), *_in_order(every)
+    mask = BlockMask.from_kv_blocks(*blocks, FLEX_BLOCK, is_visible, (length, length))
     return mask.to(device)
 
 
@@ -201,9 +194,8 @@ def _visible_blocks(
     earlier, reach = first > first.T, window or len(ends) + 1
     apart = depth.max(1)[:, None] - depth.min(1)
     every = earlier & (end.min(1) >= first + FLEX_BLOCK) & (apart < reach)
-    starts = np.unique(
-        np.concatenate([trie.cuts[:-1], first[:, 0], np.arange(len(trie), len(ends))])
-    )
+    padding = np.arange(len(trie), len(ends))
+    starts = np.unique(np.concatenate([trie.cuts[:-1], first[:, 0], padding]))
     deepest = depths[np.append(starts[1:], len(ends)) - 1]
     # The first `inside` queries of a block are in the subtree of a run.
     inside = np.clip(ends[starts] - first, 0, FLEX_BLOCK)
@@ -220,6 +212,14 @@ def _in_order(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
     return count[None, None], index[None, None]
 
 
+def allow_forms(limit: int = 64) -> None:
+    """Allow compiled variants: with and without gradients, windows, fixed lengths. Beyond the limit
+    torch silently runs plain modules, or FlexAttention with all pairwise scores in memory."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+
+
 @cache
 def flex_kernel(device: str) -> Callable[..., Any]:
     """FlexAttention, compiled on a GPU; elsewhere its slow uncompiled form without a backward
@@ -228,31 +228,23 @@ def flex_kernel(device: str) -> Callable[..., Any]:
 
     if device != "cuda":
         return flex_attention
-    import torch._dynamo
-
-    # Beyond the limit torch runs the uncompiled form, which holds all pairwise scores in memory.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_FORMS)
+    allow_forms()
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def flex_fault(decoder: Any, device: torch.device) -> str:
-    """Why FlexAttention cannot be trained with on `device` with the heads of `decoder`; empty if
-    it can. Its kernels depend on the device, the dtype and the width of the heads."""
-    heads, keys, width = head_sizes(decoder.config)
-    sizes, dtype = (heads, keys, keys), next(decoder.parameters()).dtype
+def try_flex(decoder: Any, device: torch.device) -> None:
+    """Run FlexAttention forward and backward on `device` with the heads of `decoder`.
+
+    Whether its kernels work depends on the device, the dtype and the width of the heads.
+    """
+    heads, width = decoder.config.num_attention_heads, head_width(decoder.config)
+    sizes = (heads, *[getattr(decoder.config, "num_key_value_heads", None) or heads] * 2)
     scale = next((m.scaling for m in decoder.modules() if hasattr(m, "scaling")), width**-0.5)
+    like = {"dtype": next(decoder.parameters()).dtype, "device": device, "requires_grad": True}
+    # Strides as in a model, so that this form is compiled once.
+    q, k, v = (torch.ones(1, FLEX_BLOCK, n, width, **like).transpose(1, 2) for n in sizes)
     packed = Packed(build_trie([(0,) * FLEX_BLOCK]), kernel="flex")
-    try:
-        q, k, v = (
-            torch.ones(
-                1, FLEX_BLOCK, n, width, dtype=dtype, device=device, requires_grad=True
-            ).transpose(1, 2)  # as in a model, so that this form is compiled once
-            for n in sizes
-        )
-        packed(q, k, v, None, scale).sum().backward()
-    except Exception as error:  # noqa: BLE001 - returned; torch and Triton raise arbitrary ones
-        return one_line(f"{type(error).__name__}: {error}", 200)
-    return ""
+    packed(q, k, v, None, scale).sum().backward()
 
 
 def flex_compilations() -> int:
@@ -371,15 +363,14 @@ def packing_distances(
     packed = states(Pack(everything, spans, trie))
     with _rounded_embeddings(decoder):
         padded = states(rows)
-    worst = torch.zeros(len(packed), 2)
+    worst = torch.zeros(2, len(packed))
     for index, span in enumerate(spans):
-        place = torch.from_numpy(trie.path(index)), index * rows.width + torch.arange(len(span.ids))
-        for depth, plain in enumerate(states(Pack((index,), (span,)))):
-            apart = [
-                _apart(x[depth][at], plain) for x, at in zip((packed, padded), place, strict=True)
-            ]
-            worst[depth] = torch.maximum(worst[depth], torch.stack(apart))
-    return [(float(off), float(noise)) for off, noise in worst]
+        alone, first = states(Pack((index,), (span,))), index * rows.width
+        path = torch.from_numpy(trie.path(index))
+        off = [_apart(a[path], b) for a, b in zip(packed, alone, strict=True)]
+        noise = [_apart(a[first:][: len(b)], b) for a, b in zip(padded, alone, strict=True)]
+        worst = torch.maximum(worst, torch.tensor([off, noise]))
+    return [(float(off), float(noise)) for off, noise in worst.T]
 
 
 @contextmanager
@@ -421,10 +412,10 @@ def probe_spans(decoder: Any, shape: HeadShape, turn: int | None) -> tuple[Span,
     return tuple(Span(i, (False, *(True,) * (len(i) - 1)), ()) for i in ids)
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _apart(a: Tensor, b: Tensor) -> float:
     a, b = a.float(), b.float()
     # The embedding of a padding token may be zero.
-    return ((a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-30)).max().cpu()
+    return float(((a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
@@ -436,23 +427,20 @@ def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
     common = None if mixed else getattr(config, "sliding_window", None) or None
     windows = [getattr(layer, "sliding_window", common) for layer in layers] or [common]
     shares = {w: windows.count(w) / len(windows) for w in dict.fromkeys(windows)}
-    heads, _, head = head_sizes(config)
+    channels = config.num_attention_heads * head_width(config)
     weights = sum(
         p.numel() for n, p in decoder.named_parameters()
         if p.ndim == 2 and "lora_" not in n and "embed" not in n
     ) / len(windows)  # fmt: skip
     # Forward and backward to the inputs, including the adapter: 5.2 FLOPs per weight. Attention:
     # 14 FLOPs per pair and channel, at 70 % of the speed of matrix products.
-    linear = 5.2 * weights / (19.6 * heads * head)
+    linear = 5.2 * weights / (19.6 * channels)
     costs = Costs(linear=linear) if kernel == "sdpa" else Costs(linear=linear, copy=0.0, call=0.0)
     return HeadShape(costs, tuple(shares.items()))
 
 
-def head_sizes(config: Any) -> tuple[int, int, int]:
-    """Number of query heads, number of key heads, and their width."""
-    heads = config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    return heads, keys, getattr(config, "head_dim", None) or config.hidden_size // heads
+def head_width(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _attends(module: Any) -> bool:

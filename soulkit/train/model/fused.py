@@ -23,15 +23,13 @@ from torch import Tensor
 
 from soulkit.models.local.decode import CACHE_NAMES
 from soulkit.text import one_line
+from soulkit.train.model.attention import NAME, allow_forms, packed_attention
 
 FusedPart = Literal["lora", "norm", "mlp", "compile"]
 FuseSetting = Literal["auto", "off", "modules", "compile"]
 
 APART = "soulkit_trie_apart"
 """Name of packed attention when called from compiled modules."""
-
-FORMS = 64
-"""Compiled variants of a module: with and without gradients, windows, fixed lengths."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Largest relative distance to the original module, by dtype of its input."""
@@ -289,10 +287,7 @@ def compile_modules(decoder: Any, backend: str = "inductor") -> int:
     Whole layers are not compiled, because activation checkpointing may recompute them. If a trial
     fails or its result differs, nothing is compiled and the error is raised.
     """
-    import torch._dynamo
-
-    # Beyond the limit torch silently stops compiling.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
+    allow_forms()
     plain, attention = _trial(decoder), decoder.config._attn_implementation
     parts = list(_parts_of_layers(decoder))
     _set_attention_apart(decoder)
@@ -319,7 +314,8 @@ def _trial(decoder: Any) -> Tensor:
         with torch.enable_grad():
             ids = torch.arange(8, device=next(decoder.parameters()).device)[None]
             states = decoder(input_ids=ids, use_cache=False)[0]
-            torch.autograd.grad(states.float().sum(), trained, allow_unused=True)
+            if trained:
+                torch.autograd.grad(states.float().sum(), trained, allow_unused=True)
     finally:
         handle.remove()
     return (outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]).detach()
@@ -342,8 +338,6 @@ def _set_attention_apart(decoder: Any) -> None:
     kernel."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
-
-    from soulkit.train.model.attention import NAME, packed_attention
 
     if decoder.config._attn_implementation == NAME:
         AttentionInterface.register(APART, torch.compiler.disable(packed_attention))

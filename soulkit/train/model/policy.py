@@ -45,8 +45,8 @@ from soulkit.train.model.attention import (
     FLEX_BLOCK,
     Packed,
     check_packing,
-    flex_fault,
     shape_of,
+    try_flex,
     unknown_layers,
 )
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
@@ -366,15 +366,13 @@ def _kernel(
     """
     if setting == "sdpa" or device.type != "cuda":
         return ("flex" if setting == "flex" else "sdpa"), ""
-    fault = flex_fault(decoder, device)
-    if fault and setting == "flex":
-        raise ModelLoadError(
-            "FlexAttention does not work on this GPU with this model.",
-            fault,
-            "Use --attention sdpa, or leave the option out.",
-        )
-    if fault:
-        return "sdpa", f"packed attention uses SDPA, because FlexAttention fails here: {fault}"
+    try:
+        try_flex(decoder, device)
+    except Exception as error:
+        what, why = "FlexAttention does not work with this model here", one_line(str(error), 200)
+        if setting == "flex":
+            raise ModelLoadError(f"{what}.", why, "Use --attention sdpa.") from error
+        return "sdpa", f"packed attention uses SDPA: {what} ({why})"
     return "flex", ""
 
 
