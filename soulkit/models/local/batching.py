@@ -111,7 +111,10 @@ def participants(models: Iterable[object], count: int) -> list[Participant]:
 
 
 BATCH_TOKENS = 262_144
-"""Maximum rows × (longest prompt + reply room) per batch; long rows make smaller batches."""
+"""Maximum tokens that a batch holds in memory; long rows make smaller batches."""
+EXPECTED = 1024
+"""Reply tokens for which a batch has space: few replies are as long as their limit allows. It is
+fixed, so that equal requests make equal batches. Longer replies wait for each other (decode.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ class GenerationRequest:
     future: asyncio.Future[Completion]
     room: int
     """Maximum tokens of the reply: `max_tokens`, or what the context leaves."""
+    space: int
+    """Tokens of the reply for which a batch has space at first."""
     participant: Participant | None = None
     expert: ExpertPrompt | None = None
 
@@ -143,9 +148,9 @@ class GenerationRequest:
 
     @property
     def size(self) -> int:
-        """Maximum tokens that this row needs in memory."""
-        expert = 0 if self.expert is None else len(self.expert.ids) + self.room
-        return len(self.ids) + self.room + expert
+        """Tokens for which a batch has space for this row at first."""
+        expert = 0 if self.expert is None else len(self.expert.ids) + self.space
+        return len(self.ids) + self.space + expert
 
     @property
     def order(self) -> tuple[int | str, ...]:
@@ -161,7 +166,7 @@ class Queue:
     """The waiting requests of one event loop, and the task that serves them.
 
     `barrier` is set for deterministic samplers; `wave` is the rest of the open wave, `serving` the
-    current batch.
+    current batch; `probe` the check of the model that the first requests wait for.
     """
 
     barrier: WaveBarrier | None = None
@@ -170,6 +175,7 @@ class Queue:
     serving: list[GenerationRequest] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    probe: asyncio.Future[object] | None = None
 
     def asking(self) -> set[Participant]:
         """Participants with a waiting request."""
@@ -209,13 +215,16 @@ class Queue:
         self.wave = [r for r in self.wave if id(r) not in taken]
 
 
-def batches_of(requests: list[GenerationRequest], most: int) -> list[list[GenerationRequest]]:
-    """Split into batches of at most `most` rows and BATCH_TOKENS tokens, with at least one row."""
+def batches_of(
+    requests: list[GenerationRequest], most: int, tokens: int = BATCH_TOKENS
+) -> list[list[GenerationRequest]]:
+    """Split into batches of at most `most` rows and rows × longest size ≤ `tokens`, with at least
+    one row."""
     batches: list[list[GenerationRequest]] = []
     longest = 0
     for request in requests:
         longest = max(longest, request.size)
-        full = batches and (len(batches[-1]) + 1) * longest > BATCH_TOKENS
+        full = batches and (len(batches[-1]) + 1) * longest > tokens
         if not batches or full or len(batches[-1]) == most:
             batches.append([])
             longest = request.size

@@ -4,10 +4,11 @@ Rows with the same prompt are the *slots* of one *lane*: their keys and values f
 prompt in one sequence, step by step, and a mask limits each slot to the prompt and its own earlier
 tokens. Sixteen drafts of one prompt thus read its keys once per step instead of sixteen times, and
 only new columns are written. Finished slots and lanes are removed when that saves enough work.
+Batches are formed for replies of the expected length; rows that no longer fit wait for the others.
 
-The loop needs a model that accepts one mask row per query and arbitrary positions. `follows` checks
-this by comparing the loop with plain forward passes. Other models (recurrent states, kernels
-without masks) use `generate`, with `Draw` as a logits processor.
+The loop needs a model that accepts one mask row per query and arbitrary positions, which
+`decode_check.py` tests. Other models (recurrent states, kernels without masks) use `generate`,
+with `Draw` as a logits processor.
 
 The loop gets no new features: use vLLM for paged keys, quantised weights or several GPUs.
 """
@@ -15,9 +16,11 @@ The loop gets no new features: use vLLM for paged keys, quantised weights or sev
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -25,21 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.models.local.draw import Draw
-from soulkit.types import Sampling
 
 MOST_SLOTS = 16
 """Maximum slots per lane. A slot computes and masks the columns of all slots of its lane."""
 _COLUMNS_PER_SLOT = 128
 """Columns of one more lane that cost about as much to read as one more slot."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_PROBE_WINDOW = 1024
 CACHE_NAMES = ("cache", "past_key_values")
 """Cache argument of transformers' models, newer name first."""
 _SPECIAL = ("softcap", "s_aux", "sinks", "position_bias")
 """Arguments of attention functions that change the scores."""
 _AHEAD = 64
 """Steps for which space is reserved in advance."""
-_AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 Finished = Callable[[int, list[int]], bool]
 """Whether a row (its number, its ids so far) ends here."""
@@ -242,12 +242,14 @@ class Decoder:
     """A batch in progress. Use `decode_batch`."""
 
     def __init__(self, model: Any, windows: Windows, prompts: Sequence[Sequence[int]], pad: int,
-                 max_tokens: int) -> None:  # fmt: skip
-        """`prompts`: one per row; `pad`: any id; `max_tokens`: maximum for every row."""
+                 max_tokens: int, limit: float = math.inf) -> None:  # fmt: skip
+        """`prompts`: one per row; `pad`: any id; `max_tokens`: maximum for every row; `limit`:
+        tokens that keys and values may have space for (see `over`)."""
         read_keys_in_place()
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.cache_name = _cache_name(self.model)
         self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)
+        self.limit = limit
         weight = next(self.model.parameters())
         self.device = weight.device
         self.distinct = list(dict.fromkeys(map(tuple, prompts)))
@@ -264,6 +266,12 @@ class Decoder:
         places = self.layout.places()
         self.rows = [row for row, _, _ in places]
         self.at = torch.tensor([(lane, slot) for _, lane, slot in places], device=self.device).T
+
+    @property
+    def over(self) -> bool:
+        """Whether the next step exceeds the limit. `keep` then frees what it can."""
+        slots = self.layout.slots
+        return len(self.layout.rows) * (self.width + slots * (self.steps + 1)) > self.limit
 
     def first(self) -> Tensor:
         """Process the prompts; returns the logits [rows, vocabulary] of each row's first token."""
@@ -327,7 +335,7 @@ class Decoder:
         full = [(i, lane) for i, lane in enumerate(lanes) if lane]
         small = Layout(tuple((*lane, *[-1] * (slots - len(lane))) for _, lane in full))
         columns = self.prompt.shape[1]
-        if small.cost(columns) <= 0.6 * self.layout.cost(columns):
+        if self.over or small.cost(columns) <= 0.6 * self.layout.cost(columns):
             self._compact(small, [i for i, _ in full])
         else:
             hidden = [tuple(r if r in left else -1 for r in lane) for lane in self.layout.rows]
@@ -356,11 +364,23 @@ class Decodes(Protocol):
     def rows(self) -> list[int]:
         """The rows that have not ended, in the order of logits and tokens."""
 
+    @property
+    def over(self) -> bool:
+        """Whether there are too many rows for the next step."""
+
     def first(self) -> Tensor: ...
 
     def next(self, tokens: Tensor) -> Tensor: ...
 
     def keep(self, alive: Sequence[bool]) -> None: ...
+
+
+class Replies:
+    """Ids and log-probs of every row so far."""
+
+    def __init__(self, count: int) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(count)]
+        self.logprobs: list[list[float]] = [[] for _ in range(count)]
 
 
 def decode_batch(
@@ -370,39 +390,55 @@ def decode_batch(
     draw: Draw,
     finished: Finished,
     pad: int,
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and log-probs of every row, up to the token at which it is `finished`.
+    limit: float = math.inf,
+) -> Replies:
+    """The replies of every row, up to the token at which it is `finished`.
 
-    A row has at most as many tokens as `draw` has random numbers for it.
+    A row has at most as many tokens as `draw` has random numbers for it. When keys and values need
+    space for more than `limit` tokens, half of the rows are set aside. They continue afterwards,
+    with their tokens so far as part of the prompt.
     """
-    decoder = Decoder(model, windows, prompts, pad, draw.uniform.shape[1])
-    return run_decoder(decoder, len(prompts), draw, finished)
+    replies, rows = Replies(len(prompts)), list(range(len(prompts)))
+    waiting: list[int] = []
+    while rows:
+        texts = [[*prompts[row], *replies.ids[row]] for row in rows]
+        decoder = Decoder(model, windows, texts, pad, draw.uniform.shape[1], limit)
+        waiting += run_decoder(decoder, rows, replies, draw, finished)
+        lengths = accumulate((len(prompts[r]) + len(replies.ids[r]) for r in waiting), max)
+        # Half the limit, so that these rows have space to grow.
+        count = sum(n * longest <= limit / 2 for n, longest in enumerate(lengths, 1))
+        rows, waiting = waiting[: max(1, count)], waiting[max(1, count) :]
+    return replies
 
 
 @torch.inference_mode()
 def run_decoder(
-    decoder: Decodes, count: int, draw: Draw, finished: Finished
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and log-probs of the `count` rows of a decoder, as in `decode_batch`."""
-    most = draw.uniform.shape[1]
-    ids: list[list[int]] = [[] for _ in range(count)]
-    notes: list[list[float]] = [[] for _ in range(count)]
+    decoder: Decodes, numbers: Sequence[int], replies: Replies, draw: Draw, finished: Finished
+) -> list[int]:
+    """Continue `replies` with a decoder whose rows have these `numbers`; returns the numbers of
+    rows that were set aside."""
+    most, aside = draw.uniform.shape[1], list[int]()
     logits = decoder.first()
-    for step in range(most):
+    while True:
         rows = decoder.rows
-        tokens, logprobs = draw.pick(logits, draw.uniform[rows, step])
-        noted = zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)
-        for row, token, logprob in noted:
-            ids[row].append(token)
-            notes[row].append(logprob)
-        alive = [step + 1 < most and not finished(row, ids[row]) for row in rows]
+        named = [numbers[row] for row in rows]
+        steps = [len(replies.ids[number]) for number in named]
+        tokens, logprobs = draw.pick(logits, draw.uniform[named, steps])
+        for number, token, logprob in zip(named, tokens.tolist(), logprobs.tolist(), strict=True):
+            replies.ids[number].append(token)
+            replies.logprobs[number].append(logprob)
+        alive = [step + 1 < most and not finished(number, replies.ids[number])
+                 for number, step in zip(named, steps, strict=True)]  # fmt: skip
         if not any(alive):
-            break
-        if not all(alive):
+            return aside
+        if not all(alive) or decoder.over:
             decoder.keep(alive)
+            while decoder.over and len(decoder.rows) > 1:
+                half = (len(decoder.rows) + 1) // 2
+                aside += [numbers[row] for row in decoder.rows[half:]]
+                decoder.keep([place < half for place in range(len(decoder.rows))])
             tokens = tokens[torch.tensor(_order(rows, decoder.rows), device=tokens.device)]
         logits = decoder.next(tokens)
-    return ids, notes
 
 
 def _order(before: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -418,33 +454,3 @@ def left_pad(
     ids = torch.tensor([[pad] * (width - len(r)) + list(r) for r in rows], device=device)
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
     return ids, mask
-
-
-def follows(model: Any, windows: Windows) -> bool:
-    """Whether `decode_batch` reproduces the model's log-probs, on two prompts of unequal length.
-
-    The longer one exceeds the attention window, if that has at most 1024 tokens.
-    """
-    spans = [windows.only, *(windows.by_kind or {}).values()]
-    longest = max([s for s in spans if s is not None and s <= _PROBE_WINDOW], default=6)
-    vocabulary = model.config.get_text_config().vocab_size
-    long, short = ([i * k % vocabulary for i in range(1, n)] for k, n in ((7, longest + 4), (3, 6)))
-    prompts, device = [long, short, long, long], next(model.parameters()).device
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    spread = torch.linspace(0.05, 0.95, 4 * len(prompts)).reshape(len(prompts), 4)
-    draw = Draw(spread.to(device, wide), Sampling())
-    try:
-        ids, notes = decode_batch(model, windows, prompts, draw, lambda row, _: row == 2, 0)
-        return all(_agrees(model, *row) for row in zip(prompts, ids, notes, strict=True))
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError,
-            NotImplementedError):  # fmt: skip
-        return False
-
-
-@torch.inference_mode()
-def _agrees(model: Any, prompt: list[int], reply: list[int], noted: list[float]) -> bool:
-    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
-    ids = torch.tensor([[*prompt, *reply]], device=device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-    return torch.allclose(torch.tensor(noted), logprobs, rtol=0, atol=_AGREES.get(dtype, 0.15))

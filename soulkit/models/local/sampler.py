@@ -14,6 +14,7 @@ draws the next.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from torch import Tensor
 from soulkit.errors import ConfigError, ProviderError
 from soulkit.models.base import TrainedWeights
 from soulkit.models.codec import Codec, CodecModel, least_limit
+from soulkit.models.local import batching
 from soulkit.models.local.batching import (
     ExpertPrompt,
     GenerationRequest,
@@ -41,16 +43,18 @@ from soulkit.models.local.batching import (
 )
 from soulkit.models.local.decode import (
     Decoder,
-    Decodes,
     Finished,
+    Replies,
     Windows,
-    follows,
+    decode_batch,
     left_pad,
     run_decoder,
     windows_of,
 )
+from soulkit.models.local.decode_check import loop_fault, report_generate
 from soulkit.models.local.draw import Draw, uniforms
 from soulkit.models.local.float32_head import widen_head
+from soulkit.models.local.footprint import free_memory
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import (
     adapter_folder,
@@ -62,6 +66,8 @@ from soulkit.models.local.loading import (
 )
 from soulkit.models.local.quantize import Quantize
 from soulkit.types import Call, Completion, Sampling, Segment
+
+log = logging.getLogger(__name__)
 
 SWITCH = "switch"
 """Purpose of the calls whose random numbers decide which context draws."""
@@ -78,6 +84,8 @@ def expert_turns(seed: int | None, call: Call, share: float, n: int) -> np.ndarr
 class MixedDecoder:
     """Two decoders with the same rows; each row's logits come from the context that draws its next
     token."""
+
+    over = False  # its batches have space for the longest replies
 
     def __init__(
         self,
@@ -131,6 +139,33 @@ def no_two_contexts(name: str) -> ConfigError:
         "in step for two prompts.",
         "Use a model with attention layers only, or --objective nll.",
     )
+
+
+def _no_memory(error: torch.OutOfMemoryError, rows: int) -> torch.OutOfMemoryError:
+    fix = "--batch-size, --max-tokens or --max-context" if rows > 1 else "--max-tokens"
+    line = str(error).partition(". ")[0]
+    return torch.OutOfMemoryError(f"{line}. A batch of {rows} does not fit: lower {fix}.")
+
+
+def batch_tokens(model: Any, *, deterministic: bool) -> int:
+    """Tokens whose keys and values a batch may hold: BATCH_TOKENS, on a GPU also at most half of
+    the free memory. `deterministic`: half of what weights and optimizer leave of the whole card,
+    which is the same when a run is resumed."""
+    weights = list(model.parameters())
+    device = weights[0].device
+    if device.type != "cuda":
+        return batching.BATCH_TOKENS
+    free, whole = torch.cuda.mem_get_info(device)
+    if deterministic:
+        free = whole - sum(w.nbytes + 12 * w.numel() * w.requires_grad for w in weights)
+    else:  # torch keeps freed memory for itself
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    itemsize = next(w.element_size() for w in weights if w.is_floating_point())
+    token = 2 * config.num_hidden_layers * heads * width * itemsize
+    return max(1, min(batching.BATCH_TOKENS, free // 2 // token))
 
 
 _QUIET_TICKS = 3
@@ -244,7 +279,7 @@ class LocalModel(CodecModel):
         Such replies are not recorded in the journal. Raises as `complete` does; ConfigError for a
         model that `decode.py` does not support.
         """
-        self._check_open()
+        await self._probe()
         if self._windows is None:
             raise no_two_contexts(self.name)
         renderer = self.renderer(sampling.thinking)
@@ -260,11 +295,15 @@ class LocalModel(CodecModel):
         self, ids: list[int], sampling: Sampling, call: Call, room: int,
         expert: ExpertPrompt | None = None,
     ) -> Completion:  # fmt: skip
+        await self._probe()
         loop = asyncio.get_running_loop()
         dropped = self.codec.dropped(sampling)
         participant = current_participant() if self.deterministic else None
+        # Only the decode loop with one context can set long rows aside.
+        patient = self._windows is not None and expert is None
+        space = min(room, batching.EXPECTED) if patient else room
         request = GenerationRequest(
-            ids, sampling, call, dropped, loop.create_future(), room, participant, expert
+            ids, sampling, call, dropped, loop.create_future(), room, space, participant, expert
         )
         queue = self._queue(loop)
         queue.waiting.append(request)
@@ -272,6 +311,22 @@ class LocalModel(CodecModel):
         if queue.task is None or queue.task.done():
             queue.task = loop.create_task(self._dispatch(queue))
         return await request.future
+
+    async def _probe(self) -> None:
+        """Make `_windows` known, in the worker thread. ProviderError if that fails."""
+        self._check_open()
+        if "_windows" in self.__dict__:
+            return
+        loop = asyncio.get_running_loop()
+        queue = self._queue(loop)
+        if queue.probe is None:  # one for all, so that the first requests share a batch
+            queue.probe = loop.run_in_executor(self._worker, lambda: self._windows)
+        try:
+            await asyncio.shield(queue.probe)
+        except Exception as error:
+            queue.probe = None
+            raise ProviderError(f"{type(error).__name__}: {error}") from error
+        self._check_open()
 
     def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
         if loop not in self._queues:
@@ -318,7 +373,8 @@ class LocalModel(CodecModel):
         # In a wave the order of arrival depends on timing and must not decide.
         oldest = pool[0] if queue.barrier is None else min(pool, key=lambda r: (r.group, r.order))
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
-        batch = next(b for b in batches_of(peers, self.batch_size) if oldest in b)
+        batches = batches_of(peers, self.batch_size, self._batch_tokens())
+        batch = next(b for b in batches if oldest in b)
         queue.remove(batch)
         return batch
 
@@ -356,6 +412,19 @@ class LocalModel(CodecModel):
         return replies
 
     def _generate(self, batch: list[GenerationRequest], version: str) -> list[Completion]:
+        """Generate the replies; if memory runs out, each half by itself."""
+        try:
+            return self._generate_once(batch, version)
+        except torch.OutOfMemoryError as error:
+            if self.deterministic or len(batch) == 1:  # other batches would give other bits
+                raise _no_memory(error, len(batch)) from error
+        free_memory()  # after the `except`, whose error still refers to the batch
+        half = len(batch) // 2
+        log.warning("%s: no memory for %d replies at once; trying %d. To avoid this, lower "
+                    "--batch-size.", self.name, len(batch), half)  # fmt: skip
+        return [*self._generate(batch[:half], version), *self._generate(batch[half:], version)]
+
+    def _generate_once(self, batch: list[GenerationRequest], version: str) -> list[Completion]:
         start = time.perf_counter()
         device = next(self.model.parameters()).device
         draw = self._draw(batch, device)
@@ -365,8 +434,8 @@ class LocalModel(CodecModel):
             if self._windows is None:
                 rows, notes = self._run_generate(batch, draw, device)
             else:
-                decoder = self._decoder(batch, self._windows)
-                rows, notes = run_decoder(decoder, len(batch), draw, self._end_rule(batch))
+                replies = self._run_loop(batch, draw, self._windows)
+                rows, notes = replies.ids, replies.logprobs
         finally:
             if training:
                 self.model.train()
@@ -375,23 +444,37 @@ class LocalModel(CodecModel):
             self._completion(*row, share, version) for row in zip(batch, rows, notes, strict=True)
         ]
 
-    def _decoder(self, batch: list[GenerationRequest], windows: Windows) -> Decodes:
-        prompts, most = [r.ids for r in batch], max(r.room for r in batch)
+    def _run_loop(self, batch: list[GenerationRequest], draw: Draw, windows: Windows) -> Replies:
+        prompts, ended, pad = [r.ids for r in batch], self._end_rule(batch), self.codec.pad
         experts = [r.expert for r in batch if r.expert is not None]
         if not experts:
-            return Decoder(self.model, windows, prompts, self.codec.pad, most)
+            limit = self._batch_tokens()
+            return decode_batch(self.model, windows, prompts, draw, ended, pad, limit)
         turns = [
-            expert_turns(r.sampling.seed, r.call, e.share, most)
+            expert_turns(r.sampling.seed, r.call, e.share, draw.uniform.shape[1])
             for r, e in zip(batch, experts, strict=True)
         ]
-        both = prompts, [e.ids for e in experts]
-        return MixedDecoder(self.model, windows, both, np.stack(turns), self.codec.pad)
+        both, replies = (prompts, [e.ids for e in experts]), Replies(len(batch))
+        decoder = MixedDecoder(self.model, windows, both, np.stack(turns), pad)
+        run_decoder(decoder, range(len(batch)), replies, draw, ended)
+        return replies
 
     @cached_property
     def _windows(self) -> Windows | None:
-        """The model's attention windows, probed at the first batch; None: use `generate`."""
-        windows = windows_of(self.model)
-        return windows if windows is not None and follows(self.model, windows) else None
+        """The model's attention windows, probed before the first batch; None: use `generate`."""
+        windows, fault = windows_of(self.model), "it has recurrent layers or virtual tokens"
+        training = self.model.training
+        self.model.eval()
+        try:
+            if windows is not None and not (fault := loop_fault(self.model, windows)):
+                return windows
+        finally:
+            self.model.train(training)
+        report_generate(self.name, fault)
+        return None
+
+    def _batch_tokens(self) -> int:
+        return batch_tokens(self.model, deterministic=self.deterministic)
 
     def _end_rule(self, batch: list[GenerationRequest]) -> Finished:
         def ended(row: int, ids: list[int]) -> bool:

@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
 from soulkit.models import codec
 from soulkit.models.local import batching
 from soulkit.models.local.draw import Draw, uniforms
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.sampler import LocalModel, batch_tokens
 from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Form, Sampling, Segment
 
@@ -243,6 +246,143 @@ def test_long_rows_make_small_batches(model: LocalModel, monkeypatch: pytest.Mon
     before = [r.token_ids for r in ask(model, wave())]
     monkeypatch.setattr(batching, "BATCH_TOKENS", 60)
     assert [r.token_ids for r in ask(model, wave())] == before
+
+
+def batch_sizes(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of the batches that `model` generates from now on."""
+    sizes: list[int] = []
+    once = LocalModel._generate_once
+
+    def watched(self: LocalModel, batch: list[Any], version: str) -> list[Completion]:
+        sizes.append(len(batch))
+        return once(self, batch, version)
+
+    monkeypatch.setattr(LocalModel, "_generate_once", watched)
+    return sizes
+
+
+@pytest.mark.parametrize(("loop", "sizes"), [(True, [40]), (False, [31, 9])])
+def test_batches_have_space_for_replies_of_the_expected_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: bool, sizes: list[int]
+) -> None:
+    """`generate` cannot set long replies aside, so there the limit of a reply counts."""
+    model = LocalModel.load(build_tiny(tmp_path / "tiny", WORDS, max_context=16384))
+    model.codec.end_ids = frozenset(range(len(model.tokenizer)))  # every reply has one token
+    if not loop:
+        model.__dict__["_windows"] = None
+    made = batch_sizes(model, monkeypatch)
+    ask(model, wave(8, 5), Sampling(max_tokens=8192, seed=1))
+    assert made == sizes
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_long_replies_share_a_batch_that_cannot_hold_them(
+    folder: Path, model: LocalModel, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    sampling = Sampling(max_tokens=40, seed=1)
+    before = ask(model, wave(), sampling)
+    monkeypatch.setattr(batching, "EXPECTED", 4)
+    monkeypatch.setattr(batching, "BATCH_TOKENS", 300)
+    other = LocalModel(model.model, model.tokenizer, deterministic=deterministic)
+    sizes = batch_sizes(other, monkeypatch)
+    after = ask(other, wave(), sampling)
+    assert max(sizes) > 3 and max(sizes) * 50 > 300
+    for a, b in zip(before, after, strict=True):
+        assert (a.token_ids, a.stop_reason) == (b.token_ids, b.stop_reason)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def small_memory(model: LocalModel, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """From now on, no pass of more than so many rows fits."""
+    plain = model.model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_ids"].shape[0] > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+
+
+def test_a_batch_without_memory_is_halved(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = ask(model, wave())
+    sizes = batch_sizes(model, monkeypatch)
+    small_memory(model, monkeypatch, 2)
+    after = ask(model, wave())
+    assert [r.token_ids for r in after] == [r.token_ids for r in before]
+    assert sizes[0] == len(before) and sorted(sizes, reverse=True) != sizes
+    assert "no memory for 15 replies at once; trying 7" in caplog.text
+    assert "--batch-size" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "rows", "fix"), [(True, 2, "--batch-size"), (False, 0, "--max-tokens")]
+)
+def test_what_cannot_be_halved_says_what_to_set(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, deterministic: bool, rows: int, fix: str
+) -> None:
+    ask(model, wave(1, 1))
+    other = LocalModel(model.model, model.tokenizer, deterministic=deterministic)
+    other.__dict__["_windows"] = model._windows
+    small_memory(other, monkeypatch, rows)
+    with pytest.raises(ProviderError, match="CUDA out of memory") as failed:
+        ask(other, wave())
+    assert fix in failed.value.detail
+
+
+def test_a_failing_probe_fails_each_call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LocalModel.load(folder)
+    small_memory(model, monkeypatch, 0)
+    with pytest.raises(ProviderError, match="out of memory"):
+        ask(model, wave())
+    assert "_windows" not in model.__dict__, "a later call probes again"
+
+
+class OnCuda(torch.nn.Module):
+    """The weights of a model of eight billion parameters, as far as memory is concerned."""
+
+    def __init__(self, trained: int) -> None:
+        super().__init__()
+        self.config = Qwen3Config(
+            hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
+            head_dim=128,
+        )  # fmt: skip
+        self.trained = trained
+
+    def parameters(self, recurse: bool = True) -> Any:
+        for count, trained in ((8_190_000_000, False), (self.trained, True)):
+            weight = SimpleNamespace(
+                device=torch.device("cuda", 0), nbytes=2 * count, requires_grad=trained,
+                numel=partial(int, count), element_size=partial(int, 2),
+                is_floating_point=partial(bool, 1),
+            )  # fmt: skip
+            yield weight
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "other", "deterministic", "tokens"),
+    [
+        (80, 0, False, 212_000),
+        (80, 0, True, 210_000),
+        (24, 0, False, 22_000),
+        (80, 55, False, 25_000),  # a server on the same card
+        (80, 55, True, 210_000),
+        (640, 0, False, batching.BATCH_TOKENS),
+        (16, 0, True, 1),
+    ],
+)
+def test_a_batch_takes_half_of_a_gpus_free_memory(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, other: int, deterministic: bool, tokens: int
+) -> None:
+    """By a stand-in for torch.cuda: 36 layers keep 147,456 bytes for each token."""
+    model, whole, cached = OnCuda(44_000_000), gigabytes * 10**9, 10**9
+    free = max(0, whole - int(17.5e9) - other * 10**9 - cached)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, whole))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * cached)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * cached)
+    assert batch_tokens(model, deterministic=deterministic) == pytest.approx(tokens, rel=0.02)
 
 
 def test_a_model_in_training_stays_in_training(model: LocalModel) -> None:
