@@ -55,7 +55,7 @@ REINFORCED: dict[str, Any] = {
     "prompts_per_step": 64, "mini_batch_prompts": 4, "lr": 1e-3, "lr_schedule": "cosine",
     "temperature": 0.8, "eps_high": 1.0,
     "max_tokens": LONGEST, "batch_size": 256, "checkpoint_every": 6, "keep_last": 1,
-    "coach": "symbolic", "threads": 1,
+    "coach": "symbolic", "threads": 1, "engine": "local",
 }  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "ditto": {"method": "ditto", "group_size": 8},

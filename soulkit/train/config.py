@@ -170,6 +170,10 @@ class RolloutSettings(Settings):
         None, gt=0, unset="set by the task, else 8192",
         help="Maximum tokens per reply, fewer if the context has less room.",
     )  # fmt: skip
+    vllm_sleep: bool = setting(
+        False, section="Machine", only=RL,
+        help="With a vLLM server on the trainer's GPU: release its memory during updates.",
+    )  # fmt: skip
     max_prompt: int = _sampling(
         8192, gt=0, flag=None, help="Maximum tokens in an episode's first prompt."
     )
@@ -414,7 +418,7 @@ class TrainConfig(
     """Settings of one training run, for all built-in methods."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
-        "stop_flat", "show_samples",
+        "stop_flat", "show_samples", "vllm_sleep",
     }  # fmt: skip
 
     brought: ClassVar[str] = ""

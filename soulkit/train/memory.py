@@ -8,16 +8,20 @@ transformers' layers save, and agree with measured peaks within 15 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
 from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = Literal["cpu", "cuda"]
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -185,10 +189,20 @@ def planned_pass(config: TrainConfig, model: Footprint) -> PassChoice:
     return choose_pass(config, model, kind, free)
 
 
-def take_pass(config: TrainConfig, base: str, folder: Path) -> PassChoice:
-    """The pass of the run in `folder`: as at its start, else chosen by the free memory."""
-    kind = device_kind(config.device)
-    choice = choose_pass(config, footprint(base), kind, free_bytes(config.device))
+def take_pass(
+    config: TrainConfig, base: str, folder: Path, kept_free: Sequence[int] = (0,)
+) -> PassChoice:
+    """The pass of the run in `folder`: as at its start, else chosen by the free memory, of which it
+    leaves the first of `kept_free` that it can."""
+    kind, model, free = device_kind(config.device), footprint(base), free_bytes(config.device)
+    for kept in kept_free:
+        room = None if free is None else free - kept
+        choice = choose_pass(config, model, kind, room)
+        if kept and room is not None:
+            words = f"{choice.words}, with {byte_size(kept)} left to vLLM"
+            choice = replace(choice, words=words)
+        if room is None or choice.needs <= USABLE * room:
+            break
     match latest_note(folder, NAME):
         case {"checkpointing": bool(again), "tokens": int(tokens)} if tokens > 0:
             words = f"{_pass_words(again, tokens)}: as at the start of this run"
@@ -203,3 +217,109 @@ def note_pass(folder: Path, choice: PassChoice) -> None:
 
 def device_kind(device: str) -> Kind:
     return "cuda" if device_speed(device)[0] == "cuda" else "cpu"
+
+
+# --- vLLM servers on the same card ----------------------------------------------------------------
+
+
+SERVER_WORKSPACE = 4 << 30
+"""Assumed bytes of a server beside weights and cache: CUDA context, activations of a prefill,
+log-probs of a batch, CUDA graphs. Not measured."""
+ASLEEP = 2 << 30
+"""Assumed bytes that a sleeping server keeps. Not measured."""
+SPARE = 0.02
+"""Share of a card that nobody gets."""
+CACHED = 1 << 17
+"""Tokens in the cache of a server that samples well: about 100 rollouts at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Memory of a GPU in bytes."""
+
+    total: int
+    free: int
+    held: int
+    """What this process has reserved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """What a vLLM server takes, in bytes."""
+
+    weights: int
+    token: int
+    """Keys and values of one token."""
+    context: int
+    """Served context in tokens; the cache must hold one such sequence."""
+    requests: int
+    """Concurrent requests."""
+
+    def with_cache(self, tokens: int) -> int:
+        """Bytes with a cache of `tokens`, at least one sequence."""
+        return self.weights + SERVER_WORKSPACE + max(tokens, self.context) * self.token
+
+    @property
+    def least(self) -> int:
+        return self.with_cache(self.context)
+
+    @property
+    def most(self) -> int:
+        """Bytes with a cache that all requests together can use, at a quarter of the context."""
+        return self.with_cache(self.requests * self.context // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSplit:
+    """How the training and vLLM servers share a card."""
+
+    share: float
+    """Share of the whole card for each server."""
+    left: int
+    """Bytes for the training."""
+
+
+def server_memory(
+    model: Footprint, dtype: str, *, context: int, requests: int, rank: int
+) -> ServerMemory:
+    """The memory of a server of `model` that holds two adapters of `rank` (0: none)."""
+    size, adapters = model.number_bytes(dtype, "cuda"), 2 * model.lora_parameters(rank)
+    return ServerMemory(
+        weights=size * (model.parameters + adapters), token=model.cache_bytes(1, 1, size),
+        context=context, requests=requests,
+    )  # fmt: skip
+
+
+def room_of_servers(card: Card, needed: int) -> int:
+    """Bytes for servers on `card` if the training needs `needed` in all. The trained model is
+    loaded before servers start, so its part is not free any more."""
+    return card.free - max(needed - card.held, 0) - int(card.total * SPARE)
+
+
+def gpu_split(card: Card, needed: int, servers: Sequence[ServerMemory]) -> GpuSplit | None:
+    """The shares of `card` if the training needs `needed` bytes in all; None if the servers do not
+    fit beside it."""
+    size = min(room_of_servers(card, needed) // len(servers), max(one.most for one in servers))
+    share = math.floor(100 * size / card.total) / 100
+    size = int(share * card.total)
+    if any(size < one.least for one in servers):
+        return None
+    return GpuSplit(share=share, left=card.free + card.held - size * len(servers))
+
+
+def card_of(device: torch.device) -> Card:
+    """The memory of a GPU now."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return Card(total=total, free=free, held=torch.cuda.memory_reserved(device))
+
+
+def kept_free(servers: Sequence[ServerMemory], *, sleeps: bool) -> tuple[int, ...]:
+    """Bytes that the choice of a pass leaves to servers, in the order of preference: for a cache of
+    CACHED tokens, for one sequence, nothing."""
+    if not servers:
+        return (0,)
+    if sleeps:  # the passes run while the server sleeps
+        return (ASLEEP * len(servers), 0)
+    return (sum(one.with_cache(CACHED) for one in servers), sum(one.least for one in servers), 0)

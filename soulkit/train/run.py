@@ -41,7 +41,8 @@ from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
-from soulkit.train.rollouts.engine import TrainingEngine, refuse_engine, training_engine
+from soulkit.train.rollouts.engine import TrainingEngine, training_engine
+from soulkit.train.rollouts.engine_choice import refuse_engine
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.rollouts.rollout_check import RolloutCheck

@@ -76,6 +76,7 @@ class Step:
         checked = self.check(step, records_R, sequences_S)  # before saving or learning
         self.keep(records_R)
         canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
+        await self.rollouts.rest()
         sampled = time.monotonic() - checked.seconds
 
         self.loop.reporter.phase("update")  # advantages and updates

@@ -163,6 +163,7 @@ def test_prompts_longer_than_the_context(tiny: Path, tmp_path: Path, capsys) -> 
     assert what == "4 of 4 prompts of 'tomi' do not fit the model's context."
     assert "the context is 64 tokens" in why
     assert fix == "Use --allow-overflow to leave those rows unscored."
+    assert "Use a larger --max-context, or " in local_refused(capsys, tiny, "--max-context", 48)[2]
     assert not (tmp_path / "run").exists()
 
 

@@ -24,7 +24,7 @@ from soulkit.runs.folder import read_environment
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
-from soulkit.train.rollouts.engine import check_served, refuse_engine
+from soulkit.train.rollouts.engine_choice import check_served, refuse_engine
 from soulkit.train.rollouts.push import Distance, LogprobProbe
 from soulkit.train.run import refuse_untrainable
 from soulkit.types import Call, Sampling

@@ -26,7 +26,7 @@ from soulkit.models.vllm.server import diagnosis
 from soulkit.models.vllm.settings import VllmInstall
 from soulkit.play.plan import Work
 from soulkit.train.config import TrainConfig
-from soulkit.train.rollouts.engine import longest_rollout
+from soulkit.train.rollouts.engine_choice import longest_rollout
 from soulkit.train.setup.data import load_training_data
 from soulkit.types import Call, Sampling, Segment
 from tests.support.training import config, random_model

@@ -28,7 +28,7 @@ from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import scores_by_key
 from soulkit.train.model.teacher import Teacher
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.rollouts.engine import refuse_engine, with_memory
+from soulkit.train.rollouts.engine_choice import refuse_engine
 from soulkit.train.rollouts.push import (
     Distance,
     LogprobProbe,
@@ -265,6 +265,70 @@ def test_every_token_of_a_rollout_counts_for_the_server_that_sampled_it(policy: 
         "a": 1, "b": 3,
     }  # fmt: skip
     assert apart["a"].largest < 1e-4 and apart["b"].mean == pytest.approx(0.5, abs=1e-4)
+
+
+# --- sleep ----------------------------------------------------------------------------------------
+
+
+def test_what_wakes_is_proved_and_gets_the_adapter_under_a_new_name(
+    policy: Policy, tmp_path: Path
+) -> None:
+    with AdapterServer(policy) as server:
+        pusher = pusher_to([server], policy, tmp_path)
+
+        async def through_a_night() -> list[str]:
+            first, _ = await pusher(policy)
+            await pusher.sleep()
+            await pusher.sleep()  # once is enough
+            assert server.sleeping
+            second, _ = await pusher(policy)  # the same weights
+            assert not server.sleeping and list(server.adapters) == [second]
+            return [first, second]
+
+        first, second = asyncio.run(through_a_night())
+        assert first != second
+        told = [kind for kind, _ in server.events]
+        assert told.count("sleep") == told.count("wake_up") == 1
+        after = server.events[told.index("wake_up") + 1 :]
+        probe = next(name for kind, name in after if kind == "load")
+        assert "-probe-" in probe and [e for e in after if e[0] != "read"] == [
+            ("load", probe), ("unload", probe), ("load", second), ("unload", first),
+        ]  # fmt: skip
+        assert ("read", probe) in after and ("read", second) in after
+
+
+def test_adapters_without_effect_after_a_wake_end_the_run(policy: Policy, tmp_path: Path) -> None:
+    with AdapterServer(policy, numb=True) as server:
+        pusher = pusher_to([server], policy, tmp_path)
+
+        async def through_a_night() -> None:
+            await pusher(policy)
+            await pusher.sleep()
+            await pusher(policy)
+
+        with pytest.raises(NotArrived, match="does not apply LoRA adapters") as error:
+            asyncio.run(through_a_night())
+        assert "--vllm-sleep" in error.value.why and "--vllm-sleep" in error.value.way_out
+
+
+def test_a_server_that_cannot_sleep_is_named_and_one_that_sleeps_is_left_alone(
+    policy: Policy, tmp_path: Path
+) -> None:
+    with AdapterServer(policy) as server:
+        pusher = pusher_to([server], policy, tmp_path)
+
+        async def to_bed() -> None:
+            await pusher(policy)
+            await pusher.sleep()
+            before = len(server.events)
+            await pusher.close()
+            assert len(server.events) == before and not list((tmp_path / "pushes").iterdir())
+
+        asyncio.run(to_bed())
+        server.sleepless = True
+        with pytest.raises(NotArrived, match="refuses POST /sleep") as error:
+            asyncio.run(pusher_to([server], policy, tmp_path).sleep())
+        assert "--vllm-sleep" in error.value.way_out
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfi
         return
     for part, over, lengths in _overlong(reader, work, config, limit):
         reply = config.sampling(part.task.spec).max_tokens
-        raise _too_long(part.task.name, over, lengths, reply, limit)
+        raise _too_long(part.task.name, over, lengths, reply, limit, config.max_context)
 
 
 def unfitting_lines(actor: ChatModel | None, reader: Reader | None, work: Sequence[Work],
@@ -306,9 +306,13 @@ def _overlong(
             yield part, over, lengths
 
 
-def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
+def _too_long(
+    task: str, over: int, lengths: Sequence[int], reply: int, limit: int, asked: int | None
+) -> ConfigError:
     longest, spare, least = max(lengths), limit - max(lengths), min_reply_tokens(reply)
-    shorter = f"Use --max-tokens {spare} or less, or " if spare > 0 else "Use "
+    ways = ["a larger --max-context"] if asked == limit else []
+    ways += [f"--max-tokens {spare} or less"] if spare > 0 else []
+    shorter = "Use " + ", or ".join([*ways, ""])
     return ConfigError(
         f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
         f"The longest prompt has {longest} tokens, its reply needs {least}, and the context is "

@@ -1,7 +1,7 @@
 """The sampler of a training run: the trained model in this process, or vLLM servers.
 
-`auto` samples in this process: no weights are transferred and runs are reproducible to the bit.
-Servers sample if `--engine` says so, or if a resumed run began with them.
+Which of them is settled in `engine_choice.py`. In this process no weights are transferred, and runs
+are reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from soulkit.errors import ConfigError
 from soulkit.eval.run.actor import refuse_idle_flags
-from soulkit.eval.run.resume import begun_engine, check_engine
+from soulkit.eval.run.resume import check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
-from soulkit.models.local.quantize import is_quantised
-from soulkit.models.players.settings import REPLY, RoleSettings
+from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.manager import (
     LOGS,
-    MEMORY_FLAG,
     ServerNeed,
     VllmServers,
     actor_need,
@@ -31,79 +27,30 @@ from soulkit.models.vllm.manager import (
     terms_of,
     unstarted_player,
 )
-from soulkit.models.vllm.settings import SamplingEngine, interpreter, vllm_version
-from soulkit.play.plan import episode_tokens
+from soulkit.models.vllm.settings import SamplingEngine
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
+from soulkit.train.memory import PassChoice
 from soulkit.train.model.policy import Policy
+from soulkit.train.rollouts.engine_choice import (
+    EnginePlan,
+    longest_rollout,
+    memory_beside_server,
+    other_device,
+    settled_engine,
+    with_share,
+)
 from soulkit.train.rollouts.push import (
     PUSHES,
     LogprobProbe,
     Pusher,
     ServedPolicy,
-    check_adapter,
     rank_of,
 )
 from soulkit.train.setup.data import check_training_prompts
 from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
-
-SHARED_GPU = 0.4
-"""Default share of GPU memory for all servers on the trainer's GPU."""
-LOCAL = "use --engine local"
-
-
-def refuse_engine(config: TrainConfig) -> None:
-    """ConfigError for training that vLLM cannot sample for, and for flags without effect."""
-    if config.engine_choice.kind == "vllm":
-        _refuse_unserved(config)
-    choice = config.engine_choice
-    refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
-
-
-def _refuse_unserved(config: TrainConfig) -> None:
-    if config.method == "sft":
-        raise ConfigError(
-            "soul train sft does not support --engine vllm.",
-            "This method samples little: dev scores, probes and the texts of --objective mixsd.",
-            f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
-        )
-    if config.quantize != "none" and config.engine_choice.starts:
-        raise ConfigError(
-            f"--quantize {config.quantize} does not work with --engine vllm.",
-            "The server would sample with the full base, which is another policy than the trained "
-            "one.",
-            f"Remove --engine vllm, or attach servers of the same base in {config.quantize} with "
-            "--engine vllm@URL; every push of weights to them is verified.",
-        )
-    if config.full:
-        raise ConfigError(
-            "--full does not work with --engine vllm.",
-            "Only an adapter can be sent to a running server.",
-            f"Remove --full, or {LOCAL}.",
-        )
-    if config.deterministic:
-        raise ConfigError(
-            "--deterministic does not work with --engine vllm.",
-            "vLLM batches requests by arrival time, which changes the last bits of the results.",
-            f"Remove --deterministic (replies still have seeds), or {LOCAL}.",
-        )
-
-
-def check_served(policy: Policy, model: str, *, attached: bool = False) -> None:
-    """ConfigError if servers would compute the base differently or do not support the adapter.
-
-    `attached` servers may have a base in nf4: the verification of every push compares it.
-    """
-    packed = is_quantised(policy.causal)
-    if packed and not (attached and packed == "nf4"):
-        raise ConfigError(
-            f"'{model}' is quantised ({packed}), which does not work with --engine vllm.",
-            "Trainer and server unpack such weights differently, so log-probs cannot be compared.",
-            f"Use the model in bfloat16 or float32, or {LOCAL}.",
-        )
-    check_adapter(policy)
 
 
 @dataclass
@@ -134,7 +81,8 @@ class TrainingEngine:
     def need(self) -> ServerNeed:
         """What servers need for the trained model: the base, and the rank of its adapter."""
         need = actor_need(self.config, self.base, attached=self.choice.attached)
-        return replace(need, lora_rank=rank_of(self.policy))
+        sleeps = self.config.vllm_sleep and self.choice.starts
+        return replace(need, lora_rank=rank_of(self.policy), sleeps=sleeps)
 
     @contextmanager
     def started(self, material: TrainingData) -> Iterator[None]:
@@ -208,7 +156,7 @@ class TrainingEngine:
         touchstone = LogprobProbe.of(policy, material.pool, model.context_limit)
         folder = self.run.path.resolve() / LOGS / PUSHES
         pusher = Pusher(self.servers.fleet(self.need), touchstone, folder, reporter)
-        return ServedPolicy(model, pusher, journal)
+        return ServedPolicy(model, pusher, journal, sleeps=self.need.sleeps)
 
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
         """A player of kind `vllm`."""
@@ -218,23 +166,23 @@ class TrainingEngine:
 
 
 def training_engine(
-    config: TrainConfig, run: Run, policy: Policy, base: str, shared: VllmServers | None = None,
-    reporter: Reporter = SILENT,
+    config: TrainConfig, run: Run, policy: Policy, base: str, plan: EnginePlan, size: PassChoice,
+    shared: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> TrainingEngine:  # fmt: skip
-    """The engine of a run; no server is started yet. ConfigError if vLLM cannot sample this model.
-    `shared` are the servers of an enclosing training run."""
-    choice = config.engine_choice
-    if choice.kind == "auto":
-        begun = begun_engine(run).get("kind", "local")
-        choice = SamplingEngine("vllm" if begun == "vllm" else "local")
-        if remark := _beside_auto(config, policy, choice):
-            reporter.note(remark)
-    terms = replace(terms_of(config), device=_other_device(policy.device))
+    """The engine of a run, whose passes have `size`; no server is started yet. ConfigError if vLLM
+    cannot sample this model. `shared` are the servers of an enclosing training run."""
+    choice = settled_engine(config, plan.early, policy, base)
+    asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
+    left, words = not (asked and is_fully_played(run, config)), ""
+    if left and shared is None:
+        needed = memory_beside_server(config, base, size)
+        config, choice, words = with_share(config, choice, plan.servers, needed)
+    refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
+    if words and policy.device.type == "cuda":
+        reporter.note(words)
+    terms = replace(terms_of(config), device=other_device(policy.device))
     if choice.kind == "vllm":
-        check_served(policy, base, attached=choice.attached)
         terms = replace(terms, dtype=policy.computed)
-    if terms.device == _name_of(policy.device):
-        config = with_memory(config, own_actor=choice.starts)
     servers = shared or VllmServers(
         run.path,
         terms,
@@ -243,59 +191,7 @@ def training_engine(
         proof="pushes",
         reporter=reporter,
     )
-    asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
-    left = not (asked and is_fully_played(run, config))
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
-
-
-def _beside_auto(config: TrainConfig, policy: Policy, choice: SamplingEngine) -> str:
-    """A remark about the automatic choice of engine; empty if there is no other."""
-    if choice.kind == "vllm":
-        return "vLLM samples the rollouts, as at the start of this run"
-    if policy.device.type != "cuda" or config.method == "sft" or config.full:
-        return ""
-    install = vllm_version(interpreter(config.vllm_python))
-    if install is None or not install.on_gpu:
-        return ""
-    return "transformers samples the rollouts in this process; --engine vllm samples them with vLLM"
-
-
-def with_memory(config: TrainConfig, *, own_actor: bool) -> TrainConfig:
-    """The settings with a memory limit for servers on the trainer's GPU, unless the user set one.
-    `own_actor`: one of the servers samples the trained model."""
-    servers = len(config.checkpoints("vllm")) + own_actor
-    if MEMORY_FLAG in config.vllm_arg or not servers:
-        return config
-    share = {MEMORY_FLAG: f"{SHARED_GPU / servers:.2f}"}
-    return config.model_copy(update={"vllm_arg": {**config.vllm_arg, **share}})
-
-
-def _other_device(trainer: torch.device) -> str:
-    """Device for servers: another GPU than the trainer's, if there is one."""
-    if trainer.type != "cuda":
-        return "auto"
-    here = trainer.index or 0
-    others = [number for number in range(torch.cuda.device_count()) if number != here]
-    return f"cuda:{others[0]}" if others else _name_of(trainer)
-
-
-def _name_of(trainer: torch.device) -> str:
-    """`cuda:N`; empty if the trainer is not on a GPU."""
-    return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
-
-
-def longest_rollout(material: TrainingData) -> int:
-    """Tokens of the longest context of an episode: the longest prompt that is allowed, the lines of
-    a dialogue, the feedback that a refined rollout reads, and a reply of full length."""
-    played = material.measured or material
-    config, longest = played.config, 0
-    for task, example in {row.id: (task, row) for task, row in played.pool}.values():
-        reply = config.reply_limit(task.spec.sampling)
-        prompt = config.max_prompt + reply * config.show_draft
-        if played.objective is not None and played.objective.uses_feedback:
-            prompt += REPLY["coach"][1]
-        longest = max(longest, episode_tokens(task, example, reply, prompt))
-    return longest
 
 
 def is_fully_played(run: Run, config: TrainConfig) -> bool:

@@ -24,6 +24,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy, swap_feedback, with_swapped
+from soulkit.train.rollouts.push import ServedPolicy
 from soulkit.train.setup.rows import TaskRows, batch
 from soulkit.types import Feedback, Record, Sampling, Segment
 
@@ -179,6 +180,11 @@ class Rollouts:
         """Sample with these weights from now on; returns their hash, recorded in rollouts."""
         await self.sampler.take(weights)
         return self.sampler.policy_version
+
+    async def rest(self) -> None:
+        """Let servers release their memory, which an update needs."""
+        if isinstance(self.sampler, ServedPolicy):
+            await self.sampler.rest()
 
     async def sample(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of all jobs, sampled with the weights from the last `take`."""

@@ -7,7 +7,10 @@ Names are never reused, because servers cache results by name. The folder of a l
 stay, because a server crashes without it. To verify a push, the servers' log-probs of some prompts
 are compared with the trainer's, up to `EXACT` nats in float32. In lower precision the rounding
 error is larger than the effect of a step, so a *probe adapter* with large random B factors shows
-once, before the first push, that adapters have an effect. An unverified push ends the run.
+before the first push that adapters have an effect. An unverified push ends the run.
+
+Servers may sleep during an update. After every wake the probe runs again and the adapter is pushed
+under a new name: some versions of vLLM wake up with adapters that have no effect, and say nothing.
 """
 
 from __future__ import annotations
@@ -168,6 +171,8 @@ def _at_temperature(policy: Policy, temperature: float) -> Iterator[None]:
 
 PUSHES = "pushes"
 """Folder of loaded adapters, inside the run's server folder."""
+SLEEP, WAKE = "/sleep?level=1", "/wake_up"
+"""Level 2 would also drop the weights, and vLLM cannot load them again below adapters."""
 LARGEST_RANK = 512
 """Largest rank of an adapter that vLLM loads."""
 
@@ -191,18 +196,22 @@ class Pusher:
     """Total time of pushes since it was last reset to 0."""
     distance: Distance | None = None
     """Largest distance between a server and the trainer at the last push."""
+    asleep: bool = False
+    """Whether the servers have released their memory."""
     _unswept: bool = field(default=True, repr=False)
 
     async def __call__(self, weights: TrainedWeights) -> tuple[str, str]:
         """Push these weights unless the servers have them; returns (adapter name, version).
         Raises NotArrived, AdapterNotServed, NoServerLeft."""
         start, version = time.monotonic(), weights.version()
-        if version == self.version:
+        if version == self.version and not self.asleep:
             return self.name, version
         if self._unswept:
             await self._sweep()
             await self._probe()
             self._unswept = False
+        if self.asleep:
+            await self.wake()
         name = await self._push(version)
         try:
             self.distance = await self._prove(name)
@@ -215,11 +224,45 @@ class Pusher:
         self.seconds += time.monotonic() - start
         return name, version
 
+    async def sleep(self) -> None:
+        """Let the servers release their memory until the next push. No request may be running."""
+        if not self.asleep:
+            await self._order(SLEEP)
+            self.asleep = True
+
+    async def wake(self) -> None:
+        """Wake the servers and verify that they apply adapters; NotArrived names one that does
+        not."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the servers need this memory again
+        await self._order(WAKE)
+        self.asleep = False
+        try:
+            await self._probe()
+        except NotArrived as error:
+            raise NotArrived(
+                error.what,
+                f"It has just woken up (--vllm-sleep). {error.why}",
+                f"Leave out --vllm-sleep, or use another version of vLLM. {error.way_out}",
+            ) from error
+
+    async def _order(self, path: str) -> None:
+        """POST to every server; NotArrived if one refuses."""
+        for url, reply in (await self.fleet.each(path, {})).items():
+            if isinstance(reply, ServerRefused):
+                raise NotArrived(
+                    f"The server at {url} refuses POST {path}.",
+                    f"It replied: {reply}",
+                    "Leave out --vllm-sleep.",
+                )
+
     async def close(self) -> None:
         """Unload the served adapter. If that fails, the first push of the next run unloads it."""
         name, self.name, self.version = self.name, "", ""
         try:
-            if name:
+            if name and self.asleep:  # the server ends with the run
+                remove_folder(self.folder / name)
+            elif name:
                 await self._take_away(name)
         except SoulError as error:
             self.reporter.note(f"the adapter {name} was not unloaded from its servers: {error}")
@@ -342,8 +385,12 @@ class ServedPolicy:
     same weights are reused. Close it before its servers.
     """
 
-    def __init__(self, model: VllmModel, pusher: Pusher, journal: Journal | None = None) -> None:
-        self.model, self.pusher, self.journal = model, pusher, journal
+    def __init__(
+        self, model: VllmModel, pusher: Pusher, journal: Journal | None = None, *,
+        sleeps: bool = False,
+    ) -> None:  # fmt: skip
+        """`sleeps`: whether the servers release their memory in `rest`."""
+        self.model, self.pusher, self.journal, self.sleeps = model, pusher, journal, sleeps
         self.name, self.policy_version = model.name, ""
 
     @property
@@ -363,6 +410,11 @@ class ServedPolicy:
         served, version = await self.pusher(weights)
         self.model.use(served, version)
         self.policy_version = version
+
+    async def rest(self) -> None:
+        """Nothing is sampled until the next `take`."""
+        if self.sleeps:
+            await self.pusher.sleep()
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call

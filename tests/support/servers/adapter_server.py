@@ -6,7 +6,7 @@
 It speaks as much of vLLM's wire as pushes need: adapters are read from their folders when they are
 loaded, and the log-probs of prompts are those of the base with them. `events` tells what was asked,
 in order. It can be made to break: `deaf` to adapters, or `stale`: what is loaded later computes as
-what was loaded at first.
+what was loaded at first; or `numb`: deaf once it has slept. While it sleeps it answers nothing else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ Weights = dict[str, torch.Tensor]
 class AdapterServer(JsonServer):
     """Serves until it is left. `adapters`: those that are loaded, by name."""
 
-    def __init__(self, policy: Policy, *, deaf: bool = False, stale: bool = False) -> None:
-        self.policy, self.deaf, self.stale = policy, deaf, stale
+    def __init__(
+        self, policy: Policy, *, deaf: bool = False, stale: bool = False, numb: bool = False
+    ) -> None:
+        self.policy, self.deaf, self.stale, self.numb = policy, deaf, stale, numb
+        self.sleeping = self.sleepless = False
         self.events: list[tuple[str, str]] = []
         self.adapters: dict[str, Weights] = {}
         self.unread: list[str] = []
@@ -44,6 +47,15 @@ class AdapterServer(JsonServer):
         if asked.method == "GET":
             return Reply()
         path, body = asked.target, asked.body
+        if path in ("/sleep?level=1", "/wake_up"):
+            if self.sleepless:
+                return Reply(404, {"detail": "Not Found"})
+            self.events.append((path.strip("/").partition("?")[0], ""))
+            self.sleeping = path.startswith("/sleep")
+            self.deaf |= self.numb and not self.sleeping
+            return Reply(200, {"status": "sleeping" if self.sleeping else "awake"})
+        if self.sleeping:
+            return Reply(400, {"error": {"message": "it sleeps"}})
         with _ONE:
             self.unread += [name for name, at in self._folders.items() if not at.is_dir()]
             if path == "/v1/load_lora_adapter":

@@ -1,0 +1,309 @@
+"""Chooses what samples the rollouts: the trained model in this process, or vLLM servers.
+
+    auto ──▶ the engine of the earlier rollouts ──▶ vLLM, if it is installed for a GPU, can serve
+             the trained model, and has room beside the training ──▶ transformers in this process
+
+On one card both share the memory: the training keeps what its passes need, the server gets the rest
+(`train/memory.py`). With several cards a server uses another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from soulkit.errors import ConfigError
+from soulkit.eval.run.actor import refuse_idle_flags
+from soulkit.eval.run.resume import begun_engine
+from soulkit.models.local.footprint import context_of, footprint
+from soulkit.models.local.loading import pick_device
+from soulkit.models.local.quantize import is_quantised
+from soulkit.models.players.settings import REPLY
+from soulkit.models.vllm.manager import (
+    MEMORY_FLAG,
+    actor_need,
+    players_needs,
+    served_context,
+    terms_of,
+)
+from soulkit.models.vllm.settings import SamplingEngine, interpreter, parse_engine, vllm_version
+from soulkit.play.plan import episode_tokens
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import has_lines
+from soulkit.text import byte_size
+from soulkit.train.config import TrainConfig
+from soulkit.train.memory import (
+    Card,
+    PassChoice,
+    ServerMemory,
+    card_of,
+    gpu_split,
+    kept_free,
+    room_of_servers,
+    server_memory,
+    training_memory,
+)
+from soulkit.train.model.policy import Policy
+from soulkit.train.rollouts.push import check_adapter
+from soulkit.train.setup.rows import TrainingData
+
+SHARED_GPU = 0.4
+"""Share of the trainer's GPU for all servers, if the size of a model is unknown."""
+LEAST_CONTEXT = 2048
+"""Shorter contexts are not proposed."""
+LOCAL = "use --engine local"
+BEGUN = "as at the start of this run"
+
+
+def refuse_engine(config: TrainConfig) -> None:
+    """ConfigError for training that vLLM cannot sample for, and for flags without effect."""
+    choice = parse_engine(config.engine)
+    if choice.kind == "vllm":
+        _refuse_unserved(config, choice)
+    if choice.kind == "auto":
+        choice = engine_of_settings(config)
+    refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
+    if config.vllm_sleep and not (choice.starts and on_trainers_card(pick_device(config.device))):
+        raise ConfigError(
+            "--vllm-sleep has no effect: this run starts no vLLM server on the trainer's GPU.",
+            "The option releases the server's memory during updates, for a training on the same "
+            "card.",
+            "Leave out --vllm-sleep, or train on one GPU with --engine vllm.",
+        )
+
+
+def _refuse_unserved(config: TrainConfig, choice: SamplingEngine) -> None:
+    if config.method == "sft":
+        raise ConfigError(
+            "soul train sft does not support --engine vllm.",
+            "This method samples little: dev scores, probes and the texts of --objective mixsd.",
+            f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
+        )
+    if config.quantize != "none" and choice.starts:
+        raise ConfigError(
+            f"--quantize {config.quantize} does not work with --engine vllm.",
+            "The server would sample with the full base, which is another policy than the trained "
+            "one.",
+            f"Remove --engine vllm, or attach servers of the same base in {config.quantize} with "
+            "--engine vllm@URL; every push of weights to them is verified.",
+        )
+    if config.full:
+        raise ConfigError(
+            "--full does not work with --engine vllm.",
+            "Only an adapter can be sent to a running server.",
+            f"Remove --full, or {LOCAL}.",
+        )
+    if config.deterministic:
+        raise ConfigError(
+            "--deterministic does not work with --engine vllm.",
+            "vLLM batches requests by arrival time, which changes the last bits of the results.",
+            f"Remove --deterministic (replies still have seeds), or {LOCAL}.",
+        )
+
+
+def check_served(policy: Policy, model: str, *, attached: bool = False) -> None:
+    """ConfigError if servers would compute the base differently or do not support the adapter.
+
+    `attached` servers may have a base in nf4: the verification of every push compares it.
+    """
+    packed = is_quantised(policy.causal)
+    if packed and not (attached and packed == "nf4"):
+        raise ConfigError(
+            f"'{model}' is quantised ({packed}), which does not work with --engine vllm.",
+            "Trainer and server unpack such weights differently, so log-probs cannot be compared.",
+            f"Use the model in bfloat16 or float32, or {LOCAL}.",
+        )
+    check_adapter(policy)
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingEngine:
+    """The engine of a training before its model is loaded; never auto. `why` is empty if it was
+    requested, or if there is nothing to choose from. `run` is the run to resume."""
+    choice = parse_engine(config.engine)
+    if choice.kind != "auto":
+        return choice
+    begun = begun_engine(run).get("kind") if run is not None else None
+    if run is not None and (begun or has_lines(run.episodes)):
+        return SamplingEngine("vllm" if begun == "vllm" else "local", why=BEGUN)
+    if config.method == "sft" or pick_device(config.device).type != "cuda":
+        return SamplingEngine("local")
+    try:
+        _refuse_unserved(config, SamplingEngine("vllm"))
+    except ConfigError as error:
+        return SamplingEngine("local", why=error.what.rstrip("."))
+    install = vllm_version(interpreter(config.vllm_python))
+    if install is None or not install.on_gpu:
+        return SamplingEngine(
+            "local", why="vLLM, which is faster on a GPU, is not installed for it"
+        )
+    if not install.supported:
+        return SamplingEngine("local", why=f"vLLM {install.version} has not been tested")
+    return SamplingEngine("vllm", why="installed, and there is a GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What is known about a run's engine before the trained model is loaded."""
+
+    early: SamplingEngine
+    servers: Sequence[ServerMemory] = ()
+    """Servers that start on the trainer's card, the trained model's last."""
+
+    @classmethod
+    def of(
+        cls, config: TrainConfig, run: Run | None, base: str, material: TrainingData, *,
+        within: bool = False,
+    ) -> Self:  # fmt: skip
+        """The plan of a run, or of one `within` another run, which samples in this process."""
+        if within:
+            return cls(SamplingEngine("local"))
+        early = engine_of_settings(config, run)
+        return cls(early, servers_on_card(config, early, base, material))
+
+    def kept_free(self, config: TrainConfig) -> tuple[int, ...]:
+        """Bytes that the passes of the training leave to servers, in the order of preference."""
+        return kept_free(self.servers if self.early.starts else (), sleeps=config.vllm_sleep)
+
+
+def settled_engine(
+    config: TrainConfig, early: SamplingEngine, policy: Policy, base: str
+) -> SamplingEngine:
+    """`early`, or local if auto chose vLLM and it cannot serve the loaded model; ConfigError if
+    vLLM was requested or has sampled earlier rollouts."""
+    if early.kind != "vllm":
+        return early
+    try:
+        check_served(policy, base, attached=early.attached)
+    except ConfigError as error:
+        return _or_local(error, config, early)
+    return early
+
+
+def _or_local(error: ConfigError, config: TrainConfig, choice: SamplingEngine) -> SamplingEngine:
+    if parse_engine(config.engine).kind == "auto" and choice.why != BEGUN:
+        return SamplingEngine("local", why=error.what.rstrip("."))
+    raise error
+
+
+def choice_words(choice: SamplingEngine) -> str:
+    """The line about an automatic choice; empty if there was nothing to choose."""
+    who = "vLLM" if choice.kind == "vllm" else "transformers"
+    return f"{who} samples the rollouts: {choice.why}" if choice.why else ""
+
+
+# --- one card for trainer and server --------------------------------------------------------------
+
+
+def on_trainers_card(trainer: torch.device) -> bool:
+    """Whether a server would use the trainer's GPU, because there is no other one."""
+    return trainer.type == "cuda" and other_device(trainer) == f"cuda:{trainer.index or 0}"
+
+
+def other_device(trainer: torch.device) -> str:
+    """Device for servers: another GPU than the trainer's, if there is one."""
+    if trainer.type != "cuda":
+        return "auto"
+    here = trainer.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != here]
+    return f"cuda:{(others or [here])[0]}"
+
+
+def servers_on_card(
+    config: TrainConfig, choice: SamplingEngine, base: str, material: TrainingData
+) -> list[ServerMemory]:
+    """Memory of the servers that start on the trainer's card; empty if there is none, if the user
+    sets their share, or if the size of a model is unknown."""
+    if MEMORY_FLAG in config.vllm_arg or not on_trainers_card(pick_device(config.device)):
+        return []
+    terms = replace(terms_of(config), episode=longest_rollout(material))
+    own = [actor_need(config, base)] if choice.starts else []
+    needs = {need.key: need for need in [*players_needs(config), *own]}
+    sizes = []
+    for need in needs.values():
+        model = footprint(need.model)
+        if model is None:
+            return []
+        served, limit = served_context(terms, need), context_of(Path(need.model).expanduser())
+        context = min(served, limit or served)
+        rank = config.lora.r if need in own else 0
+        sizes.append(server_memory(
+            model, config.dtype, context=context, requests=terms.in_flight, rank=rank
+        ))  # fmt: skip
+    return sizes
+
+
+def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> int:
+    """Bytes of the training while servers are awake. If they sleep during updates, only forward
+    passes run beside them, which take no more than passes with checkpointing."""
+    model = footprint(base)
+    if model is None or not config.vllm_sleep:
+        return size.needs
+    forward = training_memory(config, model, tokens=size.tokens, checkpointing=True, kind="cuda")
+    return forward.total
+
+
+def with_share(
+    config: TrainConfig, choice: SamplingEngine, servers: Sequence[ServerMemory], needed: int
+) -> tuple[TrainConfig, SamplingEngine, str]:
+    """The settings with a memory limit for servers on the trainer's card, the engine, and a line
+    about both. `needed`: bytes of the training while servers are awake.
+
+    Without enough room auto becomes local; ConfigError if vLLM was requested.
+    """
+    device, words = pick_device(config.device), choice_words(choice)
+    starts = len({*config.checkpoints("vllm")}) + choice.starts
+    if MEMORY_FLAG in config.vllm_arg or not starts or not on_trainers_card(device):
+        return config, choice, words
+    share = SHARED_GPU / starts
+    if choice.starts and servers:
+        card = card_of(device)
+        split = gpu_split(card, needed, servers)
+        if split is None:
+            choice = _or_local(_no_room(config, card, needed, servers), config, choice)
+            return config, choice, choice_words(choice)
+        share = split.share
+        words = (
+            f"{words or 'vLLM samples the rollouts'}; of the GPU, {split.share:.0%} are for "
+            f"{'the server' if len(servers) == 1 else f'each of {len(servers)} servers'} and "
+            f"{byte_size(split.left)} for the training"
+        )
+    flags = {**config.vllm_arg, MEMORY_FLAG: f"{share:.2f}"}
+    return config.model_copy(update={"vllm_arg": flags}), choice, words
+
+
+def _no_room(
+    config: TrainConfig, card: Card, needed: int, servers: Sequence[ServerMemory]
+) -> ConfigError:
+    own, least = servers[-1], sum(one.least for one in servers)
+    missing = least - room_of_servers(card, needed)
+    context = (own.context - -(-missing // own.token)) // 1024 * 1024
+    ways = [f"Use --max-context {context}"] if context >= LEAST_CONTEXT else []
+    ways += [] if config.vllm_sleep else ["Use --vllm-sleep"]
+    ways += ["Lower tokens_per_batch", "Use a smaller model"]
+    return ConfigError(
+        "A vLLM server does not fit on the GPU beside the training.",
+        f"Of {byte_size(card.total)}, the training takes {byte_size(needed)} and the server at "
+        f"least {byte_size(least)}: weights, workspace and one sequence of {own.context:,} tokens.",
+        f"{'. '.join(ways)}, or {LOCAL}.",
+    )
+
+
+def longest_rollout(material: TrainingData) -> int:
+    """Tokens of the longest context of an episode: the longest prompt that is allowed, the lines of
+    a dialogue, the feedback that a refined rollout reads, and a reply of full length."""
+    played = material.measured or material
+    config, longest = played.config, 0
+    for task, example in {row.id: (task, row) for task, row in played.pool}.values():
+        reply = config.reply_limit(task.spec.sampling)
+        prompt = config.max_prompt + reply * config.show_draft
+        if played.objective is not None and played.objective.uses_feedback:
+            prompt += REPLY["coach"][1]
+        longest = max(longest, episode_tokens(task, example, reply, prompt))
+    return longest

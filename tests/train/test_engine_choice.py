@@ -1,0 +1,222 @@
+"""What samples the rollouts by default, and how trainer and server share one card.
+
+`torch.cuda` is a stand-in here: one H100 with 80 GB, on which the trained model is already loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soulkit.errors import ConfigError
+from soulkit.models.local.footprint import Footprint, footprint
+from soulkit.models.vllm import settings as vllm_settings
+from soulkit.runs.conditions import Conditions
+from soulkit.runs.folder import Run
+from soulkit.train.config import TrainConfig
+from soulkit.train.memory import (
+    Card,
+    PassChoice,
+    ServerMemory,
+    choose_pass,
+    gpu_split,
+    kept_free,
+    server_memory,
+)
+from soulkit.train.rollouts.engine_choice import (
+    EnginePlan,
+    choice_words,
+    engine_of_settings,
+    memory_beside_server,
+    refuse_engine,
+    settled_engine,
+    with_share,
+)
+from soulkit.train.setup.data import load_training_data
+from tests.support.training import config, policy_of, random_model
+
+GB = 10**9
+H100 = 80 * GB + 2 * GB  # as the driver counts them
+QWEN = "Qwen/Qwen3-VL-8B-Instruct"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
+    """A stand-in for one GPU and for a Python with vLLM 0.32; free memory can be changed."""
+    held = 18 * GB
+    memory = {"total": H100, "free": H100 - held - GB // 2, "held": held, "cards": 1}
+    for name, value in {
+        "is_available": lambda: True, "device_count": lambda: memory["cards"],
+        "mem_get_info": lambda *_: (memory["free"], memory["total"]),
+        "memory_reserved": lambda *_: memory["held"],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(vllm_settings, "sees_cuda", lambda _: True)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'["vllm", "0.32.0"]\'\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("SOULKIT_VLLM_PYTHON", str(python))
+    return memory
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Footprint:
+    """The shape of the paper's base, without its files."""
+    shape = footprint(QWEN)
+    assert shape is not None
+    return shape
+
+
+def of(**settings: Any) -> TrainConfig:
+    return config(**{"method": "grpo", "model": QWEN, "data": {"tomi": "synth:8"}, **settings})
+
+
+# --- auto -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "why"),
+    [({}, "vllm", "installed, and there is a GPU"), ({"engine": "local"}, "local", ""),
+     ({"method": "sft"}, "local", ""), ({"device": "cpu"}, "local", ""),
+     ({"full": True}, "local", "--full does not work with --engine vllm"),
+     ({"deterministic": True}, "local", "--deterministic does not work"),
+     ({"quantize": "nf4"}, "local", "--quantize nf4 does not work"),
+     ({"engine": "vllm@http://127.0.0.1:1"}, "vllm", "")],
+)  # fmt: skip
+def test_auto_is_vllm_where_it_can_serve(
+    settings: dict[str, Any], kind: str, why: str, gpu: dict[str, int]
+) -> None:
+    choice = engine_of_settings(of(**settings))
+    assert choice.kind == kind and choice.why.startswith(why)
+    assert bool(choice_words(choice)) == bool(why)
+
+
+def test_without_vllm_for_the_gpu_one_line_says_so(
+    gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_settings, "sees_cuda", lambda _: False)
+    choice = engine_of_settings(of())
+    assert choice.kind == "local" and "is not installed" in choice_words(choice)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "local"])
+def test_a_run_keeps_its_engine(kind: str, gpu: dict[str, int], tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", "train grpo", of().identity())
+    assert engine_of_settings(of(), run).kind == "vllm"  # nothing has been sampled
+    run.episodes.write_text("{}\n")
+    assert engine_of_settings(of(), run).kind == "local"  # by a version without vLLM
+    Conditions(engine={"kind": kind}).write(run.path)
+    choice = engine_of_settings(of(), run)
+    assert (choice.kind, choice.why) == (kind, "as at the start of this run")
+
+
+def test_an_adapter_that_vllm_cannot_load_stays_here(
+    gpu: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(random_model(tmp_path / "m"), device="cpu")
+    early = engine_of_settings(of())
+    assert settled_engine(of(), early, policy, QWEN) == early
+    monkeypatch.setattr(policy.model.peft_config["policy"], "use_dora", True)
+    choice = settled_engine(of(), early, policy, QWEN)
+    assert choice.kind == "local" and "DoRA" in choice.why
+    with pytest.raises(ConfigError, match="DoRA"):
+        settled_engine(of(engine="vllm"), engine_of_settings(of(engine="vllm")), policy, QWEN)
+
+
+def test_a_run_within_a_run_samples_in_its_process(gpu: dict[str, int]) -> None:
+    settings = of()
+    material = load_training_data(settings)
+    plan = EnginePlan.of(settings, None, QWEN, material, within=True)
+    assert plan.early.kind == "local" and plan.kept_free(settings) == (0,)
+
+
+# --- one card -------------------------------------------------------------------------------------
+
+
+def pass_beside(settings: TrainConfig, servers: list[ServerMemory], model: Footprint) -> PassChoice:
+    kept = kept_free(servers, sleeps=settings.vllm_sleep)[0]
+    return choose_pass(settings, model, "cuda", H100 - GB // 2 - kept)
+
+
+def test_8b_trainer_and_server_share_80_gb(gpu: dict[str, int], qwen: Footprint) -> None:
+    settings = of()
+    plan = EnginePlan.of(settings, None, QWEN, load_training_data(settings))
+    (server,) = plan.servers
+    assert server.context == 8192 + 4096  # max_prompt, and tomi's 256 tokens rounded up
+    assert 17 * GB < server.weights < 19 * GB and server.token == 147_456
+    size = pass_beside(settings, [server], qwen)
+    config_, choice, words = with_share(settings, plan.early, plan.servers, size.needs)
+    share = float(config_.vllm_arg["gpu-memory-utilization"])
+    assert choice.kind == "vllm" and f"{share:.0%} are for the server" in words
+    assert share * H100 > server.weights + 16 * GB  # a cache for 100,000 tokens
+    assert share * H100 + size.needs < H100
+
+
+def test_a_small_server_takes_no_more_than_it_can_use() -> None:
+    card = Card(total=H100, free=H100 - 2 * GB, held=GB)
+    tiny = ServerMemory(weights=GB, token=1000, context=4096, requests=64)
+    split = gpu_split(card, 2 * GB, [tiny])
+    assert split is not None and split.share == 0.06  # weights, workspace, and 65,536 tokens
+    two = gpu_split(card, 2 * GB, [tiny, tiny])
+    assert two is not None and two.share == split.share and two.left < split.left
+
+
+def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
+    gpu: dict[str, int], qwen: Footprint
+) -> None:
+    gpu |= {"total": 48 * GB, "free": 29 * GB}
+    settings = of(max_context=131_072)
+    plan = EnginePlan.of(settings, None, QWEN, load_training_data(settings))
+    _, choice, words = with_share(settings, plan.early, plan.servers, 20 * GB)
+    assert choice.kind == "local"
+    assert words == (
+        "transformers samples the rollouts: A vLLM server does not fit on the GPU beside the "
+        "training"
+    )
+    asked = of(max_context=131_072, engine="vllm")
+    early = engine_of_settings(asked)
+    with pytest.raises(ConfigError) as refusal:
+        with_share(asked, early, plan.servers, 20 * GB)
+    assert len(refusal.value.lines()) == 3 and "131,072 tokens" in refusal.value.why
+    least = int(refusal.value.way_out.split("--max-context ")[1].split(".")[0])
+    fits = replace(plan.servers[0], context=least)
+    assert gpu_split(Card(total=48 * GB, free=29 * GB, held=18 * GB), 20 * GB, [fits]) is not None
+    assert "--vllm-sleep" in refusal.value.way_out
+
+
+def test_servers_on_other_cards_and_shares_of_the_user_are_left_alone(gpu: dict[str, int]) -> None:
+    material, flag = load_training_data(of()), "gpu-memory-utilization"
+    own = of(vllm_arg={flag: "0.7"})
+    plan = EnginePlan.of(own, None, QWEN, material)
+    assert not plan.servers and with_share(own, plan.early, (), 0)[0] == own
+    unknown = of(model="nobody/knows")
+    early = engine_of_settings(unknown)
+    shared, _, _ = with_share(unknown, early, (), 0)
+    assert shared.vllm_arg == {flag: "0.40"}
+    gpu["cards"] = 2
+    plan = EnginePlan.of(of(), None, QWEN, material)
+    assert plan.early.kind == "vllm" and not plan.servers
+    assert with_share(of(), plan.early, (), 0)[0].vllm_arg == {}
+
+
+def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
+    gpu: dict[str, int], qwen: Footprint
+) -> None:
+    awake, asleep = of(activation_checkpointing="off"), of(vllm_sleep=True)
+    server = server_memory(qwen, "auto", context=16_384, requests=512, rank=32)
+    assert kept_free([server], sleeps=True)[0] < kept_free([server], sleeps=False)[1]
+    size = pass_beside(asleep, [server], qwen)
+    assert memory_beside_server(asleep, QWEN, size) <= memory_beside_server(awake, QWEN, size)
+
+
+def test_sleep_without_a_server_on_the_trainers_card_is_refused(gpu: dict[str, int]) -> None:
+    refuse_engine(of(vllm_sleep=True))
+    refuse_engine(of(vllm_sleep=True, engine="vllm"))
+    gpu["cards"] = 2
+    for settings in ({}, {"engine": "local"}, {"engine": "vllm@http://127.0.0.1:1"}):
+        with pytest.raises(ConfigError, match="--vllm-sleep has no effect"):
+            refuse_engine(of(vllm_sleep=True, **settings))
