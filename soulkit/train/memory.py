@@ -227,6 +227,8 @@ SERVER_WORKSPACE = 4 << 30
 log-probs of a batch, CUDA graphs. Not measured."""
 ASLEEP = 2 << 30
 """Assumed bytes that a sleeping server keeps. Not measured."""
+SHARES = 1000
+"""Parts in which a card is divided."""
 SPARE = 0.02
 """Share of a card that nobody gets."""
 CACHED = 1 << 17
@@ -299,12 +301,14 @@ def room_of_servers(card: Card, needed: int) -> int:
 def gpu_split(card: Card, needed: int, servers: Sequence[ServerMemory]) -> GpuSplit | None:
     """The shares of `card` if the training needs `needed` bytes in all; None if the servers do not
     fit beside it."""
-    size = min(room_of_servers(card, needed) // len(servers), max(one.most for one in servers))
-    share = math.floor(100 * size / card.total) / 100
-    size = int(share * card.total)
+    step = card.total / SHARES
+    most = math.ceil(max(one.most for one in servers) / step)
+    shares = min(int(room_of_servers(card, needed) / len(servers) / step), most)
+    size = int(shares * step)
     if any(size < one.least for one in servers):
         return None
-    return GpuSplit(share=share, left=card.free + card.held - size * len(servers))
+    left = card.free + card.held - size * len(servers)
+    return GpuSplit(share=shares / SHARES, left=left)
 
 
 def card_of(device: torch.device) -> Card:

@@ -42,7 +42,7 @@ from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, training_engine
-from soulkit.train.rollouts.engine_choice import refuse_engine
+from soulkit.train.rollouts.engine_choice import EnginePlan, refuse_engine
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.rollouts.rollout_check import RolloutCheck
@@ -129,7 +129,8 @@ def _open_training(
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         reporter.phase("loading the model", alone=True)  # may download
         base = base_model(config, material, out)
-        choice = take_pass(config, base, out)
+        plan = EnginePlan.of(config, run, base, material, within=servers is not None)
+        choice = take_pass(config, base, out, plan.kept_free(config))
         policy = load_policy(config, base, choice)
         policy.note = model_note(config, policy, material.corpus)
         reporter.phase("checking model and rows")
@@ -148,7 +149,7 @@ def _open_training(
             computed = dict.fromkeys(policy.remarks + (teacher.remarks if teacher else []))
             for remark in filter(None, (numbers_remark(policy), *computed, *servers_asked)):
                 reporter.note(remark)
-            engine = training_engine(config, run, policy, base, servers, reporter)
+            engine = training_engine(config, run, policy, base, plan, choice, servers, reporter)
             with engine.started(material):
                 yield config, run, policy, teacher, material, engine
 

@@ -364,18 +364,6 @@ def test_flags_of_a_server_that_nobody_starts_are_refused() -> None:
     refuse_engine(of("local", {**flags, "judge": "vllm:/models/judge"}))
 
 
-def test_servers_on_the_trainers_gpu_share_what_it_can_spare() -> None:
-    def memory(**settings: Any) -> str | None:
-        shared = with_memory(of("vllm", settings), own_actor=True)
-        return shared.vllm_arg.get("gpu-memory-utilization")
-
-    assert memory() == "0.40"
-    assert memory(judge="vllm:/models/judge") == "0.20"
-    assert memory(vllm_arg={"gpu-memory-utilization": "0.7"}) == "0.7"
-    alone = of("local", {})
-    assert with_memory(alone, own_actor=False) == alone
-
-
 def test_an_adapter_that_servers_do_not_know_is_refused(policy: Policy) -> None:
     check_adapter(policy)
     adapter = policy.model.peft_config["policy"]

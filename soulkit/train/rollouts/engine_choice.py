@@ -37,6 +37,8 @@ from soulkit.runs.jsonl import has_lines
 from soulkit.text import byte_size
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
+    SHARES,
+    USABLE,
     Card,
     PassChoice,
     ServerMemory,
@@ -241,12 +243,14 @@ def servers_on_card(
 
 def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> int:
     """Bytes of the training while servers are awake. If they sleep during updates, only forward
-    passes run beside them, which take no more than passes with checkpointing."""
-    model = footprint(base)
-    if model is None or not config.vllm_sleep:
-        return size.needs
-    forward = training_memory(config, model, tokens=size.tokens, checkpointing=True, kind="cuda")
-    return forward.total
+    passes run beside them, which keep no more than one layer."""
+    model, needs = footprint(base), size.needs
+    if model is not None and size.memory is not None and config.vllm_sleep:
+        one = training_memory(
+            config, replace(model, layers=1), tokens=size.tokens, checkpointing=True, kind="cuda"
+        )
+        needs += min(one.activations - size.memory.activations, 0)
+    return int(needs / USABLE)
 
 
 def with_share(
@@ -274,7 +278,7 @@ def with_share(
             f"{'the server' if len(servers) == 1 else f'each of {len(servers)} servers'} and "
             f"{byte_size(split.left)} for the training"
         )
-    flags = {**config.vllm_arg, MEMORY_FLAG: f"{share:.2f}"}
+    flags = {**config.vllm_arg, MEMORY_FLAG: f"{share:.3f}"}
     return config.model_copy(update={"vllm_arg": flags}), choice, words
 
 
@@ -282,7 +286,7 @@ def _no_room(
     config: TrainConfig, card: Card, needed: int, servers: Sequence[ServerMemory]
 ) -> ConfigError:
     own, least = servers[-1], sum(one.least for one in servers)
-    missing = least - room_of_servers(card, needed)
+    missing = least - room_of_servers(card, needed) + card.total // SHARES * len(servers)
     context = (own.context - -(-missing // own.token)) // 1024 * 1024
     ways = [f"Use --max-context {context}"] if context >= LEAST_CONTEXT else []
     ways += [] if config.vllm_sleep else ["Use --vllm-sleep"]

@@ -6,7 +6,7 @@
 It speaks as much of vLLM's wire as pushes need: adapters are read from their folders when they are
 loaded, and the log-probs of prompts are those of the base with them. `events` tells what was asked,
 in order. It can be made to break: `deaf` to adapters, or `stale`: what is loaded later computes as
-what was loaded at first; or `numb`: deaf once it has slept. While it sleeps it answers nothing else.
+what was loaded at first; or `numb`: deaf once it has slept. While it sleeps it refuses the rest.
 """
 
 from __future__ import annotations
