@@ -80,7 +80,8 @@ def jolt(policy: Policy, width: float, seed: int) -> None:
     random_ = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in policy.trained:
-            parameter.add_(torch.randn(parameter.shape, generator=random_) * width)
+            noise = torch.randn(parameter.shape, generator=random_) * width
+            parameter.add_(noise.to(parameter.device))
 
 
 def span(rng: random.Random, prompt: Sequence[int], replies: Sequence[int]) -> Span:
