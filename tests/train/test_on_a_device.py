@@ -80,7 +80,7 @@ METHODS = {
     "logits": ("sdpo-logits", *PLAYED),
     "moving average": ("sdpo-token", *PLAYED, "--set", "teacher=ema"),
     "teacher": ("opd", *PLAYED, "--teacher-model", "base"),
-    "supervised": ("sft", *PLAYED[:4], "--batch", 4, "--eval-every", 1),
+    "supervised": ("sft", *PLAYED[:4], "--batch", 4),
 }  # fmt: skip
 
 
@@ -88,7 +88,6 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_every_kind_of_update_stays_on_the_device(folder: Path, tmp_path: Path, name: str) -> None:
     method, *options = (folder if word == "base" else word for word in METHODS[name])
-    assert trained(folder, tmp_path / "run", str(method), *options) == 0
-    assert all(
-        line["optimizer/updates"] for line in lines_of(tmp_path / "run") if "loss/total" in line
-    )
+    assert trained(folder, tmp_path / "run", str(method), *options, "--steps", 1) == 0
+    norms = [line["grad/norm"] for line in lines_of(tmp_path / "run") if "grad/norm" in line]
+    assert norms and max(norms) > 0
