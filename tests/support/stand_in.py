@@ -219,6 +219,17 @@ def _pad_sequence(parts: Any, batch_first: bool = False, padding_value: float = 
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+_to = torch.Tensor.to
+
+
+def _to_the_device_of(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`Tensor.to`, where the other tensor may be on the card, which torch's C++ code does not
+    see."""
+    if args and isinstance(args[0], OnCard):
+        return _to(tensor, CARD, args[0].dtype, *args[1:], **kwargs)
+    return _to(tensor, *args, **kwargs)
+
+
 @contextmanager
 def stand_in() -> Iterator[None]:
     """Install the device; `torch.cuda` then reports one card with 80 GB."""
@@ -232,6 +243,7 @@ def stand_in() -> Iterator[None]:
         for name, answer in answers.items():
             patch.setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
         patch.setattr(attention, "flex_kernel", flex_by_mask)
+        patch.setattr(torch.Tensor, "to", _to_the_device_of)
         patch.setattr(torch.nn.utils.rnn, "pad_sequence", _pad_sequence)
         patch.setattr(LocalModel, "_reply", _in_this_thread(LocalModel._reply))
         before = torch.__future__.get_overwrite_module_params_on_conversion()
