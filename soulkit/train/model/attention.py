@@ -177,8 +177,8 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
         return visible
 
     blocks = *_in_order(some & ~every), *_in_order(every)
-    mask = BlockMask.from_kv_blocks(*blocks, FLEX_BLOCK, is_visible, (length, length))
-    return mask.to(device)
+    settings = {"BLOCK_SIZE": FLEX_BLOCK, "mask_mod": is_visible, "seq_lengths": (length, length)}
+    return BlockMask.from_kv_blocks(*blocks, **settings).to(device)
 
 
 def _visible_blocks(
