@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +13,7 @@ from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
 from soulkit.text import byte_size, dollars, duration
 
 if TYPE_CHECKING:
+    from soulkit.models.local.footprint import Machine
     from soulkit.play.plan import Plan, PlayerLoad
     from soulkit.train.planning import CorpusPlan
 
@@ -83,7 +84,7 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None
     if (machine := plan.machine) is None:
         lines.append(f"time: {UNTIMED}")
     else:
-        lines.append(f"memory about {byte_size(machine.memory)}: {machine.words}")
+        lines += memory_lines(machine)
         lines.append(f"time about {duration(machine.seconds)}")
     for line in lines:
         console().print(line, markup=False, soft_wrap=True)
@@ -119,8 +120,22 @@ def _totals(plan: Plan) -> list[str]:
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"
         lines.append(f"no known price for {', '.join(plan.unpriced)}; set it with {ways}")
     if plan.machine is not None:
-        lines.append(f"memory about {byte_size(plan.machine.memory)}: {plan.machine.words}")
+        lines += memory_lines(plan.machine)
     return [*lines, _time(plan)]
+
+
+def memory_lines(machine: Machine) -> Iterator[str]:
+    """The memory in all and by part, whether it fits, and what happens on GPUs of other sizes."""
+    fit = f"; {machine.fit}" if machine.fit else ""
+    yield f"memory about {byte_size(machine.memory)}{fit}"
+    if machine.parts:
+        parts = (f"{name} {byte_size(size)}" for name, size in machine.parts.items())
+        yield f"of this: {', '.join(parts)}"
+    for one in machine.cards:
+        verdict = "fits" if one.fits else "does not fit"
+        card, size = f"{one.card / 1e9:.0f} GB", byte_size(one.memory)
+        yield f"on {card}: {verdict}, {size}; {one.words}"
+    yield f"computed for {machine.words}"
 
 
 def _time(plan: Plan) -> str:

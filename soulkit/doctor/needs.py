@@ -34,6 +34,7 @@ from soulkit.play.requirements import (
 )
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import CONFIG
+from soulkit.text import byte_size
 
 if TYPE_CHECKING:
     from soulkit.train.config import TrainConfig
@@ -218,6 +219,7 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
 
     config = TrainConfig.load(file, flags=flags, trust=trust)
     needs.config = config
+    needs.lines.append(_memory_line(config))
     material = _material(needs, config)
     if material is None:
         return
@@ -232,6 +234,18 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
     work = tuple(first[name] for name in played.tasks if name in first)
     coached = played.objective is not None and played.objective.uses_feedback
     needs.parts.append(TrialPart(config=played.config, work=work, coached=coached))
+
+
+def _memory_line(config: TrainConfig) -> CheckLine:
+    from soulkit.train.planning import imitation_machine
+
+    machine = imitation_machine(config, 0)
+    if machine is None:
+        words = f"the size of {config.model} is unknown before it is downloaded"
+        return line(PART, "memory", "note", words)
+    fits, _, way = machine.fit.partition(": ")
+    health: Health = "problem" if fits.startswith("does not") else "ok"
+    return line(PART, "memory", health, f"about {byte_size(machine.memory)}; {fits}", way)
 
 
 def _material(needs: Needs, config: TrainConfig) -> TrainingData | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.actor import starts_servers
@@ -125,16 +124,16 @@ def sampler(
     path: str, whole: Plan, parts: Sequence[PlayerLoad], batch: int, device: str, dtype: str
 ) -> Machine:
     """Memory and time that the checkpoint at `path` needs for these calls."""
-    model = footprint(Path(path))
+    model = footprint(path)
     if model is None:
-        return Machine(
-            memory=0, seconds=0.0, words=f"{path} is not counted: not a checkpoint folder"
-        )
+        return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: its size is unknown")
     itemsize = model.number_bytes(dtype, device)
     longest = max((task.longest_context for task in whole.tasks), default=0)
-    memory = model.parameters * itemsize + model.cache_bytes(batch, longest, itemsize)
+    cache = model.cache_bytes(batch, longest, itemsize)
+    sizes = {"weights": model.parameters * itemsize, "sampler cache": cache}
     prompt, reply = sum(a.prompt_tokens for a in parts), sum(a.reply_tokens for a in parts)
-    return model.on(device, memory, prompt=prompt, reply=reply, batch=batch)
+    machine = model.on(device, sum(sizes.values()), prompt=prompt, reply=reply, batch=batch)
+    return replace(machine, parts=sizes)
 
 
 def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:

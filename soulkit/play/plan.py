@@ -330,8 +330,8 @@ def plan_loads(loads: Iterable[Load], *, concurrency: int = 1) -> Plan:
 def in_turn(plans: Sequence[Plan]) -> Plan:
     """The plan of several commands that run in turn: times are added, memory is the maximum."""
     machines = [one.machine for one in plans if one.machine is not None]
-    machine = Machine(
-        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
+    machine = replace(
+        max(machines, key=lambda one: one.memory), seconds=sum(one.seconds for one in machines),
         words=machines[0].words,
     ) if machines else None  # fmt: skip
     width = min((one.concurrency for one in plans if one.asked), default=1)

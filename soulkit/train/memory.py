@@ -14,7 +14,13 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
+from soulkit.models.local.footprint import (
+    CardFit,
+    Footprint,
+    device_speed,
+    footprint,
+    free_bytes,
+)
 from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size
@@ -34,8 +40,6 @@ USABLE = 0.9
 """Share of the free memory that a pass may fill; the rest is lost between blocks."""
 LEAST = 1024
 """The smallest number of tokens per pass that is chosen."""
-CARD = 80_000_000_000
-"""Bytes of the GPU that a plan assumes where there is none."""
 NAME = "pass"
 """Field of `environment.json` with the choice of a start."""
 
@@ -181,14 +185,6 @@ def _memory_of(
     return training_memory(config, model, tokens=tokens, checkpointing=checkpointing, kind=kind)
 
 
-def planned_pass(config: TrainConfig, model: Footprint) -> PassChoice:
-    """The pass that a training would choose on this machine; where the GPU is missing, on one of
-    CARD bytes."""
-    kind = device_kind(config.device)
-    free = free_bytes(config.device) or (CARD if kind == "cuda" else None)
-    return choose_pass(config, model, kind, free)
-
-
 def take_pass(
     config: TrainConfig, base: str, folder: Path, kept_free: Sequence[int] = (0,)
 ) -> PassChoice:
@@ -327,3 +323,94 @@ def kept_free(servers: Sequence[ServerMemory], *, sleeps: bool) -> tuple[int, ..
     if sleeps:  # the passes run while the server sleeps
         return (ASLEEP * len(servers), 0)
     return (sum(one.with_cache(CACHED) for one in servers), sum(one.least for one in servers), 0)
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemory:
+    """What a training takes on a device, by part and in all."""
+
+    choice: PassChoice
+    parts: dict[str, int]
+    total: int
+    fits: bool
+    free: int | None
+    """Bytes of the device that were assumed; None: unknown."""
+
+
+def planned_memory(
+    config: TrainConfig, model: Footprint, kind: Kind, free: int | None, cache: int = 0
+) -> PlannedMemory:
+    """The memory on a device with `free` bytes; `cache`: keys and values while it samples, which
+    on a GPU are limited to half of what is free then."""
+    choice = choose_pass(config, model, kind, free)
+    assert choice.memory is not None
+    memory = choice.memory
+    kept = memory.total - memory.activations - memory.logits
+    if kind == "cuda" and free is not None:
+        cache = max(0, min(cache, (free - kept) // 2))
+    total = max(memory.total, kept + cache)  # the model samples and trains in turns
+    trained = "trained weights" if config.full else "adapter"
+    parts = {
+        "weights": memory.weights, f"{trained}, gradients and optimizer": memory.trained,
+        "activations": memory.activations, "logits": memory.logits, "sampler cache": cache,
+        "workspace": memory.workspace,
+    }  # fmt: skip
+    return PlannedMemory(
+        choice=choice, parts={name: size for name, size in parts.items() if size}, free=free,
+        total=total, fits=free is None or (memory.total <= USABLE * free and total <= free),
+    )  # fmt: skip
+
+
+CARDS = tuple(size * 10**9 for size in (24, 48, 80))
+
+
+def card_fits(config: TrainConfig, model: Footprint, cache: int = 0) -> tuple[CardFit, ...]:
+    """The plan on GPUs of common sizes."""
+    plans = [planned_memory(config, model, "cuda", size, cache) for size in CARDS]
+    return tuple(
+        CardFit(card=size, memory=one.total, fits=one.fits,
+                words=_pass_words(one.choice.checkpointing, one.choice.tokens) if one.fits
+                else way_to_fit(config, model, "cuda", size))
+        for size, one in zip(CARDS, plans, strict=True)
+    )  # fmt: skip
+
+
+def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> str:
+    """The settings that together make the pass fit in `free` bytes, or the base that would."""
+    changes: list[tuple[bool, str, dict[str, object]]] = [
+        (config.activation_checkpointing == "off", "remove --activation-checkpointing off",
+         {"activation_checkpointing": "auto"}),
+        (config.tokens_per_batch is not None, "remove --tokens-per-batch",
+         {"tokens_per_batch": None}),
+        (config.full, "train an adapter with --lora instead of all weights", {"full": False}),
+        (config.quantize == "none", "--quantize nf4", {"quantize": "nf4"}),
+    ]  # fmt: skip
+    ways: list[str] = []
+    for useful, words, change in changes:
+        if useful:
+            config, ways = config.model_copy(update=change), [*ways, words]
+            if planned_memory(config, model, kind, free).fits:
+                return " and ".join(ways)
+    if config.lesson_tokens:
+        return " and ".join([*ways, "lower --lesson-tokens"])
+    share = USABLE * free / planned_memory(config, model, kind, free).total
+    base = f"a base of at most {share * model.parameters / 1e9:.1f} billion parameters"
+    return " and ".join([*ways, base])
+
+
+def fit_words(config: TrainConfig, model: Footprint, plan: PlannedMemory, *, real: bool) -> str:
+    """`fits 80 GB`, or `does not fit 80 GB: …`; `real`: the device was measured."""
+    if plan.free is None:
+        return ""
+    where = f"the {byte_size(plan.free)} that are free" if real else (
+        f"{plan.free / 1e9:.0f} GB (assumed: this machine has no such GPU)"
+    )  # fmt: skip
+    if plan.fits:
+        choice = plan.choice
+        return f"fits {where} with {_pass_words(choice.checkpointing, choice.tokens)}"
+    return (
+        f"does not fit {where}: {way_to_fit(config, model, device_kind(config.device), plan.free)}"
+    )

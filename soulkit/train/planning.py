@@ -17,6 +17,8 @@ from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.planning import local_players, sampler, voice_of
 from soulkit.models.local.footprint import (
+    CARD,
+    Footprint,
     Machine,
     context_of,
     footprint,
@@ -28,7 +30,7 @@ from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.memory import choose_pass, device_kind, planned_pass
+from soulkit.train.memory import card_fits, device_kind, fit_words, planned_memory, way_to_fit
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.rows import (
@@ -73,7 +75,7 @@ def _sampled(config: TrainConfig, plan: Plan) -> Machine:
     """Time the trained model needs to play a plan; the training counts its memory."""
     asked = [one for one in plan.asked if "actor" in (one.role, one.name)]
     machine = sampler(config.model, plan, asked, config.batch_size, config.device, "auto")
-    return replace(machine, memory=0)
+    return replace(machine, memory=0, parts={})
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -331,9 +333,25 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     """Memory and time of supervised steps on this many tokens; None for an unknown model."""
     model = footprint(config.model)
-    if model is None:
-        return None
-    return model.on(config.device, planned_pass(config, model).needs, trained=tokens)
+    return None if model is None else _with_memory(config, model, 0, trained=tokens)
+
+
+def _with_memory(
+    config: TrainConfig, model: Footprint, cache: int, *, prompt: float = 0, reply: float = 0,
+    trained: float, batch: int = 1,
+) -> Machine:  # fmt: skip
+    """The machine of a training, with its memory by part and whether it fits."""
+    kind, found = device_kind(config.device), free_bytes(config.device)
+    free = found or (CARD if kind == "cuda" else None)
+    plan = planned_memory(config, model, kind, free, cache)
+    return replace(
+        model.on(
+            config.device, plan.total, prompt=prompt, reply=reply, trained=trained, batch=batch
+        ),
+        parts=plan.parts,
+        fit=fit_words(config, model, plan, real=bool(found)),
+        cards=card_fits(config, model, cache) if kind == "cuda" or not plan.fits else (),
+    )
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
@@ -342,13 +360,12 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
         return None
     longest = max((task.longest_context for task in learned.tasks), default=0)
     itemsize = model.number_bytes(config.dtype, config.device)
-    cache = model.cache_bytes(config.batch_size, longest, itemsize)
     of_actor = [one for one in learned.asked if one.role == "actor"]
     prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
-    return model.on(
-        config.device, planned_pass(config, model).needs + cache,
+    return _with_memory(
+        config, model, model.cache_bytes(config.batch_size, longest, itemsize),
         prompt=prompts + sum(one.prompt_tokens for one in others),
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
@@ -365,12 +382,10 @@ def refuse_unfitting(config: TrainConfig) -> None:
         raise beyond_context(config.lesson_tokens, context, config)
     if config.preset is None or model is None:
         return
-    free = free_bytes(config.device)
-    needed = choose_pass(config, model, device_kind(config.device), free).needs
+    kind, free = device_kind(config.device), free_bytes(config.device)
+    needed = planned_memory(config, model, kind, free).total
     if free is None or needed <= free:
         return
-    ways = ["train an adapter with --lora"] if config.full else []
-    ways += ["remove --activation-checkpointing off"] * (config.activation_checkpointing == "off")
     raise ConfigError(
         f"The preset {config.preset} does not fit in memory: training "
         f"{'all weights' if config.full else 'an adapter'} of '{config.model}' on lessons of "
@@ -378,6 +393,6 @@ def refuse_unfitting(config: TrainConfig) -> None:
         f"{free / 2**30:,.1f} GiB are free.",
         "Weights, gradients, AdamW moments and the activations of one lesson are in memory "
         "together.",
-        f"To save memory, {'; '.join([*ways, 'lower --lesson-tokens'])}; or use a smaller model or "
-        "a larger device.",
+        f"To save memory: {way_to_fit(config, model, kind, free)}; or use a smaller model or a "
+        "larger device.",
     )

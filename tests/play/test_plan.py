@@ -148,8 +148,7 @@ def test_adapters_are_counted_like_peft_counts_them(model: Path) -> None:
     wrapped = get_peft_model(loaded, LoraConfig(r=8, target_modules="all-linear"))
     trained = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
     assert sizes is not None
-    # The feed-forward width is not in the estimate: taken as four times the hidden size.
-    assert trained / 1.5 < sizes.lora_parameters(8) < trained * 1.5
+    assert sizes.lora_parameters(8) == trained
 
 
 def test_no_footprint_of_what_is_no_checkpoint(tmp_path: Path) -> None:
@@ -340,7 +339,7 @@ def test_each_reply_is_learned_from_once_without_refined_ones(model: Path) -> No
         config.device, planned.machine.memory, prompt=prompts, reply=replies,
         trained=prompts + replies, batch=config.batch_size,
     )  # fmt: skip
-    assert planned.machine == expected
+    assert planned.machine.seconds == expected.seconds
 
 
 def test_questions_take_the_time_of_any_served_call() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from soulkit.train.memory import (
 from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span
+from tests.support.evaluation import soul
 from tests.support.training import config
 
 GB = 10**9
@@ -228,6 +230,24 @@ def saved_sizes(policy: Policy, pack: Pack) -> dict[int, int]:
     return sizes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("small_chunks")
+def test_a_quantised_base_agrees_with_measured_peaks(
+    dtype: str, folders: Callable[[str], Path]
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings, model = config(quantize="nf4", dtype=dtype), footprint(folders("qwen3"))
+    assert model is not None
+    policy = loaded(settings, folders("qwen3"), True)
+    pack, tokens = group(policy, 256, 8, 32)
+    memory = training_memory(settings, model, tokens=tokens, checkpointing=True, kind="cpu")
+    assert memory.activations + memory.logits == pytest.approx(
+        measured_peak(policy, pack), rel=0.15
+    )
+    weights = sum(w.nbytes for w in policy.model.parameters() if not w.requires_grad)
+    assert memory.weights == pytest.approx(weights, rel=0.05)
+
+
 # --- common shapes --------------------------------------------------------------------------------
 
 PUBLISHED = {
@@ -412,3 +432,67 @@ def test_a_resumed_run_keeps_its_pass(cuda: list[int], tmp_path: Path, no_cache:
 @pytest.mark.parametrize(("written", "meant"), [(True, "on"), (False, "off"), ("auto", "auto")])
 def test_a_switch_in_a_file_still_works(written: Any, meant: str) -> None:
     assert config(activation_checkpointing=written).activation_checkpointing == meant
+
+
+# --- plans and soul doctor ------------------------------------------------------------------------
+
+
+def planned(capsys: pytest.CaptureFixture[str], *more: object) -> tuple[str, dict[str, Any]]:
+    """What `soul plan` prints about memory, and the same as JSON."""
+    command = ("plan", "train", "grpo", "--task", "tomi", "--data", "tomi=synth:20", *more)
+    assert soul(*command) == 0
+    text = capsys.readouterr().out
+    assert soul(*command, "--json") == 0
+    return text, json.loads(capsys.readouterr().out)["machine"]
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_plan_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    base = ("--model", "Qwen/Qwen3-VL-8B-Instruct", "--set", "lora.r=32", "--device")
+    for device in ("cuda", "cuda:7"):
+        text, page = planned(capsys, *base, device)
+        assert "fits 80 GB (assumed: this machine has no such GPU)" in text
+        assert "with 16,384 tokens per pass, activation checkpointing on" in text
+        assert "on 24 GB: does not fit" in text and "--quantize nf4" in text
+        parts = page["parts"]
+        assert parts["weights"] == pytest.approx(17.5e9, rel=0.01)
+        assert parts["adapter, gradients and optimizer"] == pytest.approx(16 * 87.3e6, rel=0.01)
+        assert parts["logits"] == 5 << 29 and 5e9 < parts["activations"] < 9e9
+        assert page["memory"] <= sum(parts.values()) <= 80e9
+        assert [card["fits"] for card in page["cards"]] == [False, True, True]
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_plan_says_what_makes_it_fit(capsys: pytest.CaptureFixture[str], cuda: list[int]) -> None:
+    base = ("--model", "Qwen/Qwen3-8B", "--device", "cuda:1")
+    text, page = planned(capsys, *base, "--activation-checkpointing", "off")
+    assert "does not fit the 20.0 GB that are free: remove --activation-checkpointing off" in text
+    assert page["fit"].endswith("and --quantize nf4")
+    text, page = planned(capsys, *base, "--quantize", "nf4")
+    assert "fits the 20.0 GB that are free with" in text
+    text, _ = planned(capsys, "--model", "Qwen/Qwen3-32B", "--device", "cuda:1")
+    assert "does not fit" in text and "a base of at most" in text
+
+
+def test_a_plan_for_this_machine(
+    capsys: pytest.CaptureFixture[str], folders: Callable[[str], Path]
+) -> None:
+    text, page = planned(capsys, "--model", folders("qwen3"), "--device", "cpu")
+    assert re.search(r"memory about .* MB; fits the .* GB that are free with 4,096 tokens", text)
+    assert page["cards"] == [] and "on 24 GB" not in text
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_doctor_says_whether_a_training_fits(
+    capsys: pytest.CaptureFixture[str], cuda: list[int], tmp_path: Path
+) -> None:
+    settings = tmp_path / "train.yaml"
+    for model, health in (("Qwen/Qwen3-8B", "ok"), ("Qwen/Qwen3-32B", "problem")):
+        settings.write_text(f"model: {model}\ntask: tomi\ndata: tomi=synth:9\ndevice: cuda:0\n")
+        soul("doctor", settings, "--for", "train grpo", "--json")
+        lines = json.loads(capsys.readouterr().out)["lines"]
+        (line,) = (one for one in lines if one["part"] == "settings" and one["name"] == "memory")
+        assert line["health"] == health and "79.0 GB that are free" in line["words"]
+        assert (line["way"] == "") is (health == "ok")

@@ -14,11 +14,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from soulkit.models.local.batching import BATCH_TOKENS
 from soulkit.models.local.weights import cached_folder, stored_tensors
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -36,6 +38,21 @@ SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
 """`cpu` is one core. Assumed values for a current server core and a current data-centre GPU."""
 
 
+CARD = 80_000_000_000
+"""Bytes of the GPU that a plan assumes where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFit:
+    """What a plan does on a GPU of `card` bytes."""
+
+    card: int
+    memory: int
+    fits: bool
+    words: str
+    """The settings that follow from the size, and what makes the plan fit if it does not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Memory in bytes and time in seconds that a plan needs here; `words` state the assumptions."""
@@ -43,15 +60,29 @@ class Machine:
     memory: int
     seconds: float
     words: str
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by part; not all of them are in memory at once."""
+    fit: str = ""
+    """Whether it fits this device, and what makes it fit."""
+    cards: tuple[CardFit, ...] = ()
+    """The same on GPUs of common sizes; empty if that is of no interest."""
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:
     """The total of `machines` that run at once on this machine; None if none is known."""
     if not any(one.memory or one.seconds for one in machines):
         return None
-    words = "; ".join(dict.fromkeys(one.words for one in machines))
-    memory, seconds = sum(one.memory for one in machines), sum(one.seconds for one in machines)
-    return Machine(memory=memory, seconds=seconds, words=words)
+    parts: Counter[str] = Counter()
+    for one in machines:
+        parts.update(one.parts)
+    return Machine(
+        memory=sum(one.memory for one in machines),
+        seconds=sum(one.seconds for one in machines),
+        words="; ".join(dict.fromkeys(one.words for one in machines)),
+        parts=dict(parts),
+        fit="; ".join(dict.fromkeys(filter(None, (one.fit for one in machines)))),
+        cards=next((one.cards for one in machines if one.cards), ()),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +103,10 @@ class Footprint:
     """Width of all norms of a layer together."""
 
     def cache_bytes(self, rows: int, longest: int, itemsize: int) -> int:
-        """Bytes of keys and values for `rows` sequences of `longest` tokens."""
-        return rows * longest * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
+        """Bytes of keys and values for `rows` sequences of `longest` tokens, as far as a batch may
+        be that large."""
+        tokens = min(rows * longest, max(BATCH_TOKENS, longest))
+        return tokens * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
 
     @property
     def queries(self) -> int:
