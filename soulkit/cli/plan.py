@@ -134,7 +134,7 @@ def memory_lines(machine: Machine) -> Iterator[str]:
     for one in machine.cards:
         verdict = "fits" if one.fits else "does not fit"
         card, size = f"{one.card / 1e9:.0f} GB", byte_size(one.memory)
-        yield f"on {card}: {verdict}, {size}; {one.words}"
+        yield f"on {card}: {verdict} ({size}): {one.words}"
     yield f"computed for {machine.words}"
 
 

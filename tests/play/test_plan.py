@@ -470,7 +470,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_training_plan_without_rows_uses_the_published_sizes(fresh: Path, capfd: Any) -> None:
-    config = Path(__file__).parents[2] / "examples" / "paper.yaml"
+    config = Path(__file__).parents[2] / "examples" / "one_80gb.yaml"
     assert soul("plan", "train", "ditto", "--config", config, "--device", "cpu", "--json") == 0
     printed = capfd.readouterr()
     page = json.loads(printed.out)

@@ -455,7 +455,7 @@ def test_a_plan_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -
         text, page = planned(capsys, *base, device)
         assert "fits 80 GB (assumed: this machine has no such GPU)" in text
         assert "with 16,384 tokens per pass, activation checkpointing on" in text
-        assert "on 24 GB: does not fit" in text and "--quantize nf4" in text
+        assert "on 24 GB: does not fit (2" in text and "--quantize nf4" in text
         parts = page["parts"]
         assert parts["weights"] == pytest.approx(17.5e9, rel=0.01)
         assert parts["adapter, gradients and optimizer"] == pytest.approx(16 * 87.3e6, rel=0.01)
