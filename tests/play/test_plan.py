@@ -471,7 +471,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_training_plan_without_rows_uses_the_published_sizes(fresh: Path, capfd: Any) -> None:
     config = Path(__file__).parents[2] / "examples" / "one_80gb.yaml"
-    assert soul("plan", "train", "ditto", "--config", config, "--device", "cpu", "--json") == 0
+    command = ("train", "ditto", "--config", config, "--device", "cpu")
+    assert soul("plan", *command, "--json") == 0
     printed = capfd.readouterr()
     page = json.loads(printed.out)
     parts = {part["task"].partition(" ")[0]: part for part in page["tasks"]}
@@ -485,7 +486,7 @@ def test_a_training_plan_without_rows_uses_the_published_sizes(fresh: Path, capf
     line = next(line for line in printed.err.splitlines() if "published sizes" in line)
     assert "soul data pull --suite soul-10 --split train" in line
     assert "skips the tasks without rows or without a key in OPENAI_API_KEY" in printed.err
-    assert soul("train", "ditto", "--config", config, "--out", fresh / "run") == 2
+    assert soul(*command, "--out", fresh / "run") == 2
     assert "No task of the suite 'soul-10' can be played here" in capfd.readouterr().err
 
 
