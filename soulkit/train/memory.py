@@ -348,10 +348,10 @@ def planned_memory(
     choice = choose_pass(config, model, kind, free)
     assert choice.memory is not None
     memory = choice.memory
-    kept = memory.total - memory.activations - memory.logits
+    steady = memory.total - memory.activations - memory.logits
     if kind == "cuda" and free is not None:
-        cache = max(0, min(cache, (free - kept) // 2))
-    total = max(memory.total, kept + cache)  # the model samples and trains in turns
+        cache = max(0, min(cache, (free - steady) // 2))
+    total = max(memory.total, steady + cache)  # the model samples and trains in turns
     trained = "trained weights" if config.full else "adapter"
     parts = {
         "weights": memory.weights, f"{trained}, gradients and optimizer": memory.trained,

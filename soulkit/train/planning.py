@@ -341,15 +341,15 @@ def _with_memory(
     trained: float, batch: int = 1,
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
-    kind, found = device_kind(config.device), free_bytes(config.device)
-    free = found or (CARD if kind == "cuda" else None)
+    kind, memory = device_kind(config.device), free_bytes(config.device)
+    free = memory or (CARD if kind == "cuda" else None)
     plan = planned_memory(config, model, kind, free, cache)
     return replace(
         model.on(
             config.device, plan.total, prompt=prompt, reply=reply, trained=trained, batch=batch
         ),
         parts=plan.parts,
-        fit=fit_words(config, model, plan, real=bool(found)),
+        fit=fit_words(config, model, plan, real=bool(memory)),
         cards=card_fits(config, model, cache) if kind == "cuda" or not plan.fits else (),
     )
 

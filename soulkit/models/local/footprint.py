@@ -248,11 +248,11 @@ def _known_shape(name: str) -> Footprint | None:
     short = name.partition("@")[0].rpartition("/")[2].lower()
     if _QUANTISED.search(short):
         return None
-    found = [one for one in SHAPES if f"{short}-".startswith(f"{one}-")]
-    if not found:
+    names = [one for one in SHAPES if f"{short}-".startswith(f"{one}-")]
+    if not names:
         return None
     layers, hidden, heads, kv_heads, head_dim, width, vocabulary, tables, norms, normed, other = (
-        SHAPES[found[0]]
+        SHAPES[names[0]]
     )
     both = (heads + kv_heads) * head_dim
     layer = 2 * hidden * both + 3 * hidden * width
