@@ -104,11 +104,13 @@ def _stages(name: str | None) -> tuple[Stage, ...]:
 def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     reporter = ConsoleReporter("distill")
     with reporter.working("starting"):
+        from soulkit.cli.plan import refuse_plan_options
         from soulkit.distill.run import distill
 
     out = values["out"] or default_run_path("distill", sorted(set(config.data) - {"*"}))
+    refuse_plan_options(values)
     if values["dry_run"]:
-        _dry_run(config, out, stages, as_json=values["json"], trust=values["trust"])
+        _dry_run(config, out, stages, values)
         return
     result = distill(config, out, stages, trust=values["trust"], reporter=reporter)
     warn_unsealed()
@@ -141,19 +143,19 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
 
 
 def _dry_run(
-    config: DistillConfig, out: Path, stages: Sequence[Stage], *, as_json: bool, trust: bool
+    config: DistillConfig, out: Path, stages: Sequence[Stage], values: Mapping[str, Any]
 ) -> None:
     from soulkit.distill.expert_rows import with_rows_and_players
     from soulkit.distill.experts import find_experts
     from soulkit.distill.run import checked_gates, distillation_plan, stages_of
 
-    experts = with_rows_and_players(config, find_experts(config), trust=trust)
+    experts = with_rows_and_players(config, find_experts(config), trust=values["trust"])
     checked_gates(config, experts)
     plans = distillation_plan(config, experts, out, stages_of(config, stages))
-    show_stage_plans(plans, as_json=as_json)
+    show_stage_plans(plans, as_json=values["json"], bounds=values["bounds"])
 
 
-def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
+def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool, bounds: bool) -> None:
     """Print the plan of every stage, and their sum."""
     from soulkit.cli.plan import show_plan
     from soulkit.play.plan import in_turn
@@ -164,9 +166,9 @@ def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
         return
     for one in plans:
         console().print(f"stage {one.stage}", style="bold")
-        show_plan(one.plan, as_json=False)
+        show_plan(one.plan, as_json=False, bounds=bounds)
         for remark in one.remarks:
             console().print(remark, markup=False, soft_wrap=True)
         console().print()
     console().print("all stages", style="bold")
-    show_plan(whole, as_json=False)
+    show_plan(whole, as_json=False, bounds=bounds)

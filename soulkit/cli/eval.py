@@ -18,8 +18,10 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.options import (
     EVERYDAY,
+    PILOT,
     GroupFromSettings,
     build_command,
+    in_reading_order,
     options_for,
     settings_from,
     tasks_in,
@@ -54,17 +56,20 @@ class Kinds(GroupFromSettings):
             return None
         from soulkit.eval.config import EvalConfig
 
-        options = options_for(EvalConfig, frozenset({"eval", "plays", name}))
+        own = options_for(EvalConfig, frozenset({"eval", "plays", name}))
+        options = in_reading_order([*own, PILOT])
 
         def body(values: dict[str, Any]) -> None:
+            from soulkit.cli.plan import refuse_plan_options
             from soulkit.eval.run.runner import load_config
 
+            refuse_plan_options(values)
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
             settings = load_config(file, {"kind": name, **flags}, trust=values["trust"],
                                    asking=not values["dry_run"])  # fmt: skip
             if values["dry_run"]:
-                _dry_run(settings, values["json"])
+                _dry_run(settings, values)
             else:
                 _run(settings, values["out"], values["json"])
 
@@ -82,14 +87,20 @@ def group() -> None:
 # -- running and printing ------------------------------------------------------------------------
 
 
-def _dry_run(config: EvalConfig, as_json: bool) -> None:
+def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
+    from soulkit.eval.pilot import piloted_plan
     from soulkit.eval.planning import evaluation_plan
     from soulkit.eval.run.runner import prepare
     from soulkit.eval.run.session import batch_words
 
-    config, work = prepare(config, ConsoleReporter("eval"), asking=False, planned=True)
-    show_plan(evaluation_plan(config, work), as_json)
+    reporter, pilot = ConsoleReporter("eval"), values["pilot"]
+    if pilot is None:
+        config, work = prepare(config, reporter, asking=False, planned=True)
+        plan = evaluation_plan(config, work)
+    else:
+        plan = piloted_plan(config, pilot, values["out"], reporter)
+    show_plan(plan, values["json"], bounds=values["bounds"], offered=True)
     for line in (*batch_words(config), *config.servers()):
         print_note(line)
 

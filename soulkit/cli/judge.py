@@ -276,12 +276,14 @@ class Checks(GroupFromSettings):
                 raise missing_run_error("soul judge check")
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
+            from soulkit.cli.plan import refuse_plan_options, show_plan
+
+            refuse_plan_options(values)
             if values["dry_run"]:
-                from soulkit.cli.plan import show_plan
                 from soulkit.eval.judges.check import Check
 
                 check = Check.of(config, trust=values["trust"])
-                show_plan(check.cost_plan(), values["json"])
+                show_plan(check.cost_plan(), values["json"], bounds=values["bounds"])
                 print_note(check.words())
             else:
                 _check(config, values["out"], values["json"], values["trust"])

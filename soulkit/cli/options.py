@@ -43,6 +43,7 @@ CONFIG = "YAML file with settings, such as a run's config.yaml; options override
 SET = "Set any other setting. Repeatable."
 TRUST = "Allow settings from a run folder that is not your own."
 DRY_RUN = "Print the estimated calls, tokens, cost and time, and stop."
+BOUNDS = "In a plan, also print the maximum of calls and cost."
 JSON = "Print only one JSON document to stdout."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 Json = Annotated[bool, typer.Option("--json", help=JSON)]
@@ -154,9 +155,14 @@ COMMON = (
     Option("--set", list[str], SET, metavar="NAME=VALUE"),
     Option("--trust", bool, TRUST),
     Option("--dry-run", bool, DRY_RUN),
+    Option("--bounds", bool, BOUNDS),
     Option("--json", bool, JSON),
 )
 """Options of every command that makes a run folder from settings."""
+PILOT = Option(
+    "--pilot", int, "In a plan, play N rows first and measure the cost on them. The run continues "
+    "with the other rows.", metavar="N",
+)  # fmt: skip
 
 
 # --- from settings to options ---------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soulkit.cli.console import console, one_line, print_json, safe
 from soulkit.errors import ConfigError
 from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
-from soulkit.text import byte_size, dollars, duration
+from soulkit.text import byte_size, counted, dollars, duration
 
 if TYPE_CHECKING:
     from soulkit.models.local.footprint import Machine
@@ -27,7 +27,8 @@ def command(
 ) -> None:  # fmt: skip
     """Estimate the calls, tokens, cost, memory and time of a command.
 
-    No model is called or loaded.
+    No model is called or loaded, except with --pilot N, which plays N rows to measure the cost.
+    --bounds adds the maximum of calls and cost.
     """
     from soulkit.cli.app import run_words
 
@@ -49,24 +50,48 @@ def command(
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
-    """Print a plan: a table by task and role, totals, and remarks on default `coaches`."""
+def show_plan(
+    plan: Plan, as_json: bool, coaches: Sequence[str] = (), *, bounds: bool = False,
+    offered: bool = False,
+) -> None:  # fmt: skip
+    """Print a plan: a table by task and role, totals, and remarks on default `coaches`. With
+    `bounds`, also the maximum of calls and cost; `offered`: the command has --pilot."""
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    rows = tuple(GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one))
-                 for part in plan.tasks for one in part.asked)  # fmt: skip
-    head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost",
-            "max. calls", "max. cost")  # fmt: skip
-    grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, n_below=2,
+    rows = tuple(
+        GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one, bounds))
+        for part in plan.tasks for one in part.asked
+    )  # fmt: skip
+    limits = ("max. calls", "max. cost") if bounds else ()
+    head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost", *limits)
+    grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, n_below=len(limits),
                 whole=head[:2], least={"model": 12})  # fmt: skip
     for shown in grid_parts(grid) if rows else ():
         console().print(shown)
-    for line in (*_totals(plan), *coaches):
+    for line in (*_totals(plan, bounds=bounds, offered=offered), *coaches):
         console().print(line, markup=False, soft_wrap=True)
 
 
-def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None) -> None:
+def refuse_plan_options(values: Mapping[str, Any]) -> None:
+    """ConfigError for a pilot without rows, and for --bounds or --pilot outside a plan."""
+    pilot = values.get("pilot")
+    if pilot is not None and pilot < 1:
+        raise ConfigError(
+            f"--pilot {pilot} plays no rows.", "It is the number of rows to play.",
+            "Give a number of at least 2, such as --pilot 20.",
+        )  # fmt: skip
+    used = "--pilot" if pilot else "--bounds" if values["bounds"] else ""
+    if used and not values["dry_run"]:
+        raise ConfigError(
+            f"{used} has no effect here.", "It changes only plans.",
+            "Leave it out, or add --dry-run to print a plan.",
+        )  # fmt: skip
+
+
+def show_corpus_plan(
+    plan: CorpusPlan, as_json: bool, played: Plan | None = None, bounds: bool = False
+) -> None:
     """Print the plan of a training run on conversations: a table by source, totals, and the plan of
     the episodes `played` to evaluate it."""
     from soulkit.train.planning import learned_text
@@ -89,32 +114,42 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None
     for line in lines:
         console().print(line, markup=False, soft_wrap=True)
     if played is not None:
-        show_plan(played, as_json=False)
+        show_plan(played, as_json=False, bounds=bounds)
 
 
-def _figures(one: PlayerLoad) -> tuple[str, ...]:
+def _figures(one: PlayerLoad, bounds: bool) -> tuple[str, ...]:
     about = (one.usual_calls, one.prompt_tokens, one.reply_tokens)
     cost, most = (_cost(amount, one) for amount in (one.cost, one.cost_limit))
-    return (*(f"{n:,}" for n in about), cost, f"{one.calls:,}", most)
+    limits = (f"{one.calls:,}", most) if bounds else ()
+    return (*(f"{n:,}" for n in about), cost, *limits)
 
 
 def _cost(amount: float | None, one: PlayerLoad) -> str:
     return "-" if amount is None and not one.seconds else dollars(amount)
 
 
-def _totals(plan: Plan) -> list[str]:
-    paid = plan.cost is not None or bool(plan.unpriced)
-    cost = ", cost unknown" if plan.cost is None else (
-        f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
-    )  # fmt: skip
+def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
+    from soulkit.play.plan import range_words
+
     lines = [
-        f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls (at most {plan.calls:,}), "
-        f"{plan.prompt_words:,} words in the first prompts{cost if paid else ''}"
+        f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls, "
+        f"{plan.prompt_words:,} words in the first prompts"
     ]
+    if plan.cost is not None:
+        more = "; --pilot N plays N rows and narrows this" if offered and not plan.pilot else ""
+        lines.append(f"cost about {dollars(plan.cost)}{range_words(plan)}{more}")
     if len(roles := plan.cost_by_role) > 1:
-        parts = [f"{role} about {dollars(about)}, at most {dollars(most)}"
-                 for role, (about, most) in roles.items()]  # fmt: skip
-        lines.append(f"cost by role: {'; '.join(parts)}")
+        parts = [f"{role} {dollars(about)}" for role, (about, _) in roles.items()]
+        lines.append(f"cost by role: {', '.join(parts)}")
+    if bounds:
+        most = f" and {dollars(plan.cost_limit)}" if plan.cost_limit is not None else ""
+        lines.append(f"bounds: at most {plan.calls:,} calls{most}")
+    if (pilot := plan.pilot) is not None:
+        lines.append(
+            f"pilot: {counted(pilot.rows, 'row')} of {counted(pilot.tasks, 'task')} cost "
+            f"{dollars(pilot.cost)}; {pilot.folder} keeps their replies, and the same command with "
+            f"--out {pilot.folder} plays the rest"
+        )
     if plan.unpriced:
         own = any(one.role == "actor" and one.name in plan.unpriced for one in plan.asked)
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"
@@ -155,5 +190,6 @@ def _assumed_speed(plan: Plan) -> str:
 
     if not any(one.seconds for one in plan.asked):
         return ""
-    each = f"{SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
-    return f", assuming {each} for API models and {plan.concurrency} calls at once"
+    each = f"assuming {SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
+    each = "with the latencies of the pilot" if plan.pilot else each
+    return f", {each} for API models and {plan.concurrency} calls at once"

@@ -28,9 +28,11 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.options import (
     EVERYDAY,
+    PILOT,
     GroupFromSettings,
     Option,
     build_command,
+    in_reading_order,
     merged_options,
     options_for,
     settings_from,
@@ -99,6 +101,8 @@ class Methods(GroupFromSettings):
         from soulkit.train.objectives.base import method_class
 
         sentence, options = method_class(name).names[name], method_options(name)
+        if name != "sft":  # supervised training calls no other models
+            options = in_reading_order([*options, PILOT])
         known = {"", *TrainConfig.model_fields}  # the others belong to a package's method
         packaged = {o.flag for o in options if o.setting.partition(".")[0] not in known}
         return build_command(
@@ -175,6 +179,7 @@ def group() -> None:
 def _train(method: str, values: Mapping[str, Any]) -> None:
     reporter = ConsoleReporter(f"train {method}")
     with reporter.working("starting"):
+        from soulkit.cli.plan import refuse_plan_options
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import overruled
         from soulkit.train.run import prepare_training, refuse_untrainable, train
@@ -182,6 +187,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.state.metrics import read_step_lines
         from soulkit.train.state.stops import flat_total, steps_before, with_more_steps
 
+    refuse_plan_options(values)
     if remark := overruled(method):
         print_note(remark)
     flags = settings_of(method, values)
@@ -189,8 +195,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     if values["dry_run"]:
         _show_plan(config, values)
         return
-    names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
-    out = values["out"] or default_run_path(f"train-{config.method}", names)
+    out = values["out"] or _new_path(config)
     if remark := zero_weight_remark(config):
         print_note(remark)
     config = with_more_steps(config, out)
@@ -212,6 +217,11 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         _print(out, summary)
 
 
+def _new_path(config: TrainConfig) -> Path:
+    names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
+    return default_run_path(f"train-{config.method}", names)
+
+
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """Print what `--dry-run` shows: remarks at the start, and the cost of the training."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
@@ -220,7 +230,8 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     from soulkit.train.setup.data import download_remark, load_training_data
 
     refuse_unfitting(config)
-    material = load_training_data(config, planned=True, reporter=ConsoleReporter("plan"))
+    reporter, pilot = ConsoleReporter("plan"), values.get("pilot")
+    material = load_training_data(config, asking=bool(pilot), planned=not pilot, reporter=reporter)
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):
@@ -228,10 +239,19 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
             print_note(remark)
     if material.corpus is not None:
         played = played_beside(material)
-        show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
+        show_corpus_plan(
+            corpus_plan(config, material.corpus), values["json"], played, values["bounds"]
+        )
         return
-    plan = training_plan(material)
-    show_plan(plan, values["json"], material.coaches)
+    if pilot:
+        from soulkit.train.pilot import piloted_plan
+
+        out = values["out"] or _new_path(config)
+        plan = piloted_plan(material, pilot, out, reporter)
+    else:
+        plan = training_plan(material)
+    offered = material.objective is not None
+    show_plan(plan, values["json"], material.coaches, bounds=values["bounds"], offered=offered)
     for server in material.config.servers():
         print_note(server)
 
@@ -306,13 +326,14 @@ def _gap(rewards: Rewards) -> str:
 
 
 def _ablate(values: Mapping[str, Any]) -> None:
-    from soulkit.cli.plan import show_plan
+    from soulkit.cli.plan import refuse_plan_options, show_plan
     from soulkit.report import ablation
     from soulkit.report.ablation import write_ablation
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
 
+    refuse_plan_options(values)
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
     suite = common.get("suite")
@@ -329,7 +350,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
         )  # fmt: skip
     if values["dry_run"]:
         coaches = dict.fromkeys(line for run in runs for line in run.coaches)
-        show_plan(comparison_plan(runs), values["json"], list(coaches))
+        plan, bounds = comparison_plan(runs), values["bounds"]
+        show_plan(plan, values["json"], list(coaches), bounds=bounds)
         return
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
         print_note(remark)

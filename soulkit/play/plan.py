@@ -22,7 +22,7 @@ from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import Reporter
 from soulkit.tasks.kit.base import Control, Task
 from soulkit.tasks.kit.loading import STAND_IN
-from soulkit.text import dollars
+from soulkit.text import counted, dollars
 from soulkit.types import Example, Role
 
 PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
@@ -104,6 +104,8 @@ AGAIN = 600
 """Additional tokens of a judge's second prompt: its first reply and the error."""
 CONTROLS = "controls"
 """Follows the task's name in the plan of its controls."""
+SPREAD = (0.5, 2.0)
+"""The range of a cost that was not measured: replies half to twice as long as assumed."""
 SECONDS_PER_TOKEN, SECONDS_PER_CALL = 0.012, 0.6
 """Assumed speed of an API model: seconds per reply token, and per call before the first token."""
 
@@ -156,7 +158,11 @@ class PlayerTerms:
 
     @property
     def reply(self) -> int:
-        return min(self.limit, self.usual or USUAL[self.role])
+        return self.stretched(1.0)
+
+    def stretched(self, factor: float) -> int:
+        """Tokens of a reply that is `factor` times as long as usual."""
+        return min(self.limit, max(1, round(factor * (self.usual or USUAL[self.role]))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,8 @@ class PlayerLoad:
     """Seconds of all calls one after the other; 0 for a player on this machine."""
     paid: bool = False
     """Whether the calls cost money; unknown prices count as paid."""
+    cost_range: tuple[float, float] | None = None
+    """Expected cost with the shortest and longest replies of SPREAD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +236,28 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pilot:
+    """The played rows from which a plan was measured."""
+
+    rows: int
+    tasks: int
+    cost: float
+    """US dollars that they cost, as far as prices are known."""
+    interval: tuple[float, float] | None
+    """95 % interval of the cost of the whole plan; None if the rows support none."""
+    folder: str
+    """The run that played them and continues with the other rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The plan that `--dry-run` and `soul plan` print."""
 
     tasks: tuple[TaskPlan, ...]
     concurrency: int = 1
     machine: Machine | None = None
+    pilot: Pilot | None = None
+    """None: reply lengths and numbers of calls are assumed."""
 
     @property
     def episodes(self) -> int:
@@ -266,6 +290,16 @@ class Plan:
     def cost_limit(self) -> float | None:
         """Maximum cost in US dollars; None if no price is known."""
         return total(one.cost_limit for one in self.asked)
+
+    @property
+    def cost_range(self) -> tuple[float, float] | None:
+        """The range of `cost`: the pilot's interval, else with the reply lengths of SPREAD; None if
+        there is none."""
+        if self.pilot is not None:
+            return self.pilot.interval
+        ends = [one.cost_range for one in self.asked if one.cost_range is not None]
+        low, high = (sum(pair[i] for pair in ends) for i in (0, 1))
+        return (low, high) if low < high else None
 
     @property
     def cost_by_role(self) -> dict[str, tuple[float, float]]:
@@ -303,7 +337,9 @@ class Plan:
             "usual_calls": self.usual_calls,
             "prompt_words": self.prompt_words,
             "cost": self.cost,
+            "cost_range": self.cost_range,
             "cost_limit": self.cost_limit,
+            "pilot": asdict(self.pilot) if self.pilot else None,
             "cost_by_role": {
                 role: {"cost": about, "cost_limit": most}
                 for role, (about, most) in self.cost_by_role.items()
@@ -343,7 +379,8 @@ def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
     """The load of one player's questions, from the number of words in each prompt; only
     `cost_limit` includes re-asks."""
     calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
-    return replace(_priced(terms, calls, tokens, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
+    tripled = [tokens] * (1 + len(SPREAD))
+    return replace(_priced(terms, calls, tripled, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
 
 
 def _plan_task(load: Load, work: Work) -> TaskPlan:
@@ -446,25 +483,34 @@ def _player_load(
     others = {v.role: v for v in players}
     repetitions = _repeats(task, player)
     longest = sum(others[role].limit for role in SPEAKERS if role in others)
-    calls = about = prompts = most = 0.0
+    calls = about = most = 0.0
+    prompts = dict.fromkeys((1.0, *SPREAD), 0.0)
     for ask in asks:
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
-        each = sum(others[role].reply * n for role, n in ask.lines.items() if role in others)
-        prompts += usual * _prompt(ask.opening, ask.usual_turns, player, each)
+        lines = [(others[role], n) for role, n in ask.lines.items() if role in others]
+        for factor in prompts:
+            each = sum(one.stretched(factor) * n for one, n in lines)
+            prompts[factor] += usual * _prompt(ask.opening, ask.usual_turns, player, each)
         most += times * _prompt(ask.opening, ask.turns, player, longest)
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
-    about, prompts, calls, most = (round(plays * n) for n in (about, prompts, calls, most))
-    return _priced(player, int(about), int(prompts), int(calls), int(most), tries)
+    about, calls, most = (round(plays * n) for n in (about, calls, most))
+    tokens = [round(plays * n) for n in prompts.values()]
+    return _priced(player, int(about), tokens, int(calls), int(most), tries)
 
 
 def _priced(
-    player: PlayerTerms, about: int, prompts: int, calls: int, most: int, tries: int
+    player: PlayerTerms, about: int, tokens: Sequence[int], calls: int, most: int, tries: int
 ) -> PlayerLoad:
-    """The load of `about` expected calls with `prompts` tokens. Its limit: `calls` calls with
-    `most` tokens, each asked `tries` times with replies of full length."""
-    replies = about * player.reply
+    """The load of `about` expected calls with `tokens` prompt tokens: expected, and with the reply
+    lengths of SPREAD. Its limit: `calls` calls with `most` tokens, each asked `tries` times with
+    replies of full length."""
+    prompts, replies = tokens[0], about * player.reply
     most = tries * most + (tries - 1) * calls * AGAIN
+    low, high = (
+        _cost(player, prompt, about * player.stretched(factor))
+        for prompt, factor in zip(tokens[1:], SPREAD, strict=True)
+    )
     return PlayerLoad(
         role=player.role, name=player.name, calls=tries * calls, usual_calls=about,
         prompt_tokens=prompts, reply_tokens=replies,
@@ -472,6 +518,7 @@ def _priced(
         cost_limit=_cost(player, most, tries * calls * player.limit),
         seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
         paid=player.paid,
+        cost_range=None if low is None or high is None else (low, high),
     )  # fmt: skip
 
 
@@ -526,22 +573,34 @@ def pays(config: RolesConfig) -> bool:
 
 
 def cost_words(plan: Plan) -> str:
-    """`about $0.4200, at most $3.10`, and the players without a known price."""
+    """`about $0.42 ($0.31 to $0.62 if …)`, and the players without a known price."""
     strangers = sorted({one.name for one in plan.asked if one.paid and one.cost is None})
     if plan.cost is None:
         return f"unknown: no price for {', '.join(strangers)}"
     beside = f", without {', '.join(strangers)} (no known price)" if strangers else ""
-    return f"about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}{beside}"
+    return f"about {dollars(plan.cost)}{range_words(plan)}{beside}"
 
 
-def confirm_cost(plan: Plan, config: RolesConfig, reporter: Reporter) -> None:
-    """Report the cost of `plan` and ask for confirmation; CostUnconfirmed without it. Does nothing
+def range_words(plan: Plan) -> str:
+    """The range of the cost and what it rests on, in brackets; empty without a range."""
+    ends, pilot = plan.cost_range, plan.pilot
+    shown = " to ".join(dollars(end) for end in ends) if ends else ""
+    if pilot is not None:
+        basis = f"from a pilot of {counted(pilot.rows, 'row')}"
+        return f" (95 % interval {shown}, {basis})" if shown else f" ({basis}, without interval)"
+    return f" ({shown} if replies are half to twice as long as assumed)" if shown else ""
+
+
+def confirm_cost(
+    plan: Plan, config: RolesConfig, reporter: Reporter, what: str = "this run"
+) -> None:
+    """Report the cost of `what` and ask for confirmation; CostUnconfirmed without it. Does nothing
     for a plan without paid calls."""
     if not plan.paid:
         return
     batched = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
     through = f" (batch calls at a lower price: {', '.join(batched)})" if batched else ""
-    reporter.note(f"cost of this run: {cost_words(plan)}{through}")
+    reporter.note(f"cost of {what}: {cost_words(plan)}{through}")
     if config.yes or config.max_cost is not None:
         return
     agreed = reporter.confirm("Continue?")

@@ -41,6 +41,7 @@ from soulkit.train.setup.rows import (
     general_rows,
     general_settings,
 )
+from soulkit.types import Example
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls per draft that gets feedback."""
@@ -89,6 +90,14 @@ def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> It
     if objective.refines:
         told = [w for w in work if _is_coached(config, w)]
         yield Load(told, lambda w: _players(config, w, False), "refined", times)
+
+
+def draft_plan(data: TrainingData, task: Task, example: Example) -> Plan:
+    """The plan of one draft with its feedback and refined rollout."""
+    assert data.objective is not None
+    once = {"steps": 1, "prompts_per_step": 1, "group_size": 1}
+    config = data.config.model_copy(update=once)
+    return _plan(config, _rollouts(config, data.objective, [Work(task, (example,))]), 1.0, "")
 
 
 def _dev(data: TrainingData, times: int | None = None) -> list[Load]:

@@ -100,7 +100,7 @@ def train(
     RunError names the differences. `ready` is the result of `prepare_training`, if that was already
     called.
     """
-    with _open_training(config, out, ready, reporter) as parts:
+    with open_training(config, out, ready, reporter) as parts:
         return run_coroutine(_train(*parts, reporter))
 
 
@@ -108,12 +108,12 @@ async def train_probe(
     material: TrainingData, out: Path, servers: VllmServers | None = None
 ) -> None:
     """Train silently within another training run, whose `servers` may host players."""
-    with _open_training(material.config, out, material, SILENT, servers) as parts:
+    with open_training(material.config, out, material, SILENT, servers) as parts:
         await _train(*parts, SILENT)
 
 
 @contextmanager
-def _open_training(
+def open_training(
     config: TrainConfig, out: Path, ready: TrainingData | None, reporter: Reporter,
     servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip

@@ -22,6 +22,7 @@ from typing import Any
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
+from soulkit.eval.pilot import pilot_work
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
 from soulkit.eval.results.summary import Summary, summarise
@@ -130,9 +131,11 @@ def run_eval(
     *,
     load: LoadActor | None = None,
     servers: VllmServers | None = None,
+    pilot: int | None = None,
     reporter: Reporter = SILENT,
 ) -> tuple[Run, Summary]:
-    """Run `soul eval` and return the run with its summary.
+    """Run `soul eval` and return the run with its summary. With `pilot`, play only that many rows
+    and leave the run unfinished.
 
     `out` is the run folder. Without it, an unfinished run of the same configuration under `runs/`
     is resumed, or a new folder is created. `load` returns a model that the caller has loaded; it is
@@ -151,7 +154,8 @@ def run_eval(
     check_open_batches(config, folder)
     check_endpoints(config)
     standing = None if run is None else resume_state(run, work, config.repeats)
-    _confirm(config, work, standing, reporter)
+    part = work if pilot is None else pilot_work(work, pilot, config.seed)
+    _confirm(config, part, standing, reporter, "this run" if pilot is None else "the pilot")
     engine = eval_engine(config, run)
     in_process = engine is not None and not on_vllm(engine)
     threads = take_threads(config.threads, folder) if in_process else None
@@ -160,7 +164,7 @@ def run_eval(
         reader = actor_reader(config, engine, load)
     check_actor(reader, work, config, run)
     with eval_servers(config, engine, folder, servers, reporter) as pool:
-        left = standing is None or standing.any_left(work, config.repeats)
+        left = standing is None or standing.any_left(part, config.repeats)
         seats = ActorSetup(config, engine, reader, pool, calls=left)
         seats.check(run, work)
         run = run or _open(folder, config)
@@ -173,7 +177,7 @@ def run_eval(
                 reporter.note(line)
             write_conditions(run, _conditions(config, players, work, seats.engine))
             _note_declared(run, config, reporter)
-            playing = _play_and_close(run, work, players, config, ledger, standing, reporter)
+            playing = _play_and_close(run, work, part, players, config, ledger, standing, reporter)
             with report_open_batches(players.batches, reporter):
                 summary = run_coroutine(playing)
     for remark in calibration_remarks(work, summary.tasks):
@@ -298,8 +302,9 @@ def prepare(
 
 
 def _confirm(
-    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None, reporter: Reporter
-) -> None:
+    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None, reporter: Reporter,
+    what: str,
+) -> None:  # fmt: skip
     if config.ledger == "replay" or not pays(config):
         return
     controls = None
@@ -308,7 +313,7 @@ def _confirm(
         waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
-    confirm_cost(evaluation_plan(config, work, controls), config, reporter)
+    confirm_cost(evaluation_plan(config, work, controls), config, reporter, what)
 
 
 def _note_declared(run: Run, config: EvalConfig, reporter: Reporter) -> None:
@@ -344,17 +349,18 @@ def _conditions(
 
 
 async def _play_and_close(
-    run: Run, work: Sequence[Work], players: Players, config: EvalConfig, ledger: Ledger,
-    before: ResumeState | None, reporter: Reporter,
+    run: Run, work: Sequence[Work], part: Sequence[Work], players: Players, config: EvalConfig,
+    ledger: Ledger, before: ResumeState | None, reporter: Reporter,
 ) -> Summary:  # fmt: skip
-    """Play the run and close its models. `before` is its state before it was locked."""
+    """Play `part` of the run's work and close its models. `before` is its state before it was
+    locked."""
     cast = eval_cast(config, players)
     try:
         standing = resume_state(run, work, config.repeats, before)
-        left = len(standing.jobs_left(work, config.repeats))
-        controls = len(standing.controls_left(work, config.repeats))
+        left = len(standing.jobs_left(part, config.repeats))
+        controls = len(standing.controls_left(part, config.repeats))
         if run.resumed:
-            every = len(draft_keys(work, config.repeats))
+            every = len(draft_keys(part, config.repeats))
             reporter.note(resume_text(run, left, every, controls))
         if run.resumed and not (left or controls):
             suite = config.suite or ""
@@ -368,8 +374,9 @@ async def _play_and_close(
             reporter.note(f"run folder {run.path}")
         with reporter.progress(left + controls) as bar:
             return await run_evaluation(
-                run, work, cast, config, bar=bar, ledger=ledger, standing=standing
-            )
+                run, part, cast, config, bar=bar, ledger=ledger, standing=standing,
+                whole=part is work,
+            )  # fmt: skip
     finally:
         await cast.actor.model.close()
         await players.close()
@@ -427,8 +434,10 @@ async def run_evaluation(
     bar: Bar | None = None,
     ledger: Ledger | None = None,
     standing: ResumeState | None = None,
+    whole: bool = True,
 ) -> Summary:
-    """Play the episodes of `run` without a score, write `summary.json` and return it.
+    """Play the episodes of `run` without a score, write `summary.json` and return it. `whole`:
+    `work` is all of the run; otherwise nothing is written but the records.
 
     ConfigError if a role is not filled, RunError if the folder has episodes of other rows,
     ProviderError after too many failures in a row. `standing` is the run's state, if the caller has
@@ -477,7 +486,7 @@ async def run_evaluation(
     records = [scored[key] for key in draft_keys(work, config.repeats)]
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
-    return _written(run, summary, ledger, work, players)
+    return _written(run, summary, ledger, work, players) if whole else summary
 
 
 def _check_roles(work: Sequence[Work], players: Cast) -> None:

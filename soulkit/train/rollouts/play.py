@@ -148,6 +148,18 @@ def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     return groups
 
 
+def step_jobs(config: TrainConfig, pool: TaskRows, step: int) -> list[Job]:
+    """G rollouts per prompt; an example drawn twice in a step gets 2G."""
+    seen: dict[str, int] = {}
+    jobs = []
+    for task, example in batch(pool, config.prompts_per_step, step, config.seed):
+        first = seen.get(example.id, 0)
+        seen[example.id] = first + config.group_size
+        indices = range(first, first + config.group_size)
+        jobs += [Job(task, example, index, step) for index in indices]
+    return jobs
+
+
 def ignore_record(record: Record) -> None:
     """Record callback of callers that use the returned records instead."""
 
@@ -165,16 +177,8 @@ class Rollouts:
     blind_reader: Player | None = None
 
     def jobs(self, step: int) -> list[Job]:
-        """G rollouts per prompt; an example drawn twice in a step gets 2G."""
-        config = self.config
-        seen: dict[str, int] = {}
-        jobs = []
-        for task, example in batch(self.pool, config.prompts_per_step, step, config.seed):
-            first = seen.get(example.id, 0)
-            seen[example.id] = first + config.group_size
-            indices = range(first, first + config.group_size)
-            jobs += [Job(task, example, index, step) for index in indices]
-        return jobs
+        """The jobs of a step."""
+        return step_jobs(self.config, self.pool, step)
 
     async def take(self, weights: TrainedWeights) -> str:
         """Sample with these weights from now on; returns their hash, recorded in rollouts."""
