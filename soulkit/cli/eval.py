@@ -89,7 +89,6 @@ def group() -> None:
 
 def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.pilot import piloted_plan
     from soulkit.eval.planning import evaluation_plan
     from soulkit.eval.run.runner import prepare
     from soulkit.eval.run.session import batch_words
@@ -99,7 +98,9 @@ def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
         config, work = prepare(config, reporter, asking=False, planned=True)
         plan = evaluation_plan(config, work)
     else:
-        plan = piloted_plan(config, pilot, values["out"], reporter)
+        from soulkit.eval.pilot import evaluation_pilot
+
+        plan = evaluation_pilot(config, pilot, values["out"], reporter)
     show_plan(plan, values["json"], bounds=values["bounds"], offered=True)
     for line in (*batch_words(config), *config.servers()):
         print_note(line)

@@ -138,8 +138,10 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
     if plan.cost is not None:
         more = "; --pilot N plays N rows and narrows this" if offered and not plan.pilot else ""
         lines.append(f"cost about {dollars(plan.cost)}{range_words(plan)}{more}")
+    elif plan.unpriced:
+        lines.append("cost unknown")
     if len(roles := plan.cost_by_role) > 1:
-        parts = [f"{role} {dollars(about)}" for role, (about, _) in roles.items()]
+        parts = [f"{role} about {dollars(about)}" for role, (about, _) in roles.items()]
         lines.append(f"cost by role: {', '.join(parts)}")
     if bounds:
         most = f" and {dollars(plan.cost_limit)}" if plan.cost_limit is not None else ""

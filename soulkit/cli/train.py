@@ -244,10 +244,10 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
         )
         return
     if pilot:
-        from soulkit.train.pilot import piloted_plan
+        from soulkit.train.pilot import training_pilot
 
         out = values["out"] or _new_path(config)
-        plan = piloted_plan(material, pilot, out, reporter)
+        plan = training_pilot(material, pilot, out, reporter)
     else:
         plan = training_plan(material)
     offered = material.objective is not None

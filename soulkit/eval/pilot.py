@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
-from soulkit.data.rows import share_of
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
+from soulkit.eval.run.runner import prepare, run_eval
+from soulkit.eval.run.session import pilot_work
 from soulkit.metrics.intervals import Estimate, estimate, suite_mean
 from soulkit.models.ledger.ledger import Ledger, UsedTokens
-from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan, Work
+from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan
 from soulkit.reporting import Reporter
 from soulkit.types import Example
 
@@ -59,10 +59,8 @@ class PilotRow:
         return cls(task, example.cluster, _planned(plan.asked), mine)
 
 
-def piloted_plan(config: EvalConfig, n: int, out: Path | None, reporter: Reporter) -> Plan:
+def evaluation_pilot(config: EvalConfig, n: int, out: Path | None, reporter: Reporter) -> Plan:
     """Play `n` rows of an evaluation and return the plan of all its rows, measured on them."""
-    from soulkit.eval.run.runner import prepare, run_eval
-
     if config.ledger != "record":
         raise ConfigError(
             f"--pilot does not work with --ledger {config.ledger}.",
@@ -82,28 +80,13 @@ def piloted_plan(config: EvalConfig, n: int, out: Path | None, reporter: Reporte
         for part in pilot_work(work, n, config.seed) for example in part.examples
     ]  # fmt: skip
     share = len(rows) / max(sum(len(part.examples) for part in work), 1)
-    return measured(evaluation_plan(config, work), rows, run.path, share)
-
-
-def pilot_work(work: Sequence[Work], n: int, seed: int) -> list[Work]:
-    """`n` random rows, spread evenly over the tasks; a larger pilot contains a smaller one."""
-    orders = [
-        [(part.task.name, one) for one in sorted(
-            part.examples, key=lambda e: share_of(f"pilot/{seed}", e.id))]
-        for part in work
-    ]  # fmt: skip
-    turns = [pair for turn in zip_longest(*orders) for pair in turn if pair is not None][:n]
-    chosen = {task: {one.id for name, one in turns if name == task} for task, _ in turns}
-    return [
-        replace(part, examples=tuple(e for e in part.examples if e.id in chosen[part.task.name]))
-        for part in work if part.task.name in chosen
-    ]  # fmt: skip
+    return plan_from_pilot(evaluation_plan(config, work), rows, run.path, share)
 
 
 # -- from used tokens to a plan --------------------------------------------------------------------
 
 
-def measured(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: float = 0.0) -> Plan:
+def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: float = 0.0) -> Plan:
     """`plan` scaled by what the played rows used. `share` is their share of all rows that the run
     plays once; 0 if the run draws rows anew."""
     groups = _groups(plan, rows)

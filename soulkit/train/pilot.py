@@ -16,7 +16,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from soulkit.errors import ConfigError
-from soulkit.eval.pilot import PilotRow, measured
+from soulkit.eval.pilot import PilotRow, plan_from_pilot
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.players.players import check_players
@@ -39,7 +39,7 @@ from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.state.metrics import read_step_lines
 
 
-def piloted_plan(material: TrainingData, n: int, out: Path, reporter: Reporter) -> Plan:
+def training_pilot(material: TrainingData, n: int, out: Path, reporter: Reporter) -> Plan:
     """Play `n` rows of the first step in the run folder `out` and return the training's plan,
     measured on them."""
     config = material.config
@@ -66,7 +66,7 @@ def piloted_plan(material: TrainingData, n: int, out: Path, reporter: Reporter) 
             used = ledger.used()
     rows = [PilotRow.of(job.task.name, job.example, plan, used)
             for job, plan in zip(jobs, plans, strict=True)]  # fmt: skip
-    return measured(training_plan(material), rows, out)
+    return plan_from_pilot(training_plan(material), rows, out)
 
 
 def pilot_jobs(config: TrainConfig, pool: TaskRows, n: int) -> list[Job]:

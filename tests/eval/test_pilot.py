@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.pilot import PilotRow, measured, pilot_work
+from soulkit.eval.pilot import PilotRow, plan_from_pilot
+from soulkit.eval.run.session import pilot_work
 from soulkit.play.plan import Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Example
@@ -165,7 +166,7 @@ def test_the_interval_covers_the_true_cost_as_often_as_it_says(tmp_path: Path) -
     covered = 0
     for seed in range(200):
         chosen = [rows[e.id] for part in pilot_work(work, 20, seed) for e in part.examples]
-        plan = measured(whole, chosen, tmp_path, 20 / 300)
+        plan = plan_from_pilot(whole, chosen, tmp_path, 20 / 300)
         assert plan.cost is not None and plan.cost_range is not None
         low, high = plan.cost_range
         assert low < plan.cost < high
@@ -177,9 +178,9 @@ def test_few_rows_share_one_ratio_and_one_row_has_no_interval(tmp_path: Path) ->
     work = works(30)
     whole = planned(work)
     chosen = [row_of(part, e) for part in pilot_work(work, 3, 0) for e in part.examples]
-    plan = measured(whole, chosen, tmp_path)
+    plan = plan_from_pilot(whole, chosen, tmp_path)
     ratio = [after.asked[0].cost / before.asked[0].cost  # type: ignore[operator]
              for before, after in zip(whole.tasks, plan.tasks, strict=True)]  # fmt: skip
     assert ratio[0] == pytest.approx(ratio[1]) and plan.cost_range is not None
-    one = measured(whole, chosen[:1], tmp_path)
+    one = plan_from_pilot(whole, chosen[:1], tmp_path)
     assert one.cost_range is None and one.pilot is not None and one.cost != whole.cost

@@ -371,7 +371,7 @@ def test_one_error_names_all_that_is_missing_and_the_cost_first(
     with pytest.raises(RequirementsNotMet) as caught:
         prepare(settings)
     what, _, way = caught.value.lines()
-    assert what.startswith("Cost about $") and "at most $" in what.partition(". ")[0]
+    assert what.startswith("Cost about $") and "as long as assumed) for the tasks" in what
     assert "no rows for userllm, secret_keeper" in what
     assert "no player for partner in secret_keeper" in what
     assert "no key in OPENAI_API_KEY (actor gpt-5.4-mini, partner gpt-5-nano, judge" in what

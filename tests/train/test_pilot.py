@@ -1,4 +1,4 @@
-"""A pilot of a training: drafts of its first step, which the training itself does not play again."""
+"""A pilot of a training: drafts of its first step, which the training does not play again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def command(model: Path, server: ScriptedServer, folder: Path, *more: object) ->
     prices = folder / "prices.yaml"
     prices.write_text(json.dumps({"prices": [{"model": m, "in": 2, "out": 8} for m in "pc"]}))
     return ("train", "ditto", "--model", model, "--task", "tomi,secret_keeper", "--data",
-            "tomi=synth:12", "--data", "secret_keeper=synth:12", "--partner", f"endpoint:p@{url}", "--coach", f"endpoint:c@{url}",
+            "tomi=synth:12", "--data", "secret_keeper=synth:12",
+            "--partner", f"endpoint:p@{url}", "--coach", f"endpoint:c@{url}",
             "--prices", prices, "--steps", 4, "--prompts", 6, "--group-size", 2, "--max-tokens", 6,
             "--set", "mini_batch_prompts=3", "--device", "cpu", "--yes", *more)  # fmt: skip
 
@@ -73,8 +74,9 @@ def test_a_pilot_is_the_start_of_its_training(
 
 
 def test_pilot_rows_are_the_first_drafts_of_the_first_step() -> None:
+    rows = {"tomi": "synth:12", "secret_keeper": "synth:12"}
     settings = config(
-        tasks={"tomi": 1.0, "secret_keeper": 1.0}, data={"tomi": "synth:12", "secret_keeper": "synth:12"}, prompts_per_step=8,
+        tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=rows, prompts_per_step=8,
         group_size=3, partner="actor",
     )  # fmt: skip
     pool = load_training_data(settings).pool

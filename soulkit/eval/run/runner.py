@@ -22,7 +22,6 @@ from typing import Any
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
-from soulkit.eval.pilot import pilot_work
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
 from soulkit.eval.results.summary import Summary, summarise
@@ -67,6 +66,7 @@ from soulkit.eval.run.session import (
     check_open_batches,
     make_batches,
     max_calls,
+    pilot_work,
     refuse_dialogues,
     report_open_batches,
 )
@@ -426,22 +426,15 @@ def open_ledger(run: Run, config: EvalConfig) -> Ledger:
 
 
 async def run_evaluation(
-    run: Run,
-    work: Sequence[Work],
-    players: Cast,
-    config: EvalConfig,
-    *,
-    bar: Bar | None = None,
-    ledger: Ledger | None = None,
-    standing: ResumeState | None = None,
+    run: Run, work: Sequence[Work], players: Cast, config: EvalConfig, *,
+    bar: Bar | None = None, ledger: Ledger | None = None, standing: ResumeState | None = None,
     whole: bool = True,
-) -> Summary:
-    """Play the episodes of `run` without a score, write `summary.json` and return it. `whole`:
-    `work` is all of the run; otherwise nothing is written but the records.
+) -> Summary:  # fmt: skip
+    """Play the episodes of `run` without a score and return the summary, written unless `work` is
+    only a part (not `whole`) of the run.
 
     ConfigError if a role is not filled, RunError if the folder has episodes of other rows,
-    ProviderError after too many failures in a row. `standing` is the run's state, if the caller has
-    it.
+    ProviderError after too many failures in a row. `standing` is the run's state, if known.
     """
     _check_roles(work, players)
     standing = standing or resume_state(run, work, config.repeats)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from soulkit.data.rows import share_of
 from soulkit.errors import CallError, ConfigError, ProviderError
 from soulkit.eval.config import EvalConfig
 from soulkit.models.api.addresses import checked_url
@@ -60,6 +63,21 @@ async def asking(
         yield players
     finally:
         await players.close()
+
+
+def pilot_work(work: Sequence[Work], n: int, seed: int) -> list[Work]:
+    """`n` random rows, spread evenly over the tasks; a larger pilot contains a smaller one."""
+    orders = [
+        [(part.task.name, one) for one in sorted(
+            part.examples, key=lambda e: share_of(f"pilot/{seed}", e.id))]
+        for part in work
+    ]  # fmt: skip
+    turns = [pair for turn in zip_longest(*orders) for pair in turn if pair is not None][:n]
+    chosen = {task: {one.id for name, one in turns if name == task} for task, _ in turns}
+    return [
+        replace(part, examples=tuple(e for e in part.examples if e.id in chosen[part.task.name]))
+        for part in work if part.task.name in chosen
+    ]  # fmt: skip
 
 
 class FailureStreak:
