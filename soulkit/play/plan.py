@@ -586,7 +586,7 @@ def range_words(plan: Plan) -> str:
     ends, pilot = plan.cost_range, plan.pilot
     shown = " to ".join(dollars(end) for end in ends) if ends else ""
     if pilot is not None:
-        basis = f"from a pilot of {counted(pilot.rows, 'row')}"
+        basis = f"from {counted(pilot.rows, 'played row')}"
         return f" (95 % interval {shown}, {basis})" if shown else f" ({basis}, without interval)"
     return f" ({shown} if replies are half to twice as long as assumed)" if shown else ""
 
