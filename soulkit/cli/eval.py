@@ -56,8 +56,8 @@ class Kinds(GroupFromSettings):
             return None
         from soulkit.eval.config import EvalConfig
 
-        own = options_for(EvalConfig, frozenset({"eval", "plays", name}))
-        options = in_reading_order([*own, PILOT])
+        traits = frozenset({"eval", "plays", name})
+        options = in_reading_order([*options_for(EvalConfig, traits), PILOT])
 
         def body(values: dict[str, Any]) -> None:
             from soulkit.cli.plan import refuse_plan_options
@@ -98,7 +98,7 @@ def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
         config, work = prepare(config, reporter, asking=False, planned=True)
         plan = evaluation_plan(config, work)
     else:
-        from soulkit.eval.pilot import evaluation_pilot
+        from soulkit.eval.run.runner import evaluation_pilot
 
         plan = evaluation_pilot(config, pilot, values["out"], reporter)
     show_plan(plan, values["json"], bounds=values["bounds"], offered=True)

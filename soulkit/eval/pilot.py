@@ -14,21 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
-from soulkit.eval.run.runner import prepare, run_eval
-from soulkit.eval.run.session import pilot_work
+from soulkit.eval.run.resume import ResumeState, draft_keys
 from soulkit.metrics.intervals import Estimate, estimate, suite_mean
 from soulkit.models.ledger.ledger import Ledger, UsedTokens
-from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan
-from soulkit.reporting import Reporter
+from soulkit.play.engine import control_jobs
+from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan, Work
+from soulkit.runs.folder import Run
 from soulkit.types import Example
 
 ASKED_AS = {"blind_reader": "judge"}
 """Role in a plan → its role in the ledger, where they differ."""
+MOST = 100
+"""Played rows per task that a plan is measured on."""
 OTHERS = ""
 """The group of tasks that share one ratio."""
 Used = Mapping[tuple[str, str], UsedTokens]
@@ -51,36 +53,38 @@ class PilotRow:
     @classmethod
     def of(cls, task: str, example: Example, plan: Plan, used: Used) -> PilotRow:
         """The row whose plan is `plan`; `used` has the calls of all rows."""
-        mine = {
+        amounts = {
             (role, name): value or 0.0
             for (role, key), one in used.items() if key == example.id
             for name, value in one._asdict().items()
         }  # fmt: skip
-        return cls(task, example.cluster, _planned(plan.asked), mine)
+        return cls(task, example.cluster, _planned(plan.asked), amounts)
 
 
-def evaluation_pilot(config: EvalConfig, n: int, out: Path | None, reporter: Reporter) -> Plan:
-    """Play `n` rows of an evaluation and return the plan of all its rows, measured on them."""
-    if config.ledger != "record":
-        raise ConfigError(
-            f"--pilot does not work with --ledger {config.ledger}.",
-            "The run takes the replies of the pilot from its own ledger.",
-            "Leave out --ledger.",
-        )
-    # A batch can take a day; the pilot is played live, and its ratios also hold for batch prices.
-    live = config.model_copy(update={"batch": False, "batch_judges": False})
-    run, _ = run_eval(live, out, pilot=n, reporter=reporter)
-    config, work = prepare(config, asking=False)
-    live = config.model_copy(update={"batch": False, "batch_judges": False})
-    with Ledger(run.ledger_path) as ledger:
+def played_rows(
+    run: Run, config: EvalConfig, work: Sequence[Work], standing: ResumeState
+) -> list[PilotRow]:
+    """The rows of `work` whose episodes are all recorded in `run`, up to MOST per task."""
+    if not run.ledger_path.is_file():
+        return []
+    with Ledger(run.ledger_path, "replay") as ledger:
         used = ledger.used()
-    rows = [
-        PilotRow.of(part.task.name, example,
-                    evaluation_plan(live, [replace(part, examples=(example,))]), used)
-        for part in pilot_work(work, n, config.seed) for example in part.examples
-    ]  # fmt: skip
-    share = len(rows) / max(sum(len(part.examples) for part in work), 1)
-    return plan_from_pilot(evaluation_plan(config, work), rows, run.path, share)
+    # Replies by batch cost half; the ratio of live prices holds for batch prices, too.
+    live = config.model_copy(update={"batch": False, "batch_judges": False})
+    controls = {control.key for control in standing.controls}
+    rows: list[PilotRow] = []
+    for part in work:
+        singles = (replace(part, examples=(example,)) for example in part.examples)
+        ready = (
+            one
+            for one in singles
+            if all(key in standing.scored for key in draft_keys([one], config.repeats))
+        )
+        for one in islice(ready, MOST):
+            jobs = [job for job in control_jobs(one, config.repeats) if job.key in controls]
+            plan = evaluation_plan(live, [one], jobs)
+            rows.append(PilotRow.of(part.task.name, one.examples[0], plan, used))
+    return rows  # fmt: skip
 
 
 # -- from used tokens to a plan --------------------------------------------------------------------
@@ -89,22 +93,26 @@ def evaluation_pilot(config: EvalConfig, n: int, out: Path | None, reporter: Rep
 def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: float = 0.0) -> Plan:
     """`plan` scaled by what the played rows used. `share` is their share of all rows that the run
     plays once; 0 if the run draws rows anew."""
+    names = {_name(task) for task in plan.tasks}
+    rows = [row for row in rows if row.task in names]
+    if not rows:
+        return plan
     groups = _groups(plan, rows)
     parts: list[Estimate] = []
     tasks: dict[str, TaskPlan] = {}
     for group in dict.fromkeys(groups.values()):
-        mine = [row for row in rows if groups[row.task] == group]
+        group_rows = [row for row in rows if groups[row.task] == group]
         whole = [task for task in plan.tasks if groups[_name(task)] == group]
-        ratios = _ratios(mine)
+        ratios = _ratios(group_rows)
         tasks |= {task.task: _scaled(task, ratios) for task in whole}
-        part = _stratum(_planned([one for task in whole for one in task.asked]), mine, share)
+        part = _stratum(_planned([one for task in whole for one in task.asked]), group_rows, share)
         parts += [part] if part is not None else []
     cost = sum(row.used[key] for row in rows for key in row.used if key[1] == "cost")
     scaled = replace(plan, tasks=tuple(tasks[task.task] for task in plan.tasks))
     sums, ends = suite_mean(parts), None
     if sums.ci_low is not None and sums.ci_high is not None and scaled.cost_limit is not None:
         low, high = len(parts) * sums.ci_low, len(parts) * sums.ci_high
-        ends = max(low, cost), min(high, scaled.cost_limit)
+        ends = max(low, cost if share else 0.0), min(high, scaled.cost_limit)
     played = len({row.task for row in rows})
     pilot = Pilot(rows=len(rows), tasks=played, cost=cost, interval=ends, folder=str(folder))
     return replace(scaled, pilot=pilot)
@@ -116,22 +124,21 @@ def _name(task: TaskPlan) -> str:
 
 
 def _groups(plan: Plan, rows: Sequence[PilotRow]) -> dict[str, str]:
-    """Task → the group whose ratios it takes: itself with two independent rows, else OTHERS. All
-    tasks are one group if OTHERS would have fewer than two rows."""
-    names = dict.fromkeys(map(_name, plan.tasks))
+    """Task → the group whose ratios it takes: itself with two independent rows, else OTHERS, which
+    also gets the tasks with the fewest rows until it has two."""
+    names = {_name(task): "" for task in plan.tasks if any(one.seconds for one in task.asked)}
     clusters = {name: len({row.cluster for row in rows if row.task == name}) for name in names}
-    groups = {name: name if clusters[name] > 1 else OTHERS for name in names}
-    rest = [clusters[name] for name, group in groups.items() if group == OTHERS]
-    return dict.fromkeys(names, OTHERS) if rest and sum(rest) < 2 else groups
+    order = sorted(names, key=lambda name: clusters[name])
+    few = [name for name in order if clusters[name] < 2]
+    while few and sum(clusters[name] for name in few) < 2 and len(few) < len(order):
+        few.append(order[len(few)])
+    groups = dict.fromkeys(map(_name, plan.tasks), OTHERS)
+    return groups | {name: name for name in order if name not in few}
 
 
-def _planned(asked: Iterable[PlayerLoad]) -> Amounts:
+def _planned(loads: Iterable[PlayerLoad]) -> Amounts:
     """The planned amounts of all calls to servers."""
-    amounts: dict[tuple[str, str], float] = {}
-    for one in asked:
-        for key, value in _quantities(one).items() if one.seconds else ():
-            amounts[key] = amounts.get(key, 0.0) + value
-    return amounts
+    return _sum(_quantities(one) for one in loads if one.seconds)
 
 
 def _quantities(one: PlayerLoad) -> dict[tuple[str, str], float]:
@@ -157,7 +164,7 @@ def _ratios(rows: Sequence[PilotRow]) -> Amounts:
 
 def _scaled(task: TaskPlan, ratios: Amounts) -> TaskPlan:
     """The task's plan with measured calls, tokens, cost and time of players on servers."""
-    asked = []
+    loads = []
     for one in task.asked:
         calls, prompts, replies, cost, seconds = (
             value * ratios.get(key, 1.0) for key, value in _quantities(one).items()
@@ -166,10 +173,10 @@ def _scaled(task: TaskPlan, ratios: Amounts) -> TaskPlan:
             one, usual_calls=round(calls), prompt_tokens=round(prompts), cost_range=None,
             reply_tokens=round(replies), cost=None if one.cost is None else cost, seconds=seconds,
         )  # fmt: skip
-        asked.append(changed if one.seconds else one)
-    before, after = (sum(one.seconds for one in loads) for loads in (task.asked, asked))
+        loads.append(changed if one.seconds else one)
+    before, after = (sum(one.seconds for one in several) for several in (task.asked, loads))
     chain = task.chain * after / before if before else task.chain
-    return replace(task, asked=tuple(asked), chain=chain)
+    return replace(task, asked=tuple(loads), chain=chain)
 
 
 def _stratum(whole: Amounts, rows: Sequence[PilotRow], share: float) -> Estimate | None:

@@ -62,18 +62,19 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     assert "cost of the pilot: about $" in printed.err and "95 % interval $" in printed.out
     assert "pilot: 24 rows of 2 tasks cost $0." in printed.out and str(out) in printed.out
     assert "--pilot N" not in printed.out and "latencies of the pilot" in printed.out
-    asked = len(server.requests)
+    first = len(server.requests)
     lines = (out / "episodes.jsonl").read_text().splitlines()
     assert len(lines) == 24 and not (out / "summary.json").exists()
 
     assert soul("plan", *command(server, "--out", out, "--pilot", 24, "--yes", "--json")) == 0
     plan = json.loads(capfd.readouterr().out)
-    assert len(server.requests) == asked  # every reply is in the ledger
+    assert len(server.requests) == first  # every reply is in the ledger
     low, high = plan["cost_range"]
     assert low < plan["cost"] < high and plan["pilot"]["interval"] == [low, high]
     assert plan["pilot"]["rows"] == 24 and plan["pilot"]["tasks"] == 2
 
     assert soul(*command(server, "--out", out, "--yes")) == 0
+    assert "95 % interval $" in capfd.readouterr().err  # of the rest
     assert len(server.requests) == calls(out)
     true = summary(out)["cost"]
     before = assumed["cost_range"]
@@ -86,10 +87,10 @@ def test_without_a_folder_the_run_finds_its_pilot(
     server: ScriptedServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert soul("plan", *command(server, "--pilot", 4, "--yes")) == 0
-    asked = len(server.requests)
+    first = len(server.requests)
     assert soul(*command(server, "--yes")) == 0
     (run,) = Path("runs").iterdir()
-    assert len(server.requests) == calls(run) > asked
+    assert len(server.requests) == calls(run) > first
 
 
 def test_a_pilot_must_be_confirmed_and_keeps_to_the_limit(
@@ -100,8 +101,8 @@ def test_a_pilot_must_be_confirmed_and_keeps_to_the_limit(
     spent = ("--out", tmp_path / "run", "--pilot", 20, "--max-cost", 0.003)
     assert soul("plan", *command(server, *spent)) == 2
     assert "at most 0.003 US dollars" in capfd.readouterr().err
-    asked = len(server.requests)
-    assert 0 < asked < 60
+    first = len(server.requests)
+    assert 0 < first < 60
 
 
 @pytest.mark.parametrize(

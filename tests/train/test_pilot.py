@@ -58,14 +58,14 @@ def test_a_pilot_is_the_start_of_its_training(
         plan = json.loads(capfd.readouterr().out)
         assert soul("plan", *started, "--pilot", 7) == 2
         assert "more than the 6 rows of a step" in capfd.readouterr().err
-        pilot, asked = plan["pilot"], list(server.requests)
+        pilot, first = plan["pilot"], list(server.requests)
         assert (pilot["rows"], pilot["tasks"], pilot["folder"]) == (6, 2, str(out))
         assert soul(*started) == 0
         assert soul("plan", *started, "--pilot", 2) == 2
         assert "has already taken steps" in capfd.readouterr().err
         summary = json.loads((out / "summary.json").read_text())
         paid = sum(one["calls"] for of in summary["costs"].values() for one in of.values())
-        assert len(server.requests) == paid > len(asked)  # no reply was asked for twice
+        assert len(server.requests) == paid > len(first)  # no reply was asked for twice
     low, high = plan["cost_range"]
     true = summary["cost"]
     assert low <= true <= high and low < plan["cost"] < high

@@ -22,6 +22,7 @@ from typing import Any
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
+from soulkit.eval.pilot import PilotRow, plan_from_pilot, played_rows
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
 from soulkit.eval.results.summary import Summary, summarise
@@ -77,7 +78,7 @@ from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players
 from soulkit.play.engine import Engine, gather
-from soulkit.play.plan import Work, confirm_cost, pays
+from soulkit.play.plan import Plan, Work, confirm_cost, pays
 from soulkit.play.requirements import (
     MissingRequirement,
     left_out_lines,
@@ -155,7 +156,7 @@ def run_eval(
     check_endpoints(config)
     standing = None if run is None else resume_state(run, work, config.repeats)
     part = work if pilot is None else pilot_work(work, pilot, config.seed)
-    _confirm(config, part, standing, reporter, "this run" if pilot is None else "the pilot")
+    _confirm(config, part, run, standing, reporter, "this run" if pilot is None else "the pilot")
     engine = eval_engine(config, run)
     in_process = engine is not None and not on_vllm(engine)
     threads = take_threads(config.threads, folder) if in_process else None
@@ -183,6 +184,24 @@ def run_eval(
     for remark in calibration_remarks(work, summary.tasks):
         reporter.note(remark)
     return run, summary
+
+
+def evaluation_pilot(config: EvalConfig, n: int, out: Path | None, reporter: Reporter) -> Plan:
+    """Play `n` rows of an evaluation and return the plan of all its rows, measured on the played
+    ones. The run stays unfinished; the same command plays the rest."""
+    if config.ledger != "record":
+        raise ConfigError(
+            f"--pilot does not work with --ledger {config.ledger}.",
+            "The run takes the replies of the pilot from its own ledger.",
+            "Leave out --ledger.",
+        )
+    # A batch can take a day; the pilot is played live.
+    live = config.model_copy(update={"batch": False, "batch_judges": False})
+    run, _ = run_eval(live, out, pilot=n, reporter=reporter)
+    config, work = prepare(config, asking=False)
+    rows = played_rows(run, config, work, resume_state(run, work, config.repeats))
+    share = len(rows) / max(sum(len(part.examples) for part in work), 1)
+    return plan_from_pilot(evaluation_plan(config, work), rows, run.path, share)
 
 
 def _make_players(
@@ -302,18 +321,21 @@ def prepare(
 
 
 def _confirm(
-    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None, reporter: Reporter,
-    what: str,
+    config: EvalConfig, work: Sequence[Work], run: Run | None, standing: ResumeState | None,
+    reporter: Reporter, what: str,
 ) -> None:  # fmt: skip
     if config.ledger == "replay" or not pays(config):
         return
-    controls = None
-    if standing is not None:
+    controls, pilot_rows = None, list[PilotRow]()
+    if run is not None and standing is not None:
+        pilot_rows = played_rows(run, config, work, standing)
         controls = standing.controls_left(work, config.repeats)
         waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
-    confirm_cost(evaluation_plan(config, work, controls), config, reporter, what)
+    plan = evaluation_plan(config, work, controls)
+    plan = plan_from_pilot(plan, pilot_rows, run.path) if run is not None else plan
+    confirm_cost(plan, config, reporter, what)
 
 
 def _note_declared(run: Run, config: EvalConfig, reporter: Reporter) -> None:
