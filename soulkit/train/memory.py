@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from soulkit.errors import RunError
 from soulkit.models.local.footprint import (
     CardFit,
     Footprint,
@@ -23,7 +25,7 @@ from soulkit.models.local.footprint import (
 )
 from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.runs.folder import latest_note, note_start
-from soulkit.text import byte_size
+from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 
 if TYPE_CHECKING:
@@ -209,6 +211,27 @@ def take_pass(
 def note_pass(folder: Path, choice: PassChoice) -> None:
     """Record the choice with the run's latest start."""
     note_start(folder, {NAME: {"checkpointing": choice.checkpointing, "tokens": choice.tokens}})
+
+
+@contextmanager
+def memory_advice(config: TrainConfig, out: Path) -> Iterator[None]:
+    """Context in which a GPU out of memory is a RunError that names the settings that save it."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        noted = latest_note(out, NAME) or {}
+        tokens, again = noted.get("tokens", TOKENS_PER_BATCH["cuda"]), noted.get("checkpointing")
+        ways = [] if again else ["--activation-checkpointing on"]
+        ways += [f"--tokens-per-batch {max(1, tokens // 2)}", "a lower --max-tokens"]
+        ways += ["--quantize nf4"] if config.quantize == "none" and not config.full else []
+        raise RunError(
+            "The GPU ran out of memory.",
+            one_line(str(error), 200),
+            f"Start a new run (another --out) with {', '.join(ways[:-1])} or {ways[-1]}. "
+            "If other programs use this GPU, stop them, and run the same command again.",
+        ) from error
 
 
 def device_kind(device: str) -> Kind:

@@ -35,7 +35,7 @@ from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
-from soulkit.train.memory import note_pass, take_pass
+from soulkit.train.memory import memory_advice, note_pass, take_pass
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.planning import refuse_unfitting, training_plan
@@ -100,7 +100,7 @@ def train(
     RunError names the differences. `ready` is the result of `prepare_training`, if that was already
     called.
     """
-    with open_training(config, out, ready, reporter) as parts:
+    with memory_advice(config, out), open_training(config, out, ready, reporter) as parts:
         return run_coroutine(_train(*parts, reporter))
 
 

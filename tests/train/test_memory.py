@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from soulkit.errors import RunError
 from soulkit.models.local.footprint import SHAPES, Footprint, footprint, free_bytes
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.runs.folder import Run, read_environment
@@ -24,6 +25,7 @@ from soulkit.train.memory import (
     LEAST,
     PassChoice,
     choose_pass,
+    memory_advice,
     note_pass,
     take_pass,
     training_memory,
@@ -432,6 +434,22 @@ def test_a_resumed_run_keeps_its_pass(cuda: list[int], tmp_path: Path, no_cache:
 @pytest.mark.parametrize(("written", "meant"), [(True, "on"), (False, "off"), ("auto", "auto")])
 def test_a_switch_in_a_file_still_works(written: Any, meant: str) -> None:
     assert config(activation_checkpointing=written).activation_checkpointing == meant
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_gpu_out_of_memory_names_the_settings_that_save_it(
+    checkpointing: bool, tmp_path: Path
+) -> None:
+    run = Run.open(tmp_path / "run", "train ditto", {})
+    choice = PassChoice(checkpointing=checkpointing, tokens=4096, memory=None, words="")
+    note_pass(run.path, choice)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    with pytest.raises(RunError) as caught, memory_advice(config(), run.path):
+        raise error
+    assert "20.00 MiB" in caught.value.why and "--tokens-per-batch 2048" in caught.value.way_out
+    assert ("--activation-checkpointing on" in caught.value.way_out) is not checkpointing
+    with pytest.raises(RuntimeError, match="else"), memory_advice(config(), run.path):
+        raise RuntimeError("something else")
 
 
 # --- plans and soul doctor ------------------------------------------------------------------------
