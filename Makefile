@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
+.PHONY: help setup test test-slow test-core test-gpu test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
 
 BIN := .venv/bin
 # Two processes with one thread each: torch would otherwise start a thread pool in every process.
@@ -12,8 +12,8 @@ help: ## list the targets
 setup: ## create or update .venv (CPU or GPU packages, as this machine needs)
 	@bash scripts/setup
 
-test: setup ## run the quick tests
-	@$(PYTEST) -m "$(ELSEWHERE) and not slow"
+test: setup ## run the quick tests, with those for a GPU on the CPU
+	@SOULKIT_GPU_TESTS_ON=cpu $(PYTEST) -m "(on_cpu or $(ELSEWHERE)) and not slow"
 
 test-slow: setup ## run the slow tests
 	@# pytest exits with 5 when no test is marked slow.
@@ -24,6 +24,10 @@ CORE_PYTHON ?= $(BIN)/python
 test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that do not need torch, with torch blocked
 	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m "$(ELSEWHERE) and not slow"
+
+SOULKIT_GPU_TESTS_ON ?= cuda
+test-gpu: setup ## run the tests for a GPU (SOULKIT_GPU_TESTS_ON=cpu runs them on the CPU)
+	@SOULKIT_GPU_TESTS_ON=$(SOULKIT_GPU_TESTS_ON) $(BIN)/python -m pytest -q -p no:xdist -m gpu tests/gpu
 
 # To use another vLLM, for example one for a GPU: make test-vllm VLLM_PYTHON=/path/to/bin/python
 VLLM_PYTHON ?= .venv-vllm/bin/python

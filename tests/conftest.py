@@ -34,7 +34,7 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
 WITH_TORCH = {"torch", "transformers", "peft", "safetensors"}
 """Packages of the extra `train`; `make test-core` hides them and skips tests that need them."""
 CORE_ONLY = importlib.util.find_spec("torch") is None
-collect_ignore = ["train"] if CORE_ONLY else []
+collect_ignore = ["gpu", "train"] if CORE_ONLY else []
 
 
 class CoreModule(pytest.Module):

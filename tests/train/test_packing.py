@@ -10,7 +10,7 @@ log-prob and on its entropy, so that an entry which is lost, doubled or swapped 
 
 FlexAttention over packs: the same visibility, values and gradients as the other kernel.
 
-On a CPU its plain form runs forward only. The tests marked `gpu` compare gradients of compiled
+On a CPU its plain form runs forward only. The tests in `tests/gpu` compare gradients of compiled
 FlexAttention, packed SDPA and one sequence at a time.
 """
 
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,7 +49,6 @@ from soulkit.train.model.attention import (
     packing_distances,
     shares_keys,
 )
-from soulkit.train.model.fused import FusedPart, fuse
 from soulkit.train.model.packing import (
     Costs,
     HeadShape,
@@ -927,124 +925,3 @@ def test_repeated_keys_change_nothing(
             with as_tries(policy, costs):
                 assert_exact(policy, FIXED["seats"], 10_000)
         assert all(q == k for q, k in heads) is not shares
-
-
-# --- on a GPU -------------------------------------------------------------------------------------
-
-FLEX_WINDOW = 50
-FUSED: tuple[tuple[FusedPart, ...], ...] = ((), ("lora", "norm", "mlp"), ("lora", "compile"))
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    """float32 products in float32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-def policy_on_gpu(dtype: torch.dtype, attention: Any, sliding: bool, again: bool) -> Policy:
-    """Three layers, heads of 32 (FlexAttention has none below 16), and an adapter that is not 0."""
-    tokenizer = tiny_tokenizer(WORDS)
-    kinds = ["full_attention", "sliding_attention" if sliding else "full_attention"]
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, layer_types=[*kinds, kinds[1]],
-        use_sliding_window=sliding, sliding_window=FLEX_WINDOW if sliding else None,
-        max_position_embeddings=4096, tie_word_embeddings=False,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model: Any = Qwen3ForCausalLM(shape)
-        lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", lora_dropout=0.0)
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                torch.nn.init.normal_(parameter, std=0.12)
-        model = peft.get_peft_model(model, lora, adapter_name="policy")
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.05)
-    model.get_base_model().to(dtype)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
-    return Policy(
-        model.cuda(),
-        tokenizer,
-        packing="auto",
-        attention=attention,
-        activation_checkpointing=again,
-        fused="off",
-    )
-
-
-def outcomes(policy: Policy, seeds: Sequence[int], alone: bool = False) -> list[Outcome]:
-    """Of forests of several sizes, each with a weight per token that depends on its seed."""
-    gradients = []
-    for seed in seeds:
-        spans = forest(seed, longest=90 + 40 * seed)
-        random_ = torch.Generator().manual_seed(seed)
-        w, v = (
-            [torch.randn(s.n_trained, generator=random_).to(policy.device) for s in spans]
-            for _ in "wv"
-        )
-        gradients.append(
-            one_by_one(policy, spans, w, v) if alone else packed(policy, spans, w, v, 1 << 20)
-        )
-    return gradients
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("sliding", [False, True])
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("attention", ["flex", "sdpa"])
-def test_packed_gradients_on_a_gpu(attention: str, again: bool, sliding: bool) -> None:
-    """In float32, over packs of several lengths, so that the kernel is compiled for any length."""
-    seeds = (0, 1, 2)
-    expected = outcomes(policy_on_gpu(torch.float32, "sdpa", sliding, False), seeds, alone=True)
-    actual = outcomes(policy_on_gpu(torch.float32, attention, sliding, again), seeds)
-    for a, b in zip(actual, expected, strict=True):
-        assert_close(a.grads, b.grads)
-        for x, y in zip(a.log_prob, b.log_prob, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("parts", FUSED[1:], ids="+".join)
-def test_fused_gradients_on_a_gpu(parts: tuple[FusedPart, ...], again: bool) -> None:
-    seeds = (0, 1)
-    expected = outcomes(policy_on_gpu(torch.float32, "sdpa", True, False), seeds, alone=True)
-    policy = policy_on_gpu(torch.float32, "flex", True, again)
-    assert min(fuse(policy.decoder, parts).values()) > 0
-    for a, b in zip(outcomes(policy, seeds), expected, strict=True):
-        assert_close(a.grads, b.grads)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("sliding", [False, True])
-@pytest.mark.parametrize("parts", FUSED, ids=lambda parts: "+".join(parts) or "plain")
-def test_bfloat16_is_as_near_to_the_truth_as_one_by_one(
-    parts: tuple[FusedPart, ...], sliding: bool
-) -> None:
-    """The truth being float32 with the same weights; all tensors' distance together."""
-    half = torch.bfloat16
-    rounded = policy_on_gpu(half, "sdpa", sliding, False)
-    exact = policy_on_gpu(torch.float32, "sdpa", sliding, False)
-    states = {n: p.detach().float() for n, p in rounded.model.named_parameters()}
-    exact.model.load_state_dict(states, strict=False)
-    [truth] = outcomes(exact, (1,), alone=True)
-    [alone] = outcomes(rounded, (1,), alone=True)
-    policy = policy_on_gpu(half, "flex", sliding, False)
-    fuse(policy.decoder, parts)
-    [packed] = outcomes(policy, (1,))
-    assert distance(packed, truth) <= 1.5 * distance(alone, truth) + 1e-3
-
-
-def distance(a: Outcome, b: Outcome) -> float:
-    apart = sum(float((a.grads[n].float() - g.float()).norm()) ** 2 for n, g in b.grads.items())
-    return float((apart / sum(float(g.float().norm()) ** 2 for g in b.grads.values())) ** 0.5)
