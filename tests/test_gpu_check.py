@@ -72,8 +72,8 @@ def test_an_unknown_check_is_refused() -> None:
 def test_the_quick_check_passes_on_a_cpu(tmp_path: Path) -> None:
     done = checked(SCRIPT, "--device", "cpu", "--quick", "--json", tmp_path / "c.json", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {one["name"]: one for one in json.loads((tmp_path / "c.json").read_text())["checks"]}
-    states = {name: one["state"] for name, one in found.items()}
+    results = {one["name"]: one for one in json.loads((tmp_path / "c.json").read_text())["checks"]}
+    states = {name: one["state"] for name, one in results.items()}
     assert states.pop("vllm") == "skipped" and set(states.values()) == {"ok"}
-    assert found["sampler"]["figures"]["tokens/s"] > 0
-    assert 0.3 < found["memory"]["figures"]["memory"] <= 1.15
+    assert results["sampler"]["figures"]["tokens/s"] > 0
+    assert 0.3 < results["memory"]["figures"]["memory"] <= 1.15

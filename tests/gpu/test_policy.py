@@ -173,7 +173,7 @@ def test_recomputed_activations_are_chosen_where_memory_is_short(device: str, fo
     stored = choose_pass(settings, model, kind, 1 << 50)
     short = choose_pass(settings, model, kind, stored.needs // 2)
     assert (stored.checkpointing, short.checkpointing) == (False, True)
-    found, peaks = [], []
+    results, peaks = [], []
     for choice in (stored, short):
         policy = load_policy(settings, folder, choice)
         jolt(policy, 0.05, seed=1)
@@ -182,9 +182,9 @@ def test_recomputed_activations_are_chosen_where_memory_is_short(device: str, fo
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         policy.score(pack).log_prob.sum().backward()
-        found.append(gradients(policy))
+        results.append(gradients(policy))
         peaks.append(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
-    assert_close(found[1], found[0], rel=1e-4)
+    assert_close(results[1], results[0], rel=1e-4)
     if device == "cuda":
         assert peaks[1] < peaks[0]
 

@@ -26,40 +26,40 @@ def policy(device: str, folder: Path, dtype: str = "float32") -> Policy:
     return policy_of(folder, device=device, dtype=dtype, lora={"r": 8})
 
 
-def said(policy: Policy, temperature: float, *, fixed: bool = False) -> list[Completion]:
-    """Replies to eight prompts, asked at once."""
+def sample(policy: Policy, temperature: float, *, fixed: bool = False) -> list[Completion]:
+    """Replies to eight prompts, sampled together."""
     task, examples = rows("tomi", 8)
     model = policy.sampler(4, deterministic=fixed)
     sampling = Sampling(temperature=temperature, max_tokens=12, seed=5)
 
-    async def asked() -> list[Completion]:
+    async def wave() -> list[Completion]:
         calls = [Call(role="actor", example_id=e.id) for e in examples]
         talks = zip(map(task.preview, examples), calls, strict=True)
         return await asyncio.gather(*(model.complete(t, sampling, c) for t, c in talks))
 
-    return asyncio.run(asked())
+    return asyncio.run(wave())
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_the_sampler_and_the_trainer_agree(device: str, folder: Path, dtype: str) -> None:
     model = policy(device, folder, dtype)
-    replies = said(model, 1.0)
-    own = [s for c in replies for s in spans([(c.prompt_ids, c.token_ids, c.logprobs)])]
-    scored = torch.cat(log_probs(model, own, None)).cpu()
-    sampled = torch.tensor([x for span in own for x in span.sampler])
+    replies = sample(model, 1.0)
+    reply_spans = [s for c in replies for s in spans([(c.prompt_ids, c.token_ids, c.logprobs)])]
+    scored = torch.cat(log_probs(model, reply_spans, None)).cpu()
+    sampled = torch.tensor([x for span in reply_spans for x in span.sampler])
     assert len({c.token_ids for c in replies}) > 4
     assert float((scored - sampled).abs().mean()) <= BOUNDS[dtype]
 
 
 def test_greedy_replies_are_those_of_the_cpu(device: str, folder: Path) -> None:
-    here, there = said(policy(device, folder), 0.0), said(policy("cpu", folder), 0.0)
+    here, there = sample(policy(device, folder), 0.0), sample(policy("cpu", folder), 0.0)
     same = [a.token_ids == b.token_ids for a, b in zip(here, there, strict=True)]
     assert sum(same) >= len(same) - 1  # two tokens may be equally likely
 
 
 def test_deterministic_replies_are_equal_to_the_bit(device: str, folder: Path) -> None:
     with deterministic(True):
-        first, second = (said(policy(device, folder), 1.0, fixed=True) for _ in range(2))
+        first, second = (sample(policy(device, folder), 1.0, fixed=True) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
 

@@ -125,10 +125,10 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
     With arguments on it, a `device` of CPU is what torch's own code sees; `_Down` moves to the CPU.
     """
     device = kwargs.get("device")
-    asked = device is not None and torch.device(device).type == "cuda"
-    given, _ = tree_flatten((args, kwargs))
-    cards = [one for one in given if isinstance(one, OnCard)]
-    if not cards and not asked:
+    to_card = device is not None and torch.device(device).type == "cuda"
+    leaves, _ = tree_flatten((args, kwargs))
+    cards = [one for one in leaves if isinstance(one, OnCard)]
+    if not cards and not to_card:
         return func(*args, **kwargs)
     check_devices(func, args, kwargs, bool(cards))
     plain_args, plain_kwargs = tree_map(_on_cpu, (args, kwargs))
@@ -143,8 +143,8 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
 def check_devices(func: Any, args: Any, kwargs: Any, any_card: bool) -> None:
     """The RuntimeErrors of CUDA."""
     used = [*args[:1], *args[2:]] if func in INDEXED else [*args]
-    given, _ = tree_flatten((used, kwargs))
-    plain = [one for one in given if isinstance(one, Tensor) and not isinstance(one, OnCard)]
+    leaves, _ = tree_flatten((used, kwargs))
+    plain = [one for one in leaves if isinstance(one, Tensor) and not isinstance(one, OnCard)]
     if any_card and any(one.dim() for one in plain) and func not in BETWEEN:
         raise RuntimeError(f"{func}: Expected all tensors to be on the same device")
     generator = kwargs.get("generator")
