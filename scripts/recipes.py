@@ -4,7 +4,7 @@
     .venv/bin/python scripts/recipes.py --check    # exit 1 if a plan is stale
 
 A plan is what `soul plan train ditto --config FILE` prints below its table, on a machine with
-eight cores, without a GPU, API keys, downloaded rows or downloaded models.
+CORES cores and FREE bytes of memory, without a GPU, API keys, downloaded rows or downloaded models.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from unittest import mock
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CORES, WIDTH = 8, 100
+CORES, FREE, WIDTH = 8, 16 * 10**9, 100
 START = "# The plan"
 
 
-def plan_of(recipe: Path) -> list[str]:
-    """The lines that `soul plan` prints below the table of a recipe."""
+def plan_of(recipe: Path, *options: str) -> list[str]:
+    """The lines that `soul plan` prints below the table of a recipe with these options."""
     from soulkit.cli.app import run_words
 
     printed = io.StringIO()
@@ -34,7 +34,7 @@ def plan_of(recipe: Path) -> list[str]:
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        code = run_words(["train", "ditto", "--config", str(recipe), "--dry-run"])
+        code = run_words(["train", "ditto", "--config", str(recipe), *options, "--dry-run"])
     if code:
         raise SystemExit(f"no plan for {recipe}: exit code {code}")
     lines = printed.getvalue().splitlines()
@@ -47,11 +47,17 @@ def elsewhere() -> Iterator[None]:
     """Context in which nothing depends on this machine."""
     keys = [name for name in os.environ if name.startswith(("OPENAI_", "SOULKIT_"))]
     with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ), \
-            mock.patch("os.cpu_count", lambda: CORES):  # fmt: skip
+            mock.patch("os.cpu_count", lambda: CORES), \
+            mock.patch("soulkit.train.planning.free_bytes", free_here):  # fmt: skip
         for name in keys:
             del os.environ[name]
         os.environ |= {"SOULKIT_DATA": empty, "HF_HUB_CACHE": empty, "CUDA_VISIBLE_DEVICES": ""}
         yield
+
+
+def free_here(device: str) -> int | None:
+    """The free memory of the machine that plans."""
+    return FREE if device == "cpu" else None
 
 
 def with_plan(text: str, plan: list[str]) -> str:

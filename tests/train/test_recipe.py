@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,18 @@ def test_the_plan_in_a_recipe_is_what_soul_plan_prints(recipe: Path) -> None:
     script, text = generator(), recipe.read_text()
     plan = script.plan_of(recipe)
     assert script.with_plan(text, plan) == text, "stale: run .venv/bin/python scripts/recipes.py"
-    assert any(line.startswith("time about ") for line in plan)
+    for start in ("memory about ", "of this: weights ", "time about "):
+        assert any(line.startswith(start) for line in plan)
+    cards = [line for line in plan if line.startswith("on 24 GB: ")]
+    assert cards == [] if recipe is LAPTOP else len(cards) == 1
+
+
+def test_the_plans_say_what_fits_and_what_to_change() -> None:
+    big, small = (path.read_text() for path in (PAPER, SMALL))
+    assert "fits 80 GB" in big and re.search(r"on 24 GB: does not fit .*--quantize nf4", big)
+    assert re.search(r"on 24 GB: fits", small)
+    plan = generator().plan_of(PAPER, "--quantize", "nf4")
+    assert any(line.startswith("on 24 GB: fits") for line in plan)
 
 
 def test_the_recipe_of_a_small_card_trains_an_adapter_on_four_bits() -> None:
