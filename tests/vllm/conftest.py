@@ -39,6 +39,7 @@ def _small_servers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # for the paths of sleep
         yield
 
 

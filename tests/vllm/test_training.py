@@ -17,12 +17,16 @@ from urllib.request import Request, urlopen
 import pytest
 
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.replicas import Replicas
+from soulkit.reporting import SILENT
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
+from soulkit.train.rollouts.push import LogprobProbe, Pusher
 from soulkit.types import Call, Record, Sampling, Segment
 from tests.support.evaluation import changed
 from tests.support.servers.proxy import Body, Proxy
-from tests.support.training import lines_of, soul
+from tests.support.training import lines_of, policy_of, soul
 
 if TYPE_CHECKING:
     from soulkit.models.vllm.server import VllmServer
@@ -184,6 +188,31 @@ def test_rollouts_of_other_weights_are_found_before_they_are_learned(
     )
     weights = "model/adapter_model.safetensors"
     assert (out / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_a_server_that_was_told_to_sleep_wakes_with_the_pushed_adapter(
+    tiny_model: Path, vllm_server: VllmServer, tmp_path: Path
+) -> None:
+    """On a CPU nothing is released; paths and replies are the real ones."""
+    policy = policy_of(tiny_model, lora={"r": 8})
+    ids = tuple(policy.tokenizer.encode("Where is the apple?", add_special_tokens=False))
+    fleet = Replicas([VllmClient(Address(vllm_server.url, vllm_server.key))], in_flight=4)
+    pusher = Pusher(fleet, LogprobProbe(policy, (ids,)), tmp_path / "pushes", SILENT)
+
+    async def through_a_night() -> list[str]:
+        names = [(await pusher(policy))[0]]
+        await pusher.sleep()
+        assert await fleet.each("/is_sleeping") == {vllm_server.url: {"is_sleeping": True}}
+        names.append((await pusher(policy))[0])
+        assert await fleet.each("/is_sleeping") == {vllm_server.url: {"is_sleeping": False}}
+        assert pusher.distance is not None and pusher.distance.largest <= EXACT
+        assert adapters_on(vllm_server) == names[1:]
+        await pusher.close()
+        await fleet.close()
+        return names
+
+    first, second = asyncio.run(through_a_night())
+    assert first != second and not adapters_on(vllm_server)
 
 
 def test_an_own_server_is_shared_with_a_coach_and_stopped(
