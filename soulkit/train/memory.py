@@ -241,40 +241,38 @@ def device_kind(device: str) -> Kind:
 # --- vLLM servers on the same card ----------------------------------------------------------------
 
 
-SERVER_WORKSPACE = 4 << 30
-"""Assumed bytes of a server beside weights and cache: CUDA context, activations of a prefill,
-log-probs of a batch, CUDA graphs. Not measured."""
-ASLEEP = 2 << 30
-"""Assumed bytes that a sleeping server keeps. Not measured."""
-SHARES = 1000
-"""Parts in which a card is divided."""
-SPARE = 0.02
-"""Share of a card that nobody gets."""
+SERVER_WORKSPACE, ASLEEP = 4 << 30, 2 << 30
+"""Assumed bytes of a server beside weights and cache (CUDA context, activations of a prefill,
+log-probs of a batch, CUDA graphs), and of a server that sleeps. Not measured."""
 CACHED = 1 << 17
 """Tokens in the cache of a server that samples well: about 100 rollouts at once."""
+SPARE, SHARES = 0.02, 1000
+"""Share of a card that stays free, and the number of parts in which a card is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Memory of a GPU in bytes."""
+    """Memory of a GPU in bytes; `held`: what this process has reserved."""
 
     total: int
     free: int
     held: int
-    """What this process has reserved."""
+
+    def room(self, needed: int) -> int:
+        """Bytes for servers if the training needs `needed` in all. The trained model is loaded
+        before servers start, so its part is not free any more."""
+        return self.free - max(needed - self.held, 0) - int(self.total * SPARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMemory:
-    """What a vLLM server takes, in bytes."""
+    """What a vLLM server takes. `weights` and `token` (keys and values of one token) are in bytes;
+    the cache must hold a sequence of `context` tokens; `requests` are served at once."""
 
     weights: int
     token: int
-    """Keys and values of one token."""
     context: int
-    """Served context in tokens; the cache must hold one such sequence."""
     requests: int
-    """Concurrent requests."""
 
     def with_cache(self, tokens: int) -> int:
         """Bytes with a cache of `tokens`, at least one sequence."""
@@ -283,21 +281,6 @@ class ServerMemory:
     @property
     def least(self) -> int:
         return self.with_cache(self.context)
-
-    @property
-    def most(self) -> int:
-        """Bytes with a cache that all requests together can use, at a quarter of the context."""
-        return self.with_cache(self.requests * self.context // 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSplit:
-    """How the training and vLLM servers share a card."""
-
-    share: float
-    """Share of the whole card for each server."""
-    left: int
-    """Bytes for the training."""
 
 
 def server_memory(
@@ -311,23 +294,15 @@ def server_memory(
     )  # fmt: skip
 
 
-def room_of_servers(card: Card, needed: int) -> int:
-    """Bytes for servers on `card` if the training needs `needed` in all. The trained model is
-    loaded before servers start, so its part is not free any more."""
-    return card.free - max(needed - card.held, 0) - int(card.total * SPARE)
-
-
-def gpu_split(card: Card, needed: int, servers: Sequence[ServerMemory]) -> GpuSplit | None:
-    """The shares of `card` if the training needs `needed` bytes in all; None if the servers do not
-    fit beside it."""
+def gpu_split(card: Card, needed: int, servers: Sequence[ServerMemory]) -> float | None:
+    """The share of `card` for each of the servers if the training needs `needed` bytes in all; None
+    if they do not fit beside it. No server gets more than a cache for all of its requests, at a
+    quarter of the context each."""
     step = card.total / SHARES
-    most = math.ceil(max(one.most for one in servers) / step)
-    shares = min(int(room_of_servers(card, needed) / len(servers) / step), most)
-    size = int(shares * step)
-    if any(size < one.least for one in servers):
-        return None
-    left = card.free + card.held - size * len(servers)
-    return GpuSplit(share=shares / SHARES, left=left)
+    most = max(one.with_cache(one.requests * one.context // 4) for one in servers)
+    parts = min(int(card.room(needed) / len(servers) / step), math.ceil(most / step))
+    fits = all(parts * step >= one.least for one in servers)
+    return parts / SHARES if fits else None
 
 
 def card_of(device: torch.device) -> Card:
@@ -336,16 +311,6 @@ def card_of(device: torch.device) -> Card:
 
     free, total = torch.cuda.mem_get_info(device)
     return Card(total=total, free=free, held=torch.cuda.memory_reserved(device))
-
-
-def kept_free(servers: Sequence[ServerMemory], *, sleeps: bool) -> tuple[int, ...]:
-    """Bytes that the choice of a pass leaves to servers, in the order of preference: for a cache of
-    CACHED tokens, for one sequence, nothing."""
-    if not servers:
-        return (0,)
-    if sleeps:  # the passes run while the server sleeps
-        return (ASLEEP * len(servers), 0)
-    return (sum(one.with_cache(CACHED) for one in servers), sum(one.least for one in servers), 0)
 
 
 # --- plans ----------------------------------------------------------------------------------------

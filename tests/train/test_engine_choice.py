@@ -15,6 +15,7 @@ import torch
 from soulkit.errors import ConfigError
 from soulkit.models.local.footprint import Footprint, footprint
 from soulkit.models.vllm import settings as vllm_settings
+from soulkit.models.vllm.settings import SamplingEngine
 from soulkit.runs.conditions import Conditions
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
@@ -25,7 +26,6 @@ from soulkit.train.memory import (
     ServerMemory,
     choose_pass,
     gpu_split,
-    kept_free,
     server_memory,
 )
 from soulkit.train.model.policy import Policy
@@ -145,7 +145,7 @@ def test_a_run_within_a_run_samples_in_its_process(gpu: dict[str, int]) -> None:
 
 
 def pass_beside(settings: TrainConfig, servers: list[ServerMemory], model: Footprint) -> PassChoice:
-    kept = kept_free(servers, sleeps=settings.vllm_sleep)[0]
+    kept = EnginePlan(SamplingEngine("vllm"), servers).kept_free(settings)[0]
     return choose_pass(settings, model, "cuda", H100 - GB // 2 - kept)
 
 
@@ -172,9 +172,8 @@ def test_a_small_server_takes_no_more_than_it_can_use() -> None:
     card = Card(total=H100, free=H100 - 2 * GB, held=GB)
     tiny = ServerMemory(weights=GB, token=1000, context=4096, requests=64)
     split = gpu_split(card, 2 * GB, [tiny])
-    assert split is not None and split.share == 0.066  # weights, workspace, and 65,536 tokens
-    two = gpu_split(card, 2 * GB, [tiny, tiny])
-    assert two is not None and two.share == split.share and two.left < split.left
+    assert split == 0.066  # weights, workspace, and 65,536 tokens
+    assert gpu_split(card, 2 * GB, [tiny, tiny]) == split
 
 
 def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
@@ -189,6 +188,9 @@ def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
         "transformers samples the rollouts: A vLLM server does not fit on the GPU beside the "
         "training"
     )
+    judged = of(max_context=131_072, judge="vllm:nobody/knows")
+    shared, choice, _ = with_share(judged, plan.early, plan.servers, 20 * GB)
+    assert choice.kind == "local" and shared.vllm_arg == {"gpu-memory-utilization": "0.400"}
     asked = of(max_context=131_072, engine="vllm")
     early = engine_of_settings(asked)
     with pytest.raises(ConfigError) as refusal:
@@ -198,6 +200,9 @@ def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
     fits = replace(plan.servers[0], context=least)
     assert gpu_split(Card(total=48 * GB, free=29 * GB, held=18 * GB), 20 * GB, [fits]) is not None
     assert "--vllm-sleep" in refusal.value.way_out
+    sleeping = of(max_context=131_072, vllm_sleep=True)  # vLLM was meant
+    with pytest.raises(ConfigError, match="does not fit"):
+        with_share(sleeping, plan.early, plan.servers, 20 * GB)
 
 
 def test_servers_on_other_cards_and_shares_of_the_user_are_left_alone(gpu: dict[str, int]) -> None:
@@ -220,7 +225,8 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
 ) -> None:
     awake, asleep = of(activation_checkpointing="off"), of(vllm_sleep=True)
     server = server_memory(qwen, "auto", context=16_384, requests=512, rank=32)
-    assert kept_free([server], sleeps=True)[0] < kept_free([server], sleeps=False)[1]
+    plan = EnginePlan(SamplingEngine("vllm"), [server])
+    assert plan.kept_free(asleep)[0] < plan.kept_free(awake)[1] < plan.kept_free(awake)[0]
     size = pass_beside(asleep, [server], qwen)
     beside = [memory_beside_server(one, QWEN, size) for one in (asleep, awake)]
     assert beside[0] < beside[1] - 4 * GB  # the inputs of 36 layers are not kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -25,6 +25,7 @@ from soulkit.models.local.quantize import is_quantised
 from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.manager import (
     MEMORY_FLAG,
+    ServerNeed,
     actor_need,
     players_needs,
     served_context,
@@ -37,6 +38,8 @@ from soulkit.runs.jsonl import has_lines
 from soulkit.text import byte_size
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
+    ASLEEP,
+    CACHED,
     SHARES,
     USABLE,
     Card,
@@ -44,8 +47,6 @@ from soulkit.train.memory import (
     ServerMemory,
     card_of,
     gpu_split,
-    kept_free,
-    room_of_servers,
     server_memory,
     training_memory,
 )
@@ -170,8 +171,12 @@ class EnginePlan:
         return cls(early, servers_on_card(config, early, base, material))
 
     def kept_free(self, config: TrainConfig) -> tuple[int, ...]:
-        """Bytes that the passes of the training leave to servers, in the order of preference."""
-        return kept_free(self.servers if self.early.starts else (), sleeps=config.vllm_sleep)
+        """Bytes that the passes of the training leave to servers, in the order of preference: for a
+        cache of CACHED tokens, for one sequence, nothing. Servers that sleep leave them most."""
+        if config.vllm_sleep:
+            return (ASLEEP * len(self.servers), 0)
+        caches = (CACHED, 1) if self.servers else ()
+        return (*(sum(one.with_cache(cache) for one in self.servers) for cache in caches), 0)
 
 
 def settled_engine(
@@ -189,7 +194,8 @@ def settled_engine(
 
 
 def _or_local(error: ConfigError, config: TrainConfig, choice: SamplingEngine) -> SamplingEngine:
-    if parse_engine(config.engine).kind == "auto" and choice.why != BEGUN:
+    asked = choice.why == BEGUN or config.vllm_sleep or config.vllm_arg
+    if parse_engine(config.engine).kind == "auto" and not asked:
         return SamplingEngine("local", why=error.what.rstrip("."))
     raise error
 
@@ -226,7 +232,9 @@ def servers_on_card(
         return []
     terms = replace(terms_of(config), episode=longest_rollout(material))
     own = [actor_need(config, base)] if choice.starts else []
-    needs = {need.key: need for need in [*players_needs(config), *own]}
+    needs: dict[Any, ServerNeed] = {}
+    for need in [*players_needs(config), *own]:
+        needs[need.key] = needs[need.key].joined(need) if need.key in needs else need
     sizes = []
     for need in needs.values():
         model = footprint(need.model)
@@ -234,7 +242,7 @@ def servers_on_card(
             return []
         served, limit = served_context(terms, need), context_of(Path(need.model).expanduser())
         context = min(served, limit or served)
-        rank = config.lora.r if need in own else 0
+        rank = config.lora.r if any(need.key == one.key for one in own) else 0
         sizes.append(server_memory(
             model, config.dtype, context=context, requests=terms.in_flight, rank=rank
         ))  # fmt: skip
@@ -262,22 +270,24 @@ def with_share(
     Without enough room auto becomes local; ConfigError if vLLM was requested.
     """
     device, words = pick_device(config.device), choice_words(choice)
-    starts = len({*config.checkpoints("vllm")}) + choice.starts
-    if MEMORY_FLAG in config.vllm_arg or not starts or not on_trainers_card(device):
+    if MEMORY_FLAG in config.vllm_arg or not on_trainers_card(device):
         return config, choice, words
-    share = SHARED_GPU / starts
-    if choice.starts and servers:
-        card = card_of(device)
-        split = gpu_split(card, needed, servers)
-        if split is None:
-            choice = _or_local(_no_room(config, card, needed, servers), config, choice)
-            return config, choice, choice_words(choice)
-        share = split.share
+    card = card_of(device)
+    share = gpu_split(card, needed, servers) if servers else None
+    if share is not None:
+        left = card.free + card.held - share * card.total * len(servers)
         words = (
-            f"{words or 'vLLM samples the rollouts'}; of the GPU, {split.share:.0%} are for "
+            f"{words or 'vLLM starts on the GPU of the training'}; of the GPU, {share:.0%} are for "
             f"{'the server' if len(servers) == 1 else f'each of {len(servers)} servers'} and "
-            f"{byte_size(split.left)} for the training"
+            f"{byte_size(left)} for the training"
         )
+    elif servers and choice.starts:
+        choice = _or_local(_no_room(config, card, needed, servers), config, choice)
+        words = choice_words(choice)
+    starts = len(config.checkpoints("vllm")) + choice.starts
+    if not starts:
+        return config, choice, words
+    share = SHARED_GPU / starts if share is None else share
     flags = {**config.vllm_arg, MEMORY_FLAG: f"{share:.3f}"}
     return config.model_copy(update={"vllm_arg": flags}), choice, words
 
@@ -286,11 +296,11 @@ def _no_room(
     config: TrainConfig, card: Card, needed: int, servers: Sequence[ServerMemory]
 ) -> ConfigError:
     own, least = servers[-1], sum(one.least for one in servers)
-    missing = least - room_of_servers(card, needed) + card.total // SHARES * len(servers)
+    missing = least - card.room(needed) + card.total // SHARES * len(servers)
     context = (own.context - -(-missing // own.token)) // 1024 * 1024
     ways = [f"Use --max-context {context}"] if context >= LEAST_CONTEXT else []
     ways += [] if config.vllm_sleep else ["Use --vllm-sleep"]
-    ways += ["Lower tokens_per_batch", "Use a smaller model"]
+    ways += ["Lower --set tokens_per_batch=N", "Use a smaller model"]
     return ConfigError(
         "A vLLM server does not fit on the GPU beside the training.",
         f"Of {byte_size(card.total)}, the training takes {byte_size(needed)} and the server at "
