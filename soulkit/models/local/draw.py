@@ -9,6 +9,7 @@ first and cumulates only the sums and the block that contains the token.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from soulkit.types import Call, Sampling
 
-BLOCK = 512
-"""Tokens per block: about the square root of a vocabulary."""
+BLOCK = 128
+"""Tokens per block. Most vocabularies are a multiple of it and need no padding."""
 
 
 def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
@@ -72,26 +73,26 @@ class Draw:
 
     def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
         order, cut = None, self.sampling
-        # Whole blocks, padded here because float32 is the smallest form.
-        logprobs = F.pad(logprobs, (0, -logprobs.shape[1] % BLOCK), value=-torch.inf)
+        if over := -logprobs.shape[1] % BLOCK:  # padded here because float32 is the smallest form
+            logprobs = F.pad(logprobs, (0, over), value=-torch.inf)
         probs = logprobs.to(uniform.dtype).exp_()
         if cut.cuts:  # min_p, then top_k, then top_p of what is left, as vLLM does
             probs, order = probs.sort(dim=-1, descending=True, stable=True)
             probs = probs * (probs >= cut.min_p * probs[:, :1])
             probs[:, cut.top_k or probs.shape[1] :] = 0
             if cut.top_p < 1:
-                last = place_of(probs, torch.full_like(uniform, cut.top_p))
+                left: Any = probs.sum(-1, keepdim=True) if cut.top_k or cut.min_p else 1.0
+                last = place_of(probs, torch.full_like(uniform, cut.top_p) * left)
                 probs = probs * (torch.arange(probs.shape[1], device=probs.device) <= last)
-        at = place_of(probs, uniform)
+        at = place_of(probs, uniform * probs.sum(-1, keepdim=True))
         return at if order is None else order.gather(1, at)
 
 
-def place_of(weights: Tensor, share: Tensor) -> Tensor:
-    """The first place [n, 1] where the cumulative sum of `weights` [n, k · BLOCK] exceeds `share`
-    [n, 1] of the total. Its weight is positive."""
+def place_of(weights: Tensor, target: Tensor) -> Tensor:
+    """The first place [n, 1] where the cumulative sum of `weights` [n, k · BLOCK] exceeds `target`
+    [n, 1], else the last one. Its weight is positive."""
     blocks = weights.unflatten(1, (-1, BLOCK))
-    sums = blocks.sum(-1)
-    block, rest = _exceeds(sums, share * sums.sum(-1, keepdim=True))
+    block, rest = _exceeds(blocks.sum(-1), target)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
     return block * BLOCK + _exceeds(inside, rest)[0]
 

@@ -27,7 +27,7 @@ def by_one_sum(logprobs: Tensor, uniform: Tensor, cut: Sampling) -> Tensor:
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         probs = probs * (probs >= cut.min_p * probs[:, :1])
         probs[:, cut.top_k or probs.shape[1] :] = 0
-        left = probs.sum(-1, keepdim=True)
+        left = probs.sum(-1, keepdim=True) if cut.top_k or cut.min_p else 1.0
         probs = probs * (probs.cumsum(-1) - probs < cut.top_p * left)
     sums = probs.cumsum(-1)
     at = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
