@@ -46,6 +46,7 @@ WRITTEN_BY_A_PROGRAM = {"commands.md"}
 NOT_RUN = {
     "make setup": "installs packages; tests/test_project.py runs its script",
     "make test": "runs this very test",
+    ".venv/bin/python scripts/gpu_check": "needs a GPU; tests/test_gpu_check.py runs it on a CPU",
     "make lint": "takes a minute and is the first thing that .ci/run does",
     "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
     "soul demo": "takes minutes; tests/test_demo.py runs it",

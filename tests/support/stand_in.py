@@ -9,6 +9,7 @@ its kernels, nor its memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -219,6 +220,18 @@ def _pad_sequence(parts: Any, batch_first: bool = False, padding_value: float = 
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+CALLS: Counter[str] = Counter()
+"""Calls of the functions of `torch.cuda` by name, since the stand-in was installed."""
+
+
+def _answering(name: str, answer: Any) -> Callable[..., Any]:
+    def function(*_: Any, **__: Any) -> Any:
+        CALLS[name] += 1
+        return answer
+
+    return function
+
+
 _to = torch.Tensor.to
 
 
@@ -233,6 +246,7 @@ def _to_the_device_of(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 @contextmanager
 def stand_in() -> Iterator[None]:
     """Install the device; `torch.cuda` then reports one card with 80 GB."""
+    CALLS.clear()
     size = 80 << 30
     answers = {
         "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0,
@@ -241,7 +255,7 @@ def stand_in() -> Iterator[None]:
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for name, answer in answers.items():
-            patch.setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
+            patch.setattr(torch.cuda, name, _answering(name, answer))
         patch.setattr(attention, "flex_kernel", flex_by_mask)
         patch.setattr(torch.Tensor, "to", _to_the_device_of)
         patch.setattr(torch.nn.utils.rnn, "pad_sequence", _pad_sequence)

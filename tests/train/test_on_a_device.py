@@ -12,7 +12,7 @@ import torch
 
 import soulkit.train.run  # noqa: F401 - loaded before the device is there
 from soulkit.train.model.prepare import log_probs
-from tests.support.stand_in import CARD, OnCard, stand_in
+from tests.support.stand_in import CALLS, CARD, OnCard, stand_in
 from tests.support.training import lines_of, policy_of, random_model, soul, step_of
 
 PLAYED = ("--task", "tomi", "--data", "synth:24", "--prompts", 2, "--group-size", 3,
@@ -67,6 +67,7 @@ def test_a_ditto_run_reaches_its_checkpoint_and_resumes(folder: Path, tmp_path: 
     options = (*options, "--deterministic")  # every operation has a deterministic kernel
     for steps in (1, 2):
         assert trained(folder, tmp_path / "run", "ditto", *options, "--steps", steps) == 0
+        assert CALLS["empty_cache"]  # the sampler's memory, before an update
     for line in lines_of(tmp_path / "run"):
         assert line["optimizer/updates"] == 2 and line["grad/norm"] > 0
         assert line["logprob/sampler_gap_max"] < 1e-3
