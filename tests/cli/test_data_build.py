@@ -395,3 +395,5 @@ def test_tasks_without_drafts_say_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Models cannot draft rows of 'tomi'" in capsys.readouterr().err
     assert soul("data", "build", "mistakes", source, "--yes") == 2
     assert "--yes is about models" in capsys.readouterr().err
+    assert soul("data", "build", "mistakes", source, "--max-context", 4096) == 2
+    assert "--max-context is about models" in capsys.readouterr().err

@@ -191,6 +191,7 @@ def test_asking_that_would_change_nothing_or_is_not_meant_is_refused(
         return three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
 
     assert "--prompts needs --ask" in refused("--prompts", edited)[0]
+    assert "--max-context needs --ask" in refused("--max-context", 4096)[0]
     assert "no edited prompt" in refused("--ask", "--prompts", tmp_path / "nowhere")[0]
     (edited / "character.md").write_text("You are somebody else.")
     what, why, _ = refused("--ask", "--prompts", edited)
