@@ -152,6 +152,11 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
             f"{dollars(pilot.cost)}; {pilot.folder} keeps their replies, and the same command with "
             f"--out {pilot.folder} plays the rest"
         )
+        parts = [
+            f"{role} " + ", ".join(f"{n:.2f} × {name.replace('_', ' ')}" for name, n in one.items())
+            for role, one in pilot.ratios.items()
+        ]
+        lines.append(f"measured over assumed: {'; '.join(parts)}")
     if plan.unpriced:
         own = any(one.role == "actor" and one.name in plan.unpriced for one in plan.asked)
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"

@@ -35,8 +35,6 @@ OTHERS = ""
 """The group of tasks that share one ratio."""
 Used = Mapping[tuple[str, str], UsedTokens]
 """(role, example) → what its calls used."""
-
-
 Amounts = Mapping[tuple[str, str], float]
 """(role in the ledger, quantity of `UsedTokens`) → its amount."""
 
@@ -71,20 +69,16 @@ def played_rows(
         used = ledger.used()
     # Replies by batch cost half; the ratio of live prices holds for batch prices, too.
     live = config.model_copy(update={"batch": False, "batch_judges": False})
-    controls = {control.key for control in standing.controls}
+    controls, repeats = {control.key for control in standing.controls}, config.repeats
     rows: list[PilotRow] = []
     for part in work:
         singles = (replace(part, examples=(example,)) for example in part.examples)
-        ready = (
-            one
-            for one in singles
-            if all(key in standing.scored for key in draft_keys([one], config.repeats))
-        )
-        for one in islice(ready, MOST):
-            jobs = [job for job in control_jobs(one, config.repeats) if job.key in controls]
+        done = (one for one in singles if standing.scored.keys() >= {*draft_keys([one], repeats)})
+        for one in islice(done, MOST):
+            jobs = [job for job in control_jobs(one, repeats) if job.key in controls]
             plan = evaluation_plan(live, [one], jobs)
             rows.append(PilotRow.of(part.task.name, one.examples[0], plan, used))
-    return rows  # fmt: skip
+    return rows
 
 
 # -- from used tokens to a plan --------------------------------------------------------------------
@@ -113,8 +107,12 @@ def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: f
     if sums.ci_low is not None and sums.ci_high is not None and scaled.cost_limit is not None:
         low, high = len(parts) * sums.ci_low, len(parts) * sums.ci_high
         ends = max(low, cost if share else 0.0), min(high, scaled.cost_limit)
-    played = len({row.task for row in rows})
-    pilot = Pilot(rows=len(rows), tasks=played, cost=cost, interval=ends, folder=str(folder))
+    ratios_by_role: dict[str, dict[str, float]] = {}
+    for (role, name), ratio in _ratios(rows).items():
+        if name in ("calls", "prompt_tokens", "reply_tokens"):
+            ratios_by_role.setdefault(role, {})[name] = ratio
+    pilot = Pilot(rows=len(rows), tasks=len({row.task for row in rows}), cost=cost, interval=ends,
+                  ratios=ratios_by_role, folder=str(folder))  # fmt: skip
     return replace(scaled, pilot=pilot)
 
 

@@ -245,6 +245,8 @@ class Pilot:
     """US dollars that they cost, as far as prices are known."""
     interval: tuple[float, float] | None
     """95 % interval of the cost of the whole plan; None if the rows support none."""
+    ratios: Mapping[str, Mapping[str, float]]
+    """Role → quantity (calls, prompt_tokens, reply_tokens) → used over assumed."""
     folder: str
     """The run that played them and continues with the other rows."""
 

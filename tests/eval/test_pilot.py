@@ -61,6 +61,7 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     printed = capfd.readouterr()
     assert "cost of the pilot: about $" in printed.err and "95 % interval $" in printed.out
     assert "pilot: 24 rows of 2 tasks cost $0." in printed.out and str(out) in printed.out
+    assert "measured over assumed: actor 1.00 × calls, " in printed.out
     assert "--pilot N" not in printed.out and "latencies of the pilot" in printed.out
     first = len(server.requests)
     lines = (out / "episodes.jsonl").read_text().splitlines()
@@ -71,6 +72,7 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     assert len(server.requests) == first  # every reply is in the ledger
     low, high = plan["cost_range"]
     assert low < plan["cost"] < high and plan["pilot"]["interval"] == [low, high]
+    assert plan["pilot"]["ratios"]["partner"]["reply_tokens"] > 1.3
     assert plan["pilot"]["rows"] == 24 and plan["pilot"]["tasks"] == 2
 
     assert soul(*command(server, "--out", out, "--yes")) == 0
