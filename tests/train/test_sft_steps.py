@@ -24,6 +24,7 @@ from soulkit.train.objectives.sequences import Span, spans
 from soulkit.train.sft.encode import NOT_ITS_WORDS, REFUSED, UNPRECEDED, LessonEncoder
 from soulkit.train.sft.steps import imitation_loss
 from soulkit.types import Segment
+from tests.support.cuda_ops import CudaDeterminism
 from tests.support.shapes import make
 
 pytestmark = pytest.mark.torch
@@ -72,6 +73,16 @@ def test_loss_log_probs_and_gradients_are_those_of_the_plain_sum(
     assert ("lm_head.weight" in plain) is head
     for name, gradient in plain.items():
         assert float((actual[name] / 3 - gradient).norm()) <= 1e-5 * float(gradient.norm()) + 1e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_imitation_step_has_deterministic_kernels_on_a_gpu(dtype: torch.dtype) -> None:
+    policy = policy_of(dtype, head=True)
+    for pack in (*in_tries(SPANS, 100), *in_rows(SPANS, 100)):
+        weights = torch.ones(sum(s.n_trained for s in pack.spans))
+        with CudaDeterminism() as ops:
+            gradients(policy, imitation_loss(policy, pack, weights).loss)
+        assert "embedding_dense_backward.default" in ops.seen
 
 
 def test_half_precision_has_its_products_in_float32() -> None:

@@ -431,7 +431,7 @@ def run_decoder(
                  for number, step in zip(named, steps, strict=True)]  # fmt: skip
         if not any(alive):
             return aside
-        if not all(alive) or decoder.over:
+        if not all(alive) or (decoder.over and len(rows) > 1):
             decoder.keep(alive)
             while decoder.over and len(decoder.rows) > 1:
                 half = (len(decoder.rows) + 1) // 2

@@ -280,6 +280,18 @@ def test_long_replies_wait_for_space(
     assert again.logprobs == bounded.logprobs
 
 
+def test_a_row_that_is_alone_grows_beyond_the_limit_without_copies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(folder, *SHAPES["qwen3"])
+    windows, copies = windows_of(model.model), list[int]()
+    assert windows is not None
+    monkeypatch.setattr(Decoder, "_compact", lambda *_: copies.append(1))
+    draw = Draw(torch.full((1, 30), 0.5, dtype=torch.float64), Sampling())
+    replies = decode_batch(model.model, windows, [[5, 6]], draw, lambda *_: False, 0, limit=4)
+    assert len(replies.ids[0]) == 30 and not copies
+
+
 def test_stop_strings_end_a_row_in_the_loop(folder: Path) -> None:
     model = made(folder, "Qwen3", {})
     model.codec.end_ids = frozenset()
