@@ -229,13 +229,13 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
-    require_package(config.quantize)
     if config.full and config.quantize != "none":
         raise ConfigError(
             f"--full and --quantize {config.quantize} cannot be combined.",
             "Typical updates are too small for quantised weights and would be rounded away.",
             "Remove --full to train an adapter, or remove --quantize.",
         )
+    require_package(config.quantize)
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
             f"--full does not work with dtype {config.dtype}.",
