@@ -48,7 +48,7 @@ def elsewhere() -> Iterator[None]:
     keys = [name for name in os.environ if name.startswith(("OPENAI_", "SOULKIT_"))]
     with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ), \
             mock.patch("os.cpu_count", lambda: CORES), \
-            mock.patch("soulkit.train.planning.free_bytes", free_here):  # fmt: skip
+            mock.patch("soulkit.models.local.footprint.free_bytes", free_here):  # fmt: skip
         for name in keys:
             del os.environ[name]
         os.environ |= {"SOULKIT_DATA": empty, "HF_HUB_CACHE": empty, "CUDA_VISIBLE_DEVICES": ""}

@@ -11,7 +11,13 @@ from functools import partial
 
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.actor import starts_servers
-from soulkit.models.local.footprint import Machine, footprint, together
+from soulkit.models.local.footprint import (
+    Machine,
+    device_memory,
+    device_speed,
+    footprint,
+    together,
+)
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.engine import ControlJob, control_jobs
@@ -51,7 +57,16 @@ def evaluation_plan(
         name = f"{CONTROLS} {label}".rstrip()
         loads.append(Load([Work(jobs[0].task, ())], players, name, controls=parts))
     whole = plan_loads(loads, concurrency=config.concurrency)
-    return replace(whole, machine=together(_machines(config, whole)))
+    return replace(whole, machine=_with_fit(config, together(_machines(config, whole))))
+
+
+def _with_fit(config: EvalConfig, machine: Machine | None) -> Machine | None:
+    free, where = device_memory(config.device)
+    if machine is None or free is None or not machine.memory or starts_servers(config):
+        return machine
+    way = "--quantize nf4, a lower --batch-size or a smaller model"
+    fits = f"fits {where}" if machine.memory <= free else f"does not fit {where}: {way}"
+    return replace(machine, fit=fits)
 
 
 def _players(config: EvalConfig, work: Work) -> list[PlayerTerms]:
@@ -101,7 +116,8 @@ def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
     if starts_servers(config) and SERVER not in others:
         others.append(SERVER)
     parts = [one for one in whole.asked if "actor" in (one.role, one.name)]
-    actor = sampler(config.model, whole, parts, config.batch_size, config.device, config.dtype)
+    actor = sampler(config.model, whole, parts, config.batch_size, config.device, config.dtype,
+                    config.quantize)  # fmt: skip
     return [actor, *others]
 
 
@@ -121,16 +137,21 @@ def local_players(
 
 
 def sampler(
-    path: str, whole: Plan, parts: Sequence[PlayerLoad], batch: int, device: str, dtype: str
-) -> Machine:
+    path: str, whole: Plan, parts: Sequence[PlayerLoad], batch: int, device: str, dtype: str,
+    quantize: str = "none",
+) -> Machine:  # fmt: skip
     """Memory and time that the checkpoint at `path` needs for these calls."""
     model = footprint(path)
     if model is None:
         return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: its size is unknown")
     itemsize = model.number_bytes(dtype, device)
     longest = max((task.longest_context for task in whole.tasks), default=0)
+    weights = model.weight_bytes(itemsize, quantize)
     cache = model.cache_bytes(batch, longest, itemsize)
-    sizes = {"weights": model.parameters * itemsize, "sampler cache": cache}
+    free, _ = device_memory(device)
+    if free is not None and device_speed(device)[0] == "cuda":  # batches shrink to half of it
+        cache = min(cache, max(0, free - weights) // 2)
+    sizes = {"weights": weights, "sampler cache": cache}
     prompt, reply = sum(a.prompt_tokens for a in parts), sum(a.reply_tokens for a in parts)
     machine = model.on(device, sum(sizes.values()), prompt=prompt, reply=reply, batch=batch)
     return replace(machine, parts=sizes)

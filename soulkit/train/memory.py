@@ -23,7 +23,6 @@ from soulkit.models.local.footprint import (
     footprint,
     free_bytes,
 )
-from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
@@ -51,7 +50,7 @@ class TrainingMemory:
     """Bytes by part."""
 
     weights: int
-    """The base; with all weights trained, they count as `trained`."""
+    """The base and a teacher model; with all weights trained, they count as `trained`."""
     trained: int
     """The adapter, or all weights, with gradients and AdamW moments."""
     activations: int
@@ -102,7 +101,8 @@ def training_memory(
     else:
         saved = model.layers * layer
     return TrainingMemory(
-        weights=0 if config.full else _base_bytes(config, model, size),
+        weights=_teacher_bytes(config, size)
+        + (0 if config.full else model.weight_bytes(size, config.quantize)),
         trained=16 * trained,
         activations=saved + max(first, second) - logits,
         logits=logits,
@@ -110,9 +110,11 @@ def training_memory(
     )
 
 
-def _base_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
-    packed = 0 if config.quantize == "none" else model.linear
-    return round(packed * NF4_BYTES) + (model.parameters - packed) * size
+def _teacher_bytes(config: TrainConfig, size: int) -> int:
+    """Bytes of a second model that scores drafts; 0 if there is none or its size is unknown."""
+    name = config.teacher_model or (config.model if config.method == "opd" else None)
+    teacher = footprint(name) if name else None
+    return teacher.parameters * size if teacher else 0
 
 
 def _layer_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
@@ -355,15 +357,37 @@ def planned_memory(
 CARDS = tuple(size * 10**9 for size in (24, 48, 80))
 
 
-def card_fits(config: TrainConfig, model: Footprint, cache: int = 0) -> tuple[CardFit, ...]:
+def card_fits(
+    config: TrainConfig, model: Footprint, cache: int, servers: Sequence[ServerMemory]
+) -> tuple[CardFit, ...]:
     """The plan on GPUs of common sizes."""
     plans = [planned_memory(config, model, "cuda", size, cache) for size in CARDS]
     return tuple(
         CardFit(card=size, memory=one.total, fits=one.fits,
-                words=_pass_words(one.choice.checkpointing, one.choice.tokens) if one.fits
+                words=_pass_words(one.choice.checkpointing, one.choice.tokens)
+                + beside_vllm(config, model, size, servers) if one.fits
                 else way_to_fit(config, model, "cuda", size))
         for size, one in zip(CARDS, plans, strict=True)
     )  # fmt: skip
+
+
+def beside_vllm(
+    config: TrainConfig, model: Footprint, free: int, servers: Sequence[ServerMemory]
+) -> str:
+    """What is left for vLLM servers on the same GPU, in words; empty without servers."""
+    if not servers:
+        return ""
+    for room in (free - bytes_ for bytes_ in kept_free(servers, sleeps=config.vllm_sleep)):
+        choice = choose_pass(config, model, "cuda", room)
+        if choice.needs <= USABLE * room:
+            break
+    sleeping = choice.memory.activations if choice.memory and config.vllm_sleep else 0
+    card = Card(total=free, free=free, held=0)
+    split = gpu_split(card, int((choice.needs - sleeping) / USABLE), servers)
+    if split is None:
+        ways = "--engine local, --max-context N" + ", --vllm-sleep" * (not config.vllm_sleep)
+        return f"; no room for vLLM beside it ({ways})"
+    return f"; vLLM beside it gets {split.share:.0%}"
 
 
 def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> str:
@@ -389,16 +413,16 @@ def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> 
     return " and ".join([*ways, base])
 
 
-def fit_words(config: TrainConfig, model: Footprint, plan: PlannedMemory, *, real: bool) -> str:
-    """`fits 80 GB`, or `does not fit 80 GB: …`; `real`: the device was measured."""
+def fit_words(
+    config: TrainConfig, model: Footprint, plan: PlannedMemory, servers: Sequence[ServerMemory],
+    where: str,
+) -> str:  # fmt: skip
+    """`fits 80 GB`, or `does not fit 80 GB: …`; `where`: the memory in words."""
     if plan.free is None:
         return ""
-    where = f"the {byte_size(plan.free)} that are free" if real else (
-        f"{plan.free / 1e9:.0f} GB (assumed: this machine has no such GPU)"
-    )  # fmt: skip
     if plan.fits:
-        choice = plan.choice
-        return f"fits {where} with {_pass_words(choice.checkpointing, choice.tokens)}"
+        choice, beside = plan.choice, beside_vllm(config, model, plan.free, servers)
+        return f"fits {where} with {_pass_words(choice.checkpointing, choice.tokens)}{beside}"
     return (
         f"does not fit {where}: {way_to_fit(config, model, device_kind(config.device), plan.free)}"
     )

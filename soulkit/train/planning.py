@@ -17,10 +17,10 @@ from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.planning import local_players, sampler, voice_of
 from soulkit.models.local.footprint import (
-    CARD,
     Footprint,
     Machine,
     context_of,
+    device_memory,
     footprint,
     free_bytes,
     together,
@@ -30,7 +30,14 @@ from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.memory import card_fits, device_kind, fit_words, planned_memory, way_to_fit
+from soulkit.train.memory import (
+    ServerMemory,
+    card_fits,
+    device_kind,
+    fit_words,
+    planned_memory,
+    way_to_fit,
+)
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.rows import (
@@ -57,7 +64,7 @@ def training_plan(data: TrainingData, times: float = 1.0, label: str = "") -> Pl
     learned = _plan(config, _rollouts(config, data.objective, work), times, label)
     watched = _plan(config, [*_dev(data), *_canaries(data), *_general(config)], times, label)
     whole = replace(learned, tasks=(*learned.tasks, *watched.tasks))
-    trained = _machine(config, data.objective, learned)
+    trained = _machine(data, data.objective, learned)
     if trained is None:
         return whole
     others = local_players(config, whole, config.batch_size, config.device, "auto")
@@ -347,24 +354,34 @@ def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
 
 def _with_memory(
     config: TrainConfig, model: Footprint, cache: int, *, prompt: float = 0, reply: float = 0,
-    trained: float, batch: int = 1,
+    trained: float, batch: int = 1, servers: Sequence[ServerMemory] = (),
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
-    kind, memory = device_kind(config.device), free_bytes(config.device)
-    free = memory or (CARD if kind == "cuda" else None)
+    kind, (free, where) = device_kind(config.device), device_memory(config.device)
     plan = planned_memory(config, model, kind, free, cache)
     return replace(
         model.on(
             config.device, plan.total, prompt=prompt, reply=reply, trained=trained, batch=batch
         ),
         parts=plan.parts,
-        fit=fit_words(config, model, plan, real=bool(memory)),
-        cards=card_fits(config, model, cache) if kind == "cuda" or not plan.fits else (),
+        fit=fit_words(config, model, plan, servers, where),
+        cards=card_fits(config, model, cache, servers) if kind == "cuda" or not plan.fits else (),
     )
 
 
-def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
-    model = footprint(config.model)
+def _servers(data: TrainingData) -> Sequence[ServerMemory]:
+    """The servers that sample on the card of a training, if vLLM is installed for it."""
+    config, choice = data.config, data.config.engine_choice
+    other = choice.kind == "local" or choice.attached or config.full
+    if other or device_kind(config.device) == "cpu":
+        return ()
+    from soulkit.train.rollouts.engine_choice import server_sizes
+
+    return server_sizes(config, True, config.model, data)
+
+
+def _machine(data: TrainingData, objective: Objective, learned: Plan) -> Machine | None:
+    config, model = data.config, footprint(data.config.model)
     if model is None:
         return None
     longest = max((task.longest_context for task in learned.tasks), default=0)
@@ -379,7 +396,7 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
         trained=prompts + (1.5 if objective.refines else 1) * replies,
-        batch=config.batch_size,
+        batch=config.batch_size, servers=_servers(data),
     )  # fmt: skip
 
 

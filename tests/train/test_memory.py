@@ -514,3 +514,46 @@ def test_doctor_says_whether_a_training_fits(
         (line,) = (one for one in lines if one["part"] == "settings" and one["name"] == "memory")
         assert line["health"] == health and "79.0 GB that are free" in line["words"]
         assert (line["way"] == "") is (health == "ok")
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_vllm_server_shares_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    base = ("--model", "Qwen/Qwen3-VL-8B-Instruct", "--device", "cuda", "--max-context", 16_384)
+    _, page = planned(capsys, *base)
+    assert re.search(r"vLLM beside it gets \d\d%", page["fit"])
+    assert page["cards"][1]["fits"] and "vLLM" in page["cards"][1]["words"]
+    for more in (("--engine", "local"), ("--quantize", "nf4")):
+        assert "vLLM" not in planned(capsys, *base, *more)[0]
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_teacher_model_counts_as_weights() -> None:
+    model = known("Qwen/Qwen3-4B")
+
+    def weights(**settings: Any) -> int:
+        memory = training_memory(
+            config(model="Qwen/Qwen3-4B", dtype="bfloat16", **settings), model, tokens=1,
+            checkpointing=True, kind="cuda",
+        )  # fmt: skip
+        return memory.weights
+
+    alone = weights()
+    assert weights(method="opd", teacher_model="Qwen/Qwen3-8B") == pytest.approx(
+        alone + 2 * 8.19e9, rel=0.001
+    )
+    assert weights(method="opd", teacher_adapter="folder") == 2 * alone
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_an_evaluation_plan_says_whether_the_model_fits(
+    capsys: pytest.CaptureFixture[str], cuda: list[int]
+) -> None:
+    for model, fits in (("Qwen/Qwen3-4B", "fits"), ("Qwen/Qwen3-14B", "does not fit")):
+        command = ("eval", "local", "--model", model, "--task", "tomi", "--data", "synth:5",
+                   "--engine", "local", "--device", "cuda:1")  # fmt: skip
+        assert soul("plan", *command, "--json") == 0
+        machine = json.loads(capsys.readouterr().out)["machine"]
+        assert machine["fit"].startswith(f"{fits} the 20.0 GB that are free")
+        assert machine["parts"]["weights"] == 2 * known(model).parameters

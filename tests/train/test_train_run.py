@@ -93,6 +93,8 @@ def test_a_ditto_run_writes_its_files(ditto: Path) -> None:
         "checkpoints", "model",
     }  # fmt: skip
     assert {p.name for p in (ditto / "checkpoints").iterdir()} == {"step_000002", "step_000003"}
+    recorded = json.loads((ditto / "environment.json").read_text())
+    assert recorded["pass"] == {"checkpointing": False, "tokens": 4096}
     every = read_jsonl(ditto / "metrics.jsonl")
     lines, dev = ([line for line in every if ("eval/tomi" in line) == e] for e in (False, True))
     assert [line["step"] for line in lines] == [0, 1, 2]

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.models.local.batching import BATCH_TOKENS
+from soulkit.models.local.quantize import NF4_BYTES
 from soulkit.models.local.weights import cached_folder, stored_tensors
+from soulkit.text import byte_size
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
 
@@ -118,11 +120,13 @@ class Footprint:
         """Width of all key heads together."""
         return self.kv_heads * self.head_dim
 
-    @property
-    def linear(self) -> int:
-        """Weights of the linear layers of typical transformer blocks."""
-        per_unit = 2 * self.queries + 2 * self.keys + 3 * self.intermediate
-        return self.layers * self.hidden * per_unit
+    def weight_bytes(self, size: int, quantize: str) -> int:
+        """Bytes of weights of `size` bytes, of which a quantised base packs the linear layers."""
+        linear = self.layers * self.hidden * (
+            2 * self.queries + 2 * self.keys + 3 * self.intermediate
+        )  # fmt: skip
+        packed = 0 if quantize == "none" else linear
+        return round(packed * NF4_BYTES) + (self.parameters - packed) * size
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters on all linear layers of typical transformer blocks."""
@@ -296,6 +300,14 @@ def free_bytes(device: str) -> int | None:
         return None
     free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     return None if free is None else int(free) * 1024
+
+
+def device_memory(device: str) -> tuple[int | None, str]:
+    """Free bytes of `device`, of a card of CARD bytes if that GPU is not here, and words for it."""
+    free = free_bytes(device)
+    if free is None and device_speed(device)[0] == "cuda":
+        return CARD, f"{CARD / 1e9:.0f} GB (assumed: this machine has no such GPU)"
+    return free, "" if free is None else f"the {byte_size(free)} that are free"
 
 
 def free_memory() -> None:

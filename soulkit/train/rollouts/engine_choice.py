@@ -230,8 +230,16 @@ def servers_on_card(
     sets their share, or if the size of a model is unknown."""
     if MEMORY_FLAG in config.vllm_arg or not on_trainers_card(pick_device(config.device)):
         return []
+    return server_sizes(config, choice.starts, base, material)
+
+
+def server_sizes(
+    config: TrainConfig, starts: bool, base: str, material: TrainingData
+) -> list[ServerMemory]:
+    """Memory of the players' servers and, if it `starts`, of the trained model's; empty if the size
+    of a model is unknown."""
     terms = replace(terms_of(config), episode=longest_rollout(material))
-    own = [actor_need(config, base)] if choice.starts else []
+    own = [actor_need(config, base)] if starts else []
     needs: dict[Any, ServerNeed] = {}
     for need in [*players_needs(config), *own]:
         needs[need.key] = needs[need.key].joined(need) if need.key in needs else need
