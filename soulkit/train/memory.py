@@ -9,7 +9,7 @@ transformers' layers save, and agree with measured peaks within 15 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -189,12 +189,11 @@ def _memory_of(
     return training_memory(config, model, tokens=tokens, checkpointing=checkpointing, kind=kind)
 
 
-def take_pass(
-    config: TrainConfig, base: str, folder: Path, kept_free: Sequence[int] = (0,)
-) -> PassChoice:
-    """The pass of the run in `folder`: as at its start, else chosen by the free memory, of which it
-    leaves the first of `kept_free` that it can."""
-    kind, model, free = device_kind(config.device), footprint(base), free_bytes(config.device)
+def pass_beside(
+    config: TrainConfig, model: Footprint | None, kind: Kind, free: int | None,
+    kept_free: Sequence[int],
+) -> PassChoice:  # fmt: skip
+    """As `choose_pass`, but of the free memory it leaves the first of `kept_free` that it can."""
     for kept in kept_free:
         room = None if free is None else free - kept
         choice = choose_pass(config, model, kind, room)
@@ -203,6 +202,15 @@ def take_pass(
             choice = replace(choice, words=words)
         if room is None or choice.needs <= USABLE * room:
             break
+    return choice
+
+
+def take_pass(
+    config: TrainConfig, base: str, folder: Path, kept_free: Sequence[int] = (0,)
+) -> PassChoice:
+    """The pass of the run in `folder`: as at its start, else chosen by the free memory."""
+    free = free_bytes(config.device)
+    choice = pass_beside(config, footprint(base), device_kind(config.device), free, kept_free)
     match latest_note(folder, NAME):
         case {"checkpointing": bool(again), "tokens": int(tokens)} if tokens > 0:
             words = f"{_pass_words(again, tokens)}: as at the start of this run"
@@ -358,36 +366,17 @@ CARDS = tuple(size * 10**9 for size in (24, 48, 80))
 
 
 def card_fits(
-    config: TrainConfig, model: Footprint, cache: int, servers: Sequence[ServerMemory]
+    config: TrainConfig, model: Footprint, cache: int, beside: Callable[[int], str]
 ) -> tuple[CardFit, ...]:
-    """The plan on GPUs of common sizes."""
+    """The plan on GPUs of common sizes. `beside`: free bytes → words about other models there."""
     plans = [planned_memory(config, model, "cuda", size, cache) for size in CARDS]
     return tuple(
         CardFit(card=size, memory=one.total, fits=one.fits,
                 words=_pass_words(one.choice.checkpointing, one.choice.tokens)
-                + beside_vllm(config, model, size, servers) if one.fits
+                + beside(size) if one.fits
                 else way_to_fit(config, model, "cuda", size))
         for size, one in zip(CARDS, plans, strict=True)
     )  # fmt: skip
-
-
-def beside_vllm(
-    config: TrainConfig, model: Footprint, free: int, servers: Sequence[ServerMemory]
-) -> str:
-    """What is left for vLLM servers on the same GPU, in words; empty without servers."""
-    if not servers:
-        return ""
-    for room in (free - bytes_ for bytes_ in kept_free(servers, sleeps=config.vllm_sleep)):
-        choice = choose_pass(config, model, "cuda", room)
-        if choice.needs <= USABLE * room:
-            break
-    sleeping = choice.memory.activations if choice.memory and config.vllm_sleep else 0
-    card = Card(total=free, free=free, held=0)
-    split = gpu_split(card, int((choice.needs - sleeping) / USABLE), servers)
-    if split is None:
-        ways = "--engine local, --max-context N" + ", --vllm-sleep" * (not config.vllm_sleep)
-        return f"; no room for vLLM beside it ({ways})"
-    return f"; vLLM beside it gets {split.share:.0%}"
 
 
 def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> str:
@@ -414,15 +403,16 @@ def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> 
 
 
 def fit_words(
-    config: TrainConfig, model: Footprint, plan: PlannedMemory, servers: Sequence[ServerMemory],
-    where: str,
+    config: TrainConfig, model: Footprint, plan: PlannedMemory, where: str,
+    beside: Callable[[int], str],
 ) -> str:  # fmt: skip
-    """`fits 80 GB`, or `does not fit 80 GB: …`; `where`: the memory in words."""
+    """`fits 80 GB`, or `does not fit 80 GB: …`; `where`: the memory in words; `beside` as in
+    `card_fits`."""
     if plan.free is None:
         return ""
     if plan.fits:
-        choice, beside = plan.choice, beside_vllm(config, model, plan.free, servers)
-        return f"fits {where} with {_pass_words(choice.checkpointing, choice.tokens)}{beside}"
+        size = _pass_words(plan.choice.checkpointing, plan.choice.tokens)
+        return f"fits {where} with {size}{beside(plan.free)}"
     return (
         f"does not fit {where}: {way_to_fit(config, model, device_kind(config.device), plan.free)}"
     )

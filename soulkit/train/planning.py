@@ -8,8 +8,9 @@ sample, with the model's own tokenizer if its folder has one, else from the numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, pl
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
-    ServerMemory,
     card_fits,
     device_kind,
     fit_words,
@@ -354,7 +354,7 @@ def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
 
 def _with_memory(
     config: TrainConfig, model: Footprint, cache: int, *, prompt: float = 0, reply: float = 0,
-    trained: float, batch: int = 1, servers: Sequence[ServerMemory] = (),
+    trained: float, batch: int = 1, beside: Callable[[int], str] = lambda _: "",
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
     kind, (free, where) = device_kind(config.device), device_memory(config.device)
@@ -364,20 +364,20 @@ def _with_memory(
             config.device, plan.total, prompt=prompt, reply=reply, trained=trained, batch=batch
         ),
         parts=plan.parts,
-        fit=fit_words(config, model, plan, servers, where),
-        cards=card_fits(config, model, cache, servers) if kind == "cuda" or not plan.fits else (),
+        fit=fit_words(config, model, plan, where, beside),
+        cards=card_fits(config, model, cache, beside) if kind == "cuda" or not plan.fits else (),
     )
 
 
-def _servers(data: TrainingData) -> Sequence[ServerMemory]:
-    """The servers that sample on the card of a training, if vLLM is installed for it."""
+def _beside(data: TrainingData) -> Callable[[int], str]:
+    """Free bytes of a GPU → what vLLM would get of them, in words."""
     config, choice = data.config, data.config.engine_choice
     other = choice.kind == "local" or choice.attached or config.full
     if other or device_kind(config.device) == "cpu":
-        return ()
-    from soulkit.train.rollouts.engine_choice import server_sizes
+        return lambda _: ""
+    from soulkit.train.rollouts.engine_choice import room_beside, server_sizes
 
-    return server_sizes(config, True, config.model, data)
+    return partial(room_beside, config, server_sizes(config, True, config.model, data))
 
 
 def _machine(data: TrainingData, objective: Objective, learned: Plan) -> Machine | None:
@@ -396,7 +396,7 @@ def _machine(data: TrainingData, objective: Objective, learned: Plan) -> Machine
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
         trained=prompts + (1.5 if objective.refines else 1) * replies,
-        batch=config.batch_size, servers=_servers(data),
+        batch=config.batch_size, beside=_beside(data),
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ from soulkit.train.memory import (
     ServerMemory,
     card_of,
     gpu_split,
+    pass_beside,
     server_memory,
     training_memory,
 )
@@ -267,6 +268,18 @@ def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> in
         )
         needs += min(one.activations - size.memory.activations, 0)
     return int(needs / USABLE)
+
+
+def room_beside(config: TrainConfig, servers: Sequence[ServerMemory], free: int) -> str:
+    """What vLLM servers get of a GPU with `free` bytes beside a training, in words."""
+    plan, model = EnginePlan(SamplingEngine("vllm"), servers), footprint(config.model)
+    choice = pass_beside(config, model, "cuda", free, plan.kept_free(config))
+    needed = memory_beside_server(config, config.model, choice)
+    share = gpu_split(Card(total=free, free=free, held=0), needed, servers) if servers else None
+    if share is not None:
+        return f"; vLLM beside it gets {share:.0%}"
+    ways = "--engine local or --max-context N" + ", or --vllm-sleep" * (not config.vllm_sleep)
+    return f"; no room for vLLM beside it ({ways})" if servers else ""
 
 
 def with_share(
