@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    loader = SourceFileLoader("gpu_check", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("gpu_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
+            patch.setenv(name, os.environ.get(name, "0"))  # restored: the script sets them
+        patch.setitem(sys.modules, "gpu_check", module)
+        loader.exec_module(module)
+        yield module
+
 
 DRIVER = """
 import os, sys, time
@@ -77,3 +98,29 @@ def test_the_quick_check_passes_on_a_cpu(tmp_path: Path) -> None:
     assert states.pop("vllm") == "skipped" and set(states.values()) == {"ok"}
     assert results["sampler"]["figures"]["tokens/s"] > 0
     assert 0.3 < results["memory"]["figures"]["memory"] <= 1.15
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA L40", 181),
+     ("NVIDIA L4", 121), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10G", 70), ("unknown", None)],
+)  # fmt: skip
+def test_the_peak_of_a_card(script: ModuleType, card: str, peak: int | None) -> None:
+    assert script.peak_of(card) == (peak and peak * 1e12)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["parity", "attention", "deterministic"])
+def test_what_only_runs_on_a_gpu_runs_on_the_stand_in(
+    script: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import gpu_step
+    from tests.support.stand_in import stand_in
+
+    shape = {**gpu_step.SMALL.model, "max_position_embeddings": 4096}
+    monkeypatch.setattr(gpu_step, "LARGE", replace(gpu_step.LARGE, model=shape, r=4))
+    check = script.Check("cuda:0", False, tmp_path)
+    with stand_in():
+        script.CHECKS[name][0](check)
+    assert not check.off and check.words

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.nn.attention.flex_attention import create_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local import sampler
 from soulkit.train.model import attention
 
 aten: Any = torch.ops.aten
@@ -149,7 +150,8 @@ def check_devices(func: Any, args: Any, kwargs: Any, any_card: bool) -> None:
     if any_card and any(one.dim() for one in plain) and func not in BETWEEN:
         raise RuntimeError(f"{func}: Expected all tensors to be on the same device")
     generator = kwargs.get("generator")
-    if generator is not None and generator.device.type == "cpu":
+    here = {one._cdata for one in GENERATORS}  # type: ignore[attr-defined]
+    if generator is not None and generator._cdata not in here:
         raise RuntimeError(f"{func}: Expected a 'cuda' device type for generator but found 'cpu'")
     exact = torch.are_deterministic_algorithms_enabled() and func in NOT_DETERMINISTIC
     if exact and args[0].is_floating_point():
@@ -202,14 +204,27 @@ def flex_by_mask(device: str) -> Callable[..., Tensor]:
     return kernel
 
 
-def _in_this_thread(reply: Callable[..., Any]) -> Callable[..., Any]:
-    """`reply`, which runs in a thread of its own, with the device."""
+class _CardPool(ThreadPoolExecutor):
+    """A pool whose threads have the device."""
 
-    def wrapped(*args: Any) -> Any:
-        with _Card():
-            return reply(*args)
+    def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def on_card() -> Any:
+            with _Card():
+                return call(*args, **kwargs)
 
-    return wrapped
+        return super().submit(on_card)
+
+
+GENERATORS: list[torch.Generator] = []
+"""Generators of the device. torch wraps them anew for every operation, so addresses tell."""
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = "cpu") -> Any:
+        generator = super().__new__(cls, device="cpu")
+        if torch.device(device).type == "cuda":
+            GENERATORS.append(generator)
+        return generator
 
 
 def _pad_sequence(parts: Any, batch_first: bool = False, padding_value: float = 0.0) -> Tensor:
@@ -247,6 +262,7 @@ def _to_the_device_of(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def stand_in() -> Iterator[None]:
     """Install the device; `torch.cuda` then reports one card with 80 GB."""
     CALLS.clear()
+    GENERATORS.clear()
     size = 80 << 30
     answers = {
         "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0,
@@ -259,7 +275,8 @@ def stand_in() -> Iterator[None]:
         patch.setattr(attention, "flex_kernel", flex_by_mask)
         patch.setattr(torch.Tensor, "to", _to_the_device_of)
         patch.setattr(torch.nn.utils.rnn, "pad_sequence", _pad_sequence)
-        patch.setattr(LocalModel, "_reply", _in_this_thread(LocalModel._reply))
+        patch.setattr(sampler, "ThreadPoolExecutor", _CardPool)
+        patch.setattr(torch, "Generator", _Generator)
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:

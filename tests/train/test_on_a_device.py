@@ -61,13 +61,16 @@ def test_log_probs_are_those_of_the_cpu(folder: Path, attention: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_ditto_run_reaches_its_checkpoint_and_resumes(folder: Path, tmp_path: Path) -> None:
+def test_a_ditto_run_reaches_its_checkpoint_and_resumes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     terms = ("kl_coef=0.1", "sampler_cap=2", "mini_batch_prompts=1")
     options = (*PLAYED, *MOVED, *(word for term in terms for word in ("--set", term)))
     options = (*options, "--deterministic")  # every operation has a deterministic kernel
     for steps in (1, 2):
         assert trained(folder, tmp_path / "run", "ditto", *options, "--steps", steps) == 0
         assert CALLS["empty_cache"]  # the sampler's memory, before an update
+    assert "`generate`" not in capsys.readouterr().err  # the decode loop works on the device
     for line in lines_of(tmp_path / "run"):
         assert line["optimizer/updates"] == 2 and line["grad/norm"] > 0
         assert line["logprob/sampler_gap_max"] < 1e-3
