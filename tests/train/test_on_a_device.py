@@ -79,12 +79,12 @@ def test_a_ditto_run_reaches_its_checkpoint_and_resumes(
 
 METHODS = {
     "half precision": ("ditto", *PLAYED, *MOVED, "--dtype", "bfloat16", "--eval-every", 1,
-                       "--activation-checkpointing"),
+                       "--activation-checkpointing", "on"),
     "rows": ("ditto", *PLAYED, *MOVED, "--packing", "off", "--set", "ratio=sequence",
              "--set", "aggregation=seq-mean-token-mean"),
     "logits": ("sdpo-logits", *PLAYED),
     "moving average": ("sdpo-token", *PLAYED, "--set", "teacher=ema"),
-    "teacher": ("opd", *PLAYED, "--teacher-model", "base"),
+    "teacher": ("opd", *PLAYED, *MOVED, "--teacher-model", "base"),
     "supervised": ("sft", *PLAYED[:4], "--batch", 4),
 }  # fmt: skip
 
