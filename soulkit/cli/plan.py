@@ -156,7 +156,7 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
             f"{role} " + ", ".join(f"{n:.2f} × {name.replace('_', ' ')}" for name, n in one.items())
             for role, one in pilot.ratios.items()
         ]
-        lines.append(f"measured over assumed: {'; '.join(parts)}")
+        lines += [f"measured over assumed: {'; '.join(parts)}"] if parts else []
     if plan.unpriced:
         own = any(one.role == "actor" and one.name in plan.unpriced for one in plan.asked)
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"

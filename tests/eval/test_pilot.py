@@ -17,6 +17,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Example
 from tests.support.evaluation import FAST, examples, soul, summary
 from tests.support.servers.openai_server import ScriptedServer
+from tests.support.training import random_model
 
 PRICES = ("--price-in", 1, "--price-out", 4)
 
@@ -187,3 +188,20 @@ def test_few_rows_share_one_ratio_and_one_row_has_no_interval(tmp_path: Path) ->
     assert ratio[0] == pytest.approx(ratio[1]) and plan.cost_range is not None
     one = plan_from_pilot(whole, chosen[:1], tmp_path)
     assert one.cost_range is None and one.pilot is not None and one.cost != whole.cost
+
+
+def test_a_model_in_this_process_is_played_and_not_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its calls cost nothing and are in no ledger, so the plan of it stays as it is."""
+    model = random_model(tmp_path / "tiny", max_context=2048)
+    local = ("eval", "local", "--model", model, "--task", "tomi", "--data", "synth:6",
+             "--max-tokens", 4, "--device", "cpu", "--out", tmp_path / "run")  # fmt: skip
+    assert soul("plan", *local, "--json") == 0
+    before = json.loads(capfd.readouterr().out)
+    assert soul("plan", *local, "--pilot", 2, "--json") == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert plan["tasks"] == before["tasks"] and plan["pilot"]["ratios"] == {}
+    assert soul("plan", *local, "--pilot", 2) == 0
+    assert "measured over" not in capfd.readouterr().out
+    assert len((tmp_path / "run" / "episodes.jsonl").read_text().splitlines()) == 2
