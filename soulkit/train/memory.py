@@ -190,24 +190,19 @@ def _memory_of(
 
 
 def pass_beside(
-    config: TrainConfig, model: Footprint | None, kind: Kind, free: int | None,
-    kept_free: Sequence[int],
-) -> PassChoice:  # fmt: skip
-    """As `choose_pass`, but of the free memory it leaves the first of `kept_free` that it can."""
-    for kept in kept_free:
-        room = None if free is None else free - kept
-        choice = choose_pass(config, model, kind, room)
-        if kept and room is not None:
-            words = f"{choice.words}, with {byte_size(kept)} left to vLLM"
-            choice = replace(choice, words=words)
-        if room is None or choice.needs <= USABLE * room:
-            break
-    return choice
-
-
-def take_pass(
-    config: TrainConfig, base: str, folder: Path, kept_free: Sequence[int] = (0,)
+    config: TrainConfig, model: Footprint | None, kind: Kind, free: int | None, kept_free: int
 ) -> PassChoice:
+    """As `choose_pass`, but it leaves `kept_free` bytes of the free memory to vLLM if it can."""
+    if kept_free and free is not None:
+        room = free - kept_free
+        choice = choose_pass(config, model, kind, room)
+        if choice.needs <= USABLE * room:
+            words = f"{choice.words}, with {byte_size(kept_free)} left to vLLM"
+            return replace(choice, words=words)
+    return choose_pass(config, model, kind, free)
+
+
+def take_pass(config: TrainConfig, base: str, folder: Path, kept_free: int = 0) -> PassChoice:
     """The pass of the run in `folder`: as at its start, else chosen by the free memory."""
     free = free_bytes(config.device)
     choice = pass_beside(config, footprint(base), device_kind(config.device), free, kept_free)

@@ -129,7 +129,8 @@ def open_training(
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         reporter.phase("loading the model", alone=True)  # may download
         base = base_model(config, material, out)
-        plan = EnginePlan.of(config, run, base, material, within=servers is not None)
+        # A run within another one samples in this process.
+        plan = EnginePlan.of(config, run, base, material) if servers is None else EnginePlan()
         choice = take_pass(config, base, out, plan.kept_free(config))
         policy = load_policy(config, base, choice)
         policy.note = model_note(config, policy, material.corpus)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     SERVER_WORKSPACE,
     Card,
-    PassChoice,
     ServerMemory,
-    choose_pass,
     gpu_split,
+    pass_beside,
     server_memory,
 )
 from soulkit.train.model.policy import Policy
@@ -108,7 +106,7 @@ def test_without_vllm_for_the_gpu_one_line_says_so(
 ) -> None:
     monkeypatch.setattr(vllm_settings, "sees_cuda", lambda _: False)
     choice = engine_of_settings(of())
-    assert choice.kind == "local" and "is not installed" in choice_words(choice)
+    assert choice.kind == "local" and "no supported vLLM" in choice_words(choice)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "local"])
@@ -134,19 +132,7 @@ def test_an_adapter_that_vllm_cannot_load_stays_here(
         settled_engine(of(engine="vllm"), engine_of_settings(of(engine="vllm")), policy, QWEN)
 
 
-def test_a_run_within_a_run_samples_in_its_process(gpu: dict[str, int]) -> None:
-    settings = of()
-    material = load_training_data(settings)
-    plan = EnginePlan.of(settings, None, QWEN, material, within=True)
-    assert plan.early.kind == "local" and plan.kept_free(settings) == (0,)
-
-
 # --- one card -------------------------------------------------------------------------------------
-
-
-def pass_beside(settings: TrainConfig, servers: list[ServerMemory], model: Footprint) -> PassChoice:
-    kept = EnginePlan(SamplingEngine("vllm"), servers).kept_free(settings)[0]
-    return choose_pass(settings, model, "cuda", H100 - GB // 2 - kept)
 
 
 def test_8b_trainer_and_server_share_80_gb(gpu: dict[str, int], qwen: Footprint) -> None:
@@ -155,12 +141,12 @@ def test_8b_trainer_and_server_share_80_gb(gpu: dict[str, int], qwen: Footprint)
     (server,) = plan.servers
     assert server.context == 8192 + 4096  # max_prompt, and tomi's 256 tokens rounded up
     assert 17 * GB < server.weights < 19 * GB and server.token == 147_456
-    size = pass_beside(settings, [server], qwen)
+    size = pass_beside(settings, qwen, "cuda", H100 - GB // 2, plan.kept_free(settings))
     config_, choice, words = with_share(
         settings, plan.early, plan.servers, memory_beside_server(settings, QWEN, size)
     )
     share = float(config_.vllm_arg["gpu-memory-utilization"])
-    assert choice.kind == "vllm" and f"{share:.0%} are for the server" in words
+    assert choice.kind == "vllm" and f"{share:.0%} of the GPU" in words
     assert size.checkpointing and size.tokens == 16_384
     assert share == pytest.approx(0.578, abs=0.01)  # about 47 GB
     cached = (share * H100 - server.weights - SERVER_WORKSPACE) / server.token
@@ -196,10 +182,7 @@ def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
     with pytest.raises(ConfigError) as refusal:
         with_share(asked, early, plan.servers, 20 * GB)
     assert len(refusal.value.lines()) == 3 and "131,072 tokens" in refusal.value.why
-    least = int(refusal.value.way_out.split("--max-context ")[1].split(".")[0])
-    fits = replace(plan.servers[0], context=least)
-    assert gpu_split(Card(total=48 * GB, free=29 * GB, held=18 * GB), 20 * GB, [fits]) is not None
-    assert "--vllm-sleep" in refusal.value.way_out
+    assert "--max-context, --vllm-sleep" in refusal.value.way_out
     sleeping = of(max_context=131_072, vllm_sleep=True)  # vLLM was meant
     with pytest.raises(ConfigError, match="does not fit"):
         with_share(sleeping, plan.early, plan.servers, 20 * GB)
@@ -226,8 +209,8 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
     awake, asleep = of(activation_checkpointing="off"), of(vllm_sleep=True)
     server = server_memory(qwen, "auto", context=16_384, requests=512, rank=32)
     plan = EnginePlan(SamplingEngine("vllm"), [server])
-    assert plan.kept_free(asleep)[0] < plan.kept_free(awake)[1] < plan.kept_free(awake)[0]
-    size = pass_beside(asleep, [server], qwen)
+    assert plan.kept_free(asleep) < server.least < plan.kept_free(awake)
+    size = pass_beside(asleep, qwen, "cuda", H100 - GB // 2, plan.kept_free(asleep))
     beside = [memory_beside_server(one, QWEN, size) for one in (asleep, awake)]
     assert beside[0] < beside[1] - 4 * GB  # the inputs of 36 layers are not kept
     assert beside[0] > 2 * qwen.parameters

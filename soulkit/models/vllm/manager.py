@@ -15,7 +15,7 @@ import atexit
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,6 +123,14 @@ class ServerNeed:
             self, lora_rank=max(ranks, default=None), beyond=max(self.beyond, other.beyond),
             sleeps=self.sleeps or other.sleeps,
         )  # fmt: skip
+
+
+def joined_needs(needs: Iterable[ServerNeed]) -> dict[Any, ServerNeed]:
+    """One need for all that can share a server, by key."""
+    joined: dict[Any, ServerNeed] = {}
+    for need in needs:
+        joined[need.key] = joined[need.key].joined(need) if need.key in joined else need
+    return joined
 
 
 def served_context(terms: ServerTerms, need: ServerNeed) -> int:
@@ -282,9 +290,7 @@ class VllmServers:
     def expect(self, needs: Sequence[ServerNeed]) -> None:
         """Register the needs of later runs on these servers, so that each server starts with
         everything its model will need and is not restarted."""
-        for need in needs:
-            before = self._expected.get(need.key)
-            self._expected[need.key] = need if before is None else before.joined(need)
+        self._expected = joined_needs([*self._expected.values(), *needs])
 
     def check(self, needs: Sequence[ServerNeed]) -> None:
         """Check these needs before any server starts: ConfigError for flags that soulkit sets

@@ -10,9 +10,9 @@ On one card both share the memory: the training keeps what its passes need, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -25,8 +25,8 @@ from soulkit.models.local.quantize import is_quantised
 from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.manager import (
     MEMORY_FLAG,
-    ServerNeed,
     actor_need,
+    joined_needs,
     players_needs,
     served_context,
     terms_of,
@@ -40,7 +40,6 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     ASLEEP,
     CACHED,
-    SHARES,
     USABLE,
     Card,
     PassChoice,
@@ -57,8 +56,6 @@ from soulkit.train.setup.rows import TrainingData
 
 SHARED_GPU = 0.4
 """Share of the trainer's GPU for all servers, if the size of a model is unknown."""
-LEAST_CONTEXT = 2048
-"""Shorter contexts are not proposed."""
 LOCAL = "use --engine local"
 BEGUN = "as at the start of this run"
 
@@ -74,8 +71,7 @@ def refuse_engine(config: TrainConfig) -> None:
     if config.vllm_sleep and not (choice.starts and on_trainers_card(pick_device(config.device))):
         raise ConfigError(
             "--vllm-sleep has no effect: this run starts no vLLM server on the trainer's GPU.",
-            "The option releases the server's memory during updates, for a training on the same "
-            "card.",
+            "The option releases the server's memory during updates on the same card.",
             "Leave out --vllm-sleep, or train on one GPU with --engine vllm.",
         )
 
@@ -85,15 +81,14 @@ def _refuse_unserved(config: TrainConfig, choice: SamplingEngine) -> None:
         raise ConfigError(
             "soul train sft does not support --engine vllm.",
             "This method samples little: dev scores, probes and the texts of --objective mixsd.",
-            f"Remove --engine. To evaluate on vLLM, {LOCAL.replace('local', 'vllm')} in soul eval.",
+            "Remove --engine. To evaluate on vLLM, use --engine vllm in soul eval.",
         )
     if config.quantize != "none" and choice.starts:
         raise ConfigError(
             f"--quantize {config.quantize} does not work with --engine vllm.",
-            "The server would sample with the full base, which is another policy than the trained "
-            "one.",
-            f"Remove --engine vllm, or attach servers of the same base in {config.quantize} with "
-            "--engine vllm@URL; every push of weights to them is verified.",
+            "The server would sample with the full base, which is not the trained policy.",
+            f"Remove --engine vllm, or attach servers of the base in {config.quantize} with "
+            "--engine vllm@URL.",
         )
     if config.full:
         raise ConfigError(
@@ -111,9 +106,7 @@ def _refuse_unserved(config: TrainConfig, choice: SamplingEngine) -> None:
 
 def check_served(policy: Policy, model: str, *, attached: bool = False) -> None:
     """ConfigError if servers would compute the base differently or do not support the adapter.
-
-    `attached` servers may have a base in nf4: the verification of every push compares it.
-    """
+    Attached servers may have a base in nf4, which every push compares with the trainer's."""
     packed = is_quantised(policy.causal)
     if packed and not (attached and packed == "nf4"):
         raise ConfigError(
@@ -128,8 +121,8 @@ def check_served(policy: Policy, model: str, *, attached: bool = False) -> None:
 
 
 def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingEngine:
-    """The engine of a training before its model is loaded; never auto. `why` is empty if it was
-    requested, or if there is nothing to choose from. `run` is the run to resume."""
+    """The engine of a training before its model is loaded; never auto. `run` is the run to
+    resume."""
     choice = parse_engine(config.engine)
     if choice.kind != "auto":
         return choice
@@ -143,12 +136,8 @@ def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingE
     except ConfigError as error:
         return SamplingEngine("local", why=error.what.rstrip("."))
     install = vllm_version(interpreter(config.vllm_python))
-    if install is None or not install.on_gpu:
-        return SamplingEngine(
-            "local", why="vLLM, which is faster on a GPU, is not installed for it"
-        )
-    if not install.supported:
-        return SamplingEngine("local", why=f"vLLM {install.version} has not been tested")
+    if install is None or not (install.on_gpu and install.supported):
+        return SamplingEngine("local", why="no supported vLLM for the GPU is installed")
     return SamplingEngine("vllm", why="installed, and there is a GPU")
 
 
@@ -156,28 +145,21 @@ def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingE
 class EnginePlan:
     """What is known about a run's engine before the trained model is loaded."""
 
-    early: SamplingEngine
+    early: SamplingEngine = field(default=SamplingEngine("local"))
     servers: Sequence[ServerMemory] = ()
     """Servers that start on the trainer's card, the trained model's last."""
 
     @classmethod
-    def of(
-        cls, config: TrainConfig, run: Run | None, base: str, material: TrainingData, *,
-        within: bool = False,
-    ) -> Self:  # fmt: skip
-        """The plan of a run, or of one `within` another run, which samples in this process."""
-        if within:
-            return cls(SamplingEngine("local"))
+    def of(cls, config: TrainConfig, run: Run | None, base: str, material: TrainingData) -> Self:
         early = engine_of_settings(config, run)
         return cls(early, servers_on_card(config, early, base, material))
 
-    def kept_free(self, config: TrainConfig) -> tuple[int, ...]:
-        """Bytes that the passes of the training leave to servers, in the order of preference: for a
-        cache of CACHED tokens, for one sequence, nothing. Servers that sleep leave them most."""
+    def kept_free(self, config: TrainConfig) -> int:
+        """Bytes that the training should leave to servers: for a cache of CACHED tokens, or while
+        they sleep."""
         if config.vllm_sleep:
-            return (ASLEEP * len(self.servers), 0)
-        caches = (CACHED, 1) if self.servers else ()
-        return (*(sum(one.with_cache(cache) for one in self.servers) for cache in caches), 0)
+            return ASLEEP * len(self.servers)
+        return sum(one.with_cache(CACHED) for one in self.servers)
 
 
 def settled_engine(
@@ -240,20 +222,16 @@ def server_sizes(
     """Memory of the players' servers and, if it `starts`, of the trained model's; empty if the size
     of a model is unknown."""
     terms = replace(terms_of(config), episode=longest_rollout(material))
-    own = [actor_need(config, base)] if starts else []
-    needs: dict[Any, ServerNeed] = {}
-    for need in [*players_needs(config), *own]:
-        needs[need.key] = needs[need.key].joined(need) if need.key in needs else need
+    own = [replace(actor_need(config, base), lora_rank=config.lora.r)] if starts else []
     sizes = []
-    for need in needs.values():
-        model = footprint(need.model)
+    for need in joined_needs([*players_needs(config), *own]).values():
+        model, limit = footprint(need.model), context_of(Path(need.model).expanduser())
         if model is None:
             return []
-        served, limit = served_context(terms, need), context_of(Path(need.model).expanduser())
-        context = min(served, limit or served)
-        rank = config.lora.r if any(need.key == one.key for one in own) else 0
+        context = served_context(terms, need)
         sizes.append(server_memory(
-            model, config.dtype, context=context, requests=terms.in_flight, rank=rank
+            model, config.dtype, context=min(context, limit or context), requests=terms.in_flight,
+            rank=need.lora_rank or 0,
         ))  # fmt: skip
     return sizes
 
@@ -291,42 +269,34 @@ def with_share(
     Without enough room auto becomes local; ConfigError if vLLM was requested.
     """
     device, words = pick_device(config.device), choice_words(choice)
-    if MEMORY_FLAG in config.vllm_arg or not on_trainers_card(device):
+    starts = len(config.checkpoints("vllm")) + choice.starts
+    if not starts or MEMORY_FLAG in config.vllm_arg or not on_trainers_card(device):
         return config, choice, words
-    card = card_of(device)
-    share = gpu_split(card, needed, servers) if servers else None
-    if share is not None:
+    share: float | None = SHARED_GPU / starts
+    if servers:
+        card = card_of(device)
+        share = gpu_split(card, needed, servers)
+        if share is None:
+            if choice.starts:
+                choice = _or_local(_no_room(card, needed, servers), config, choice)
+            return with_share(config, choice, (), needed)
         left = card.free + card.held - share * card.total * len(servers)
         words = (
-            f"{words or 'vLLM starts on the GPU of the training'}; of the GPU, {share:.0%} are for "
-            f"{'the server' if len(servers) == 1 else f'each of {len(servers)} servers'} and "
-            f"{byte_size(left)} for the training"
+            f"{words or 'vLLM starts on the GPU of the training'}; "
+            f"{share:.0%} of the GPU per server, {byte_size(left)} for the training"
         )
-    elif servers and choice.starts:
-        choice = _or_local(_no_room(config, card, needed, servers), config, choice)
-        words = choice_words(choice)
-    starts = len(config.checkpoints("vllm")) + choice.starts
-    if not starts:
-        return config, choice, words
-    share = SHARED_GPU / starts if share is None else share
     flags = {**config.vllm_arg, MEMORY_FLAG: f"{share:.3f}"}
     return config.model_copy(update={"vllm_arg": flags}), choice, words
 
 
-def _no_room(
-    config: TrainConfig, card: Card, needed: int, servers: Sequence[ServerMemory]
-) -> ConfigError:
-    own, least = servers[-1], sum(one.least for one in servers)
-    missing = least - card.room(needed) + card.total // SHARES * len(servers)
-    context = (own.context - -(-missing // own.token)) // 1024 * 1024
-    ways = [f"Use --max-context {context}"] if context >= LEAST_CONTEXT else []
-    ways += [] if config.vllm_sleep else ["Use --vllm-sleep"]
-    ways += ["Lower --set tokens_per_batch=N", "Use a smaller model"]
+def _no_room(card: Card, needed: int, servers: Sequence[ServerMemory]) -> ConfigError:
+    least = sum(one.least for one in servers)
     return ConfigError(
         "A vLLM server does not fit on the GPU beside the training.",
         f"Of {byte_size(card.total)}, the training takes {byte_size(needed)} and the server at "
-        f"least {byte_size(least)}: weights, workspace and one sequence of {own.context:,} tokens.",
-        f"{'. '.join(ways)}, or {LOCAL}.",
+        f"least {byte_size(least)}, for a context of {servers[-1].context:,} tokens.",
+        "Use a smaller --max-context, --vllm-sleep, --set tokens_per_batch=N or a smaller model, "
+        f"or {LOCAL}.",
     )
 
 
