@@ -30,10 +30,10 @@ INERT = """
     controls hack_penalty leak_check max_prompt playable rows_per_task threads
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
-    prompts_per_step protocol rate_limit_wait_s ratio reasoning_effort repeats
+    prompts_per_step protocol quantize rate_limit_wait_s ratio reasoning_effort repeats
     requests_per_minute retention retention_tokens eval_task probe_every probe_lr probe_method
     probe_steps sampler_cap
-    mix_lambda mix_samples mix_tokens objective split vllm_start_s
+    mix_lambda mix_samples mix_tokens objective split vllm_start_s vllm_sleep
     verify_weights lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback show_samples steps stop_flat suite tasks teacher temperature thinking timeout_s
