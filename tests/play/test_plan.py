@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.footprint import Machine, Speed, device_speed, footprint
+from soulkit.models.local.footprint import (
+    Machine,
+    Speed,
+    context_of,
+    device_speed,
+    footprint,
+)
 from soulkit.play.plan import (
     AGAIN,
     SECONDS_PER_CALL,
@@ -149,6 +156,31 @@ def test_adapters_are_counted_like_peft_counts_them(model: Path) -> None:
     trained = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
     assert sizes is not None
     assert sizes.lora_parameters(8) == trained
+
+
+@pytest.mark.parametrize(
+    ("settings", "width"),
+    [({"intermediate_size": [96, 128]}, 128), ({"num_experts_per_tok": [2, 2]}, 2 * 64),
+     ({"num_key_value_heads": [2, 2]}, 64), ({"head_dim": "16"}, 64),
+     ({"text_config": [1]}, 64), ({"num_hidden_layers": "two"}, None)],
+)  # fmt: skip
+def test_unusual_settings_of_a_checkpoint_do_not_stop_a_plan(
+    settings: dict[str, object], width: int | None, model: Path, tmp_path: Path
+) -> None:
+    """Gemma 3n lists the widths of its layers, other families the numbers of heads or experts."""
+    shutil.copy(model / "model.safetensors", tmp_path)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    usual = {**config, "intermediate_size": 64, "moe_intermediate_size": None}
+    (tmp_path / "config.json").write_text(json.dumps({**usual, **settings}), "utf-8")
+    sizes = footprint(tmp_path)
+    assert (sizes.intermediate if sizes else None) == width
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"model"'])
+def test_a_configuration_that_is_no_object_has_no_sizes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, "utf-8")
+    assert footprint(tmp_path) is None
+    assert context_of(tmp_path) is None
 
 
 def test_no_footprint_of_what_is_no_checkpoint(tmp_path: Path) -> None:

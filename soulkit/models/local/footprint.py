@@ -182,15 +182,17 @@ def footprint(model: str | Path) -> Footprint | None:
         return None
     if not tensors:  # only the configuration is in the cache
         return _known_shape(str(model))
-    shape = [text.get(k) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads",
-                                   "vocab_size")]  # fmt: skip
-    if not all(isinstance(n, int) and n > 0 for n in shape):
+    layers, hidden, heads, vocabulary = (
+        _count(text.get(name))
+        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    )
+    if not (layers and hidden and heads and vocabulary):
         return None
-    layers, hidden, heads, vocabulary = (int(n) for n in shape if n is not None)
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    head_dim = int(text.get("head_dim") or hidden // heads)
-    experts = int(text.get("num_experts_per_tok") or 1)
-    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden
+    kv_heads = _count(text.get("num_key_value_heads")) or heads
+    head_dim = _count(text.get("head_dim")) or hidden // heads
+    experts = _count(text.get("num_experts_per_tok")) or 1
+    widths = (text.get("moe_intermediate_size"), text.get("intermediate_size"))
+    width = next(filter(None, map(_count, widths)), 4 * hidden)
     first = [one for one in tensors if ".layers.0." in one.name and "vision" not in one.name]
     many = {"q_norm": heads, "k_norm": kv_heads}
     norms = sum(
@@ -201,8 +203,14 @@ def footprint(model: str | Path) -> Footprint | None:
         parameters=sum(math.prod(one.shape) for one in tensors),
         itemsize=max(_BYTES.get(one.dtype, 4) for one in tensors),
         layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        intermediate=int(width) * experts, vocabulary=vocabulary, norms=norms or 2 * hidden,
+        intermediate=width * experts, vocabulary=vocabulary, norms=norms or 2 * hidden,
     )  # fmt: skip
+
+
+def _count(value: Any) -> int:
+    """A positive number of config.json, or the largest of a list for all layers; else 0."""
+    numbers = value if isinstance(value, list) else [value]
+    return max((one for one in numbers if isinstance(one, int) and one > 0), default=0)
 
 
 def _folder_of(model: str | Path) -> Path | None:
@@ -331,5 +339,9 @@ def context_of(model: str | Path) -> int | None:
 
 
 def _language_config(folder: Path) -> dict[str, Any]:
+    """The settings of the language part; ValueError if config.json is not an object."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return {**config, **(config.get("text_config") or {})}
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'} is not an object")
+    inner = config.get("text_config")
+    return {**config, **(inner if isinstance(inner, dict) else {})}
