@@ -71,12 +71,20 @@ class PassChoice:
     """Of a normal pass; a longer sequence has a pass of its own."""
     memory: TrainingMemory | None
     """None for a model of unknown size."""
-    words: str
+    words: str = ""
     """The choice and its reason in one line."""
 
     @property
     def needs(self) -> int:
         return self.memory.total if self.memory else 0
+
+    @property
+    def size(self) -> str:
+        again = "on" if self.checkpointing else "off"
+        return f"{self.tokens:,} tokens per pass, activation checkpointing {again}"
+
+    def fits(self, free: int | None) -> bool:
+        return free is None or self.needs <= USABLE * free
 
 
 def training_memory(
@@ -86,25 +94,23 @@ def training_memory(
     size = 4 if config.full else model.number_bytes(config.dtype, kind)
     trained = model.parameters if config.full else model.lora_parameters(config.lora.r)
     logits = ALIVE * 4 * min(CHUNK[kind], tokens * model.vocabulary)
-    layer, width = tokens * _layer_bytes(config, model, size), model.hidden
+    saved, width = tokens * _layer_bytes(config, model, size), model.hidden  # of one layer
     whole = 4 * width if config.full else 0  # times a height: the gradient of one matrix
-    # When the backward pass starts, embeddings, last norm and the states that are read are there,
-    # and chunks of logits, or five tensors of the norm in float32.
+    # Start of the backward pass: embeddings, last norm and the states that are read, with chunks of
+    # logits or five tensors of the norm in float32.
     first = tokens * width * (4 + 2 * size)
     first += max(logits + whole * model.vocabulary, 20 * tokens * width)
-    # A feed-forward part in its backward pass has four tensors.
+    # Backward pass of a feed-forward part: four tensors.
     second = 2 * tokens * size * (model.intermediate + width) + whole * model.intermediate
     if config.quantize != "none":  # one matrix is unpacked for a product
         second += size * width * model.intermediate
     if checkpointing:
-        saved, second = model.layers * tokens * width * size, second + layer
-    else:
-        saved = model.layers * layer
+        saved, second = tokens * width * size, second + saved
     return TrainingMemory(
         weights=_teacher_bytes(config, size)
         + (0 if config.full else model.weight_bytes(size, config.quantize)),
         trained=16 * trained,
-        activations=saved + max(first, second) - logits,
+        activations=model.layers * saved + max(first, second) - logits,
         logits=logits,
         workspace=WORKSPACE[kind],
     )
@@ -141,52 +147,31 @@ def choose_pass(
     Activations are stored if the default pass fits with them. Else they are computed again, and the
     pass is halved until it fits or has LEAST tokens.
     """
-    tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    if model is None:
-        again = config.activation_checkpointing == "on" or (
-            config.activation_checkpointing == "auto" and kind == "cuda"
-        )
-        why = f"the size of {config.model} is unknown"
-        return PassChoice(checkpointing=again, tokens=tokens, memory=None,
-                          words=f"{_pass_words(again, tokens)}: {why}")  # fmt: skip
-    options = [PassChoice(checkpointing=again, tokens=size, memory=memory, words="")
-               for again, size in _passes(config, tokens)
-               for memory in (_memory_of(config, model, size, again, kind),)]  # fmt: skip
-    fitting = [one for one in options if free is None or one.needs <= USABLE * free]
-    chosen, of = (fitting or options[-1:])[0], "" if free is None else f" of {byte_size(free)} free"
-    words = (
-        f"{_pass_words(chosen.checkpointing, chosen.tokens)}: about {byte_size(chosen.needs)}{of}"
+    tokens, wanted = (
+        config.tokens_per_batch or TOKENS_PER_BATCH[kind],
+        config.activation_checkpointing,
     )
+    if model is None:
+        again = wanted == "on" or (wanted == "auto" and kind == "cuda")
+        only = PassChoice(checkpointing=again, tokens=tokens, memory=None)
+        return replace(only, words=f"{only.size}: the size of {config.model} is unknown")
+    sizes = [(again, tokens) for again, other in ((False, "on"), (True, "off")) if wanted != other]
+    # A lesson is not cut: it gets a pass of its own, and smaller passes than it save nothing.
+    longest = config.lesson_tokens or 0
+    while config.tokens_per_batch is None and tokens > max(LEAST, longest):
+        tokens //= 2
+        sizes.append((wanted != "off", tokens))
+    options = [
+        PassChoice(checkpointing=again, tokens=size, memory=training_memory(
+            config, model, tokens=max(size, longest), checkpointing=again, kind=kind))
+        for again, size in sizes
+    ]  # fmt: skip
+    chosen = next((one for one in options if one.fits(free)), options[-1])
+    of = "" if free is None else f" of {byte_size(free)} free"
+    words = f"{chosen.size}: about {byte_size(chosen.needs)}{of}"
     if chosen.checkpointing and not options[0].checkpointing:
         words += f" (without checkpointing {byte_size(options[0].needs)})"
-    return replace(chosen, words=words if fitting else f"{words}; this may not fit")
-
-
-def _passes(config: TrainConfig, tokens: int) -> Iterator[tuple[bool, int]]:
-    """(checkpointing, tokens) in the order of preference."""
-    if config.activation_checkpointing != "on":
-        yield False, tokens
-    again = config.activation_checkpointing != "off"
-    if again:
-        yield True, tokens
-    # Lessons are not cut: below their length, a smaller pass saves nothing.
-    while config.tokens_per_batch is None and tokens > max(LEAST, config.lesson_tokens or 0):
-        tokens //= 2
-        yield again, tokens
-
-
-def _pass_words(checkpointing: bool, tokens: int) -> str:
-    return (
-        f"{tokens:,} tokens per pass, activation checkpointing {'on' if checkpointing else 'off'}"
-    )
-
-
-def _memory_of(
-    config: TrainConfig, model: Footprint, tokens: int, checkpointing: bool, kind: Kind
-) -> TrainingMemory:
-    # A lesson longer than the pass gets a pass of its own.
-    tokens = max(tokens, config.lesson_tokens or 0)
-    return training_memory(config, model, tokens=tokens, checkpointing=checkpointing, kind=kind)
+    return replace(chosen, words=words if chosen.fits(free) else f"{words}; this may not fit")
 
 
 def pass_beside(
@@ -196,7 +181,7 @@ def pass_beside(
     if kept_free and free is not None:
         room = free - kept_free
         choice = choose_pass(config, model, kind, room)
-        if choice.needs <= USABLE * room:
+        if choice.fits(room):
             words = f"{choice.words}, with {byte_size(kept_free)} left to vLLM"
             return replace(choice, words=words)
     return choose_pass(config, model, kind, free)
@@ -208,8 +193,8 @@ def take_pass(config: TrainConfig, base: str, folder: Path, kept_free: int = 0) 
     choice = pass_beside(config, footprint(base), device_kind(config.device), free, kept_free)
     match latest_note(folder, NAME):
         case {"checkpointing": bool(again), "tokens": int(tokens)} if tokens > 0:
-            words = f"{_pass_words(again, tokens)}: as at the start of this run"
-            return replace(choice, checkpointing=again, tokens=tokens, words=words)
+            choice = replace(choice, checkpointing=again, tokens=tokens)
+            return replace(choice, words=f"{choice.size}: as at the start of this run")
     return choice
 
 
@@ -227,9 +212,9 @@ def memory_advice(config: TrainConfig, out: Path) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         noted = latest_note(out, NAME) or {}
-        tokens, again = noted.get("tokens", TOKENS_PER_BATCH["cuda"]), noted.get("checkpointing")
-        ways = [] if again else ["--activation-checkpointing on"]
-        ways += [f"--tokens-per-batch {max(1, tokens // 2)}", "a lower --max-tokens"]
+        half = max(1, noted.get("tokens", TOKENS_PER_BATCH["cuda"]) // 2)
+        ways = [] if noted.get("checkpointing") else ["--activation-checkpointing on"]
+        ways += [f"--tokens-per-batch {half}", "a lower --max-tokens"]
         ways += ["--quantize nf4"] if config.quantize == "none" and not config.full else []
         raise RunError(
             "The GPU ran out of memory.",
@@ -329,8 +314,6 @@ class PlannedMemory:
     parts: dict[str, int]
     total: int
     fits: bool
-    free: int | None
-    """Bytes of the device that were assumed; None: unknown."""
 
 
 def planned_memory(
@@ -352,8 +335,8 @@ def planned_memory(
         "workspace": memory.workspace,
     }  # fmt: skip
     return PlannedMemory(
-        choice=choice, parts={name: size for name, size in parts.items() if size}, free=free,
-        total=total, fits=free is None or (memory.total <= USABLE * free and total <= free),
+        choice=choice, parts={name: size for name, size in parts.items() if size}, total=total,
+        fits=choice.fits(free) and (free is None or total <= free),
     )  # fmt: skip
 
 
@@ -367,9 +350,7 @@ def card_fits(
     plans = [planned_memory(config, model, "cuda", size, cache) for size in CARDS]
     return tuple(
         CardFit(card=size, memory=one.total, fits=one.fits,
-                words=_pass_words(one.choice.checkpointing, one.choice.tokens)
-                + beside(size) if one.fits
-                else way_to_fit(config, model, "cuda", size))
+                words=settings_that_fit(config, model, "cuda", one, size, beside))
         for size, one in zip(CARDS, plans, strict=True)
     )  # fmt: skip
 
@@ -397,17 +378,10 @@ def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> 
     return " and ".join([*ways, base])
 
 
-def fit_words(
-    config: TrainConfig, model: Footprint, plan: PlannedMemory, where: str,
+def settings_that_fit(
+    config: TrainConfig, model: Footprint, kind: Kind, plan: PlannedMemory, free: int,
     beside: Callable[[int], str],
 ) -> str:  # fmt: skip
-    """`fits 80 GB`, or `does not fit 80 GB: …`; `where`: the memory in words; `beside` as in
-    `card_fits`."""
-    if plan.free is None:
-        return ""
-    if plan.fits:
-        size = _pass_words(plan.choice.checkpointing, plan.choice.tokens)
-        return f"fits {where} with {size}{beside(plan.free)}"
-    return (
-        f"does not fit {where}: {way_to_fit(config, model, device_kind(config.device), plan.free)}"
-    )
+    """The pass of a plan that fits in `free` bytes, else the settings that make it fit."""
+    fits = f"{plan.choice.size}{beside(free)}"
+    return fits if plan.fits else way_to_fit(config, model, kind, free)

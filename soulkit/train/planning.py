@@ -34,8 +34,8 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     card_fits,
     device_kind,
-    fit_words,
     planned_memory,
+    settings_that_fit,
     way_to_fit,
 )
 from soulkit.train.objectives.base import Objective
@@ -349,28 +349,28 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     """Memory and time of supervised steps on this many tokens; None for an unknown model."""
     model = footprint(config.model)
-    return None if model is None else _with_memory(config, model, 0, trained=tokens)
+    if model is None:
+        return None
+    return _with_memory(config, model, model.on(config.device, 0, trained=tokens))
 
 
 def _with_memory(
-    config: TrainConfig, model: Footprint, cache: int, *, prompt: float = 0, reply: float = 0,
-    trained: float, batch: int = 1, beside: Callable[[int], str] = lambda _: "",
+    config: TrainConfig, model: Footprint, machine: Machine, cache: int = 0,
+    beside: Callable[[int], str] = lambda _: "",
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
     kind, (free, where) = device_kind(config.device), device_memory(config.device)
-    plan = planned_memory(config, model, kind, free, cache)
-    return replace(
-        model.on(
-            config.device, plan.total, prompt=prompt, reply=reply, trained=trained, batch=batch
-        ),
-        parts=plan.parts,
-        fit=fit_words(config, model, plan, where, beside),
-        cards=card_fits(config, model, cache, beside) if kind == "cuda" or not plan.fits else (),
-    )
+    plan, fit = planned_memory(config, model, kind, free, cache), ""
+    if free is not None:
+        settings = settings_that_fit(config, model, kind, plan, free, beside)
+        fit = f"fits {where} with" if plan.fits else f"does not fit {where}:"
+        fit = f"{fit} {settings}"
+    cards = card_fits(config, model, cache, beside) if kind == "cuda" or not plan.fits else ()
+    return replace(machine, memory=plan.total, parts=plan.parts, fit=fit, cards=cards)
 
 
 def _beside(data: TrainingData) -> Callable[[int], str]:
-    """Free bytes of a GPU → what vLLM would get of them, in words."""
+    """A function from the free bytes of a GPU to words about what vLLM would get of them."""
     config, choice = data.config, data.config.engine_choice
     other = choice.kind == "local" or choice.attached or config.full
     if other or device_kind(config.device) == "cpu":
@@ -390,14 +390,15 @@ def _machine(data: TrainingData, objective: Objective, learned: Plan) -> Machine
     prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
-    return _with_memory(
-        config, model, model.cache_bytes(config.batch_size, longest, itemsize),
+    machine = model.on(
+        config.device, 0, batch=config.batch_size,
         prompt=prompts + sum(one.prompt_tokens for one in others),
         reply=replies + sum(one.reply_tokens for one in others),
         # Refined replies are trained on twice: as refined rollouts and as copies.
         trained=prompts + (1.5 if objective.refines else 1) * replies,
-        batch=config.batch_size, beside=_beside(data),
     )  # fmt: skip
+    cache = model.cache_bytes(config.batch_size, longest, itemsize)
+    return _with_memory(config, model, machine, cache, _beside(data))
 
 
 def refuse_unfitting(config: TrainConfig) -> None:

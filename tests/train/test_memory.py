@@ -261,9 +261,6 @@ PUBLISHED = {
     "Qwen/Qwen2.5-14B": 14.770, "Qwen/Qwen2.5-32B": 32.764,
     "meta-llama/Llama-3.2-1B-Instruct": 1.236, "meta-llama/Llama-3.2-3B": 3.213,
     "meta-llama/Llama-3.1-8B-Instruct": 8.030, "meta-llama/Meta-Llama-3-8B@main": 8.030,
-    "mistralai/Mistral-7B-Instruct-v0.3": 7.248, "google/gemma-2-2b-it": 2.614,
-    "google/gemma-2-9b": 9.242, "google/gemma-3-1b-it": 1.000, "google/gemma-3-4b-it": 4.300,
-    "google/gemma-3-12b-it": 12.187, "google/gemma-3-27b-it": 27.432,
 }  # fmt: skip
 """Billions of parameters as published on the Hub."""
 
@@ -275,10 +272,10 @@ def test_common_shapes_have_the_published_parameters(name: str, no_cache: None) 
     assert model.parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.002)
 
 
-@pytest.mark.parametrize("name", ["qwen3-4b", "qwen2.5-7b", "llama-3.2-1b", "gemma-3-1b"])
+@pytest.mark.parametrize("name", ["qwen3-4b", "qwen2.5-7b", "llama-3.2-1b"])
 def test_common_shapes_are_those_of_the_model_classes(name: str, no_cache: None) -> None:
     model = footprint(f"owner/{name}")
-    kinds = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "gemma": "gemma3_text"}
+    kinds = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama"}
     assert model is not None
     settings = AutoConfig.for_model(
         kinds[name[:5]], num_hidden_layers=model.layers, hidden_size=model.hidden,

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ CACHE_NAMES = ("cache", "past_key_values")
 """Cache argument of transformers' models, newer name first."""
 _SPECIAL = ("softcap", "s_aux", "sinks", "position_bias")
 """Arguments of attention functions that change the scores."""
+GROUPED = "soulkit_grouped"
+"""Name of `grouped_attention` in transformers; models have it only during a step."""
 _AHEAD = 64
 """Steps for which space is reserved in advance."""
 
@@ -45,32 +47,36 @@ Finished = Callable[[int, list[int]], bool]
 """Whether a row (its number, its ids so far) ends here."""
 
 
-@cache
-def read_keys_in_place() -> None:
-    """Make decoding steps read keys and values where they are, in every model with SDPA.
-
-    transformers copies them once per query head if there is a mask and more than one slot.
-    """
+@contextmanager
+def grouping(config: Any) -> Iterator[None]:
+    """Context in which a model with this configuration uses `grouped_attention` instead of SDPA."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register("sdpa", grouped_attention)
+    AttentionInterface.register(GROUPED, grouped_attention)
+    chosen = config._attn_implementation
+    if chosen == "sdpa" or str(chosen).startswith("soulkit"):  # packed attention is SDPA here
+        config._attn_implementation = GROUPED
+    try:
+        yield
+    finally:
+        config._attn_implementation = chosen
 
 
 def grouped_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention function: [lanes, heads, slots, width] → [lanes, slots, heads, width].
+    """Attention function of a step: [lanes, heads, slots, width] → [lanes, slots, heads, width].
 
-    Query heads with the same keys become further queries of one head, which every kernel supports.
-    Without a mask, or with more queries than slots, it is transformers' own function.
+    Query heads with the same keys become further queries of one head, so that the keys are read
+    where they are; transformers copies them for every query head.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     lanes, heads, slots, width = query.shape
     shared = heads // key.shape[1]
     special = any(value is not None for name, value in kwargs.items() if name in _SPECIAL)
-    if attention_mask is None or shared == 1 or slots > MOST_SLOTS or special or module.training:
+    if attention_mask is None or shared == 1 or special:
         kwargs["scaling"] = scaling
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     grouped = query.reshape(lanes, heads // shared, shared * slots, width)
@@ -245,7 +251,6 @@ class Decoder:
                  max_tokens: int, limit: float = math.inf) -> None:  # fmt: skip
         """`prompts`: one per row; `pad`: any id; `max_tokens`: maximum for every row; `limit`:
         tokens that keys and values may have space for (see `over`)."""
-        read_keys_in_place()
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.cache_name = _cache_name(self.model)
         self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)
@@ -306,13 +311,14 @@ class Decoder:
         ids[self.at[0], self.at[1]] = tokens
         depth = self.depth[:, None] + self.steps
         self.steps += 1
-        out = self.model(
-            input_ids=ids,
-            attention_mask=self._mask(),
-            position_ids=depth.expand(shape),
-            use_cache=True,
-            **{self.cache_name: self.cache},
-        )
+        with grouping(self.model.config.get_text_config()):
+            out = self.model(
+                input_ids=ids,
+                attention_mask=self._mask(),
+                position_ids=depth.expand(shape),
+                use_cache=True,
+                **{self.cache_name: self.cache},
+            )
         return out.logits[self.at[0], self.at[1]]
 
     def _mask(self) -> Any:

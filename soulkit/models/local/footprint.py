@@ -1,7 +1,7 @@
 """Estimates memory and time of a checkpoint on this machine, without loading it.
 
-Parameters are counted from the headers of the safetensors files, shapes come from config.json, in a
-folder or in the download cache; `SHAPES` has those of common models on the Hub. Memory is computed;
+Parameters are counted in the headers of the safetensors files and shapes are read from config.json,
+in a folder or in the download cache; `SHAPES` lists common models on the Hub. Memory is computed;
 time is a roofline estimate with assumed speeds (`SPEEDS`), accurate to a factor of two or three,
 and every text that shows it says so.
 """
@@ -37,22 +37,20 @@ class Speed:
 
 
 SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
-"""`cpu` is one core. Assumed values for a current server core and a current data-centre GPU."""
-
-
+"""Assumed values for one current server core and a current data-centre GPU."""
 CARD = 80_000_000_000
 """Bytes of the GPU that a plan assumes where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFit:
-    """What a plan does on a GPU of `card` bytes."""
+    """Whether a plan fits a GPU of `card` bytes."""
 
     card: int
     memory: int
     fits: bool
     words: str
-    """The settings that follow from the size, and what makes the plan fit if it does not."""
+    """The settings that a run chooses, or those that make it fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +63,13 @@ class Machine:
     parts: Mapping[str, int] = field(default_factory=dict)
     """Bytes by part; not all of them are in memory at once."""
     fit: str = ""
-    """Whether it fits this device, and what makes it fit."""
+    """Whether it fits this device, and the settings that make it fit."""
     cards: tuple[CardFit, ...] = ()
-    """The same on GPUs of common sizes; empty if that is of no interest."""
+    """The same on GPUs of common sizes; may be empty."""
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:
-    """The total of `machines` that run at once on this machine; None if none is known."""
+    """The total of several models on this machine at once; None if none is known."""
     if not any(one.memory or one.seconds for one in machines):
         return None
     parts: Counter[str] = Counter()
@@ -105,10 +103,10 @@ class Footprint:
     """Width of all norms of a layer together."""
 
     def cache_bytes(self, rows: int, longest: int, itemsize: int) -> int:
-        """Bytes of keys and values for `rows` sequences of `longest` tokens, as far as a batch may
-        be that large."""
+        """Bytes of keys and values for `rows` sequences of `longest` tokens, at most for
+        BATCH_TOKENS or one sequence."""
         tokens = min(rows * longest, max(BATCH_TOKENS, longest))
-        return tokens * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
+        return tokens * self.layers * 2 * self.keys * itemsize
 
     @property
     def queries(self) -> int:
@@ -122,10 +120,8 @@ class Footprint:
 
     def weight_bytes(self, size: int, quantize: str) -> int:
         """Bytes of weights of `size` bytes, of which a quantised base packs the linear layers."""
-        linear = self.layers * self.hidden * (
-            2 * self.queries + 2 * self.keys + 3 * self.intermediate
-        )  # fmt: skip
-        packed = 0 if quantize == "none" else linear
+        width = 2 * (self.queries + self.keys) + 3 * self.intermediate
+        packed = 0 if quantize == "none" else self.layers * self.hidden * width
         return round(packed * NF4_BYTES) + (self.parameters - packed) * size
 
     def lora_parameters(self, rank: int) -> int:
@@ -223,36 +219,29 @@ def _folder_of(model: str | Path) -> Path | None:
 
 
 SHAPES = {
-    "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072, 151_936, 1, 2, 1, 0),
-    "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 2, 1, 0),
-    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 2, 1, 0),
-    "qwen3-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 2, 1, 0),
-    "qwen3-14b": (40, 5120, 40, 8, 128, 17_408, 151_936, 2, 2, 1, 0),
-    "qwen3-32b": (64, 5120, 64, 8, 128, 25_600, 151_936, 2, 2, 1, 0),
-    "qwen3-vl-2b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 2, 1, 407_000_000),
-    "qwen3-vl-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 2, 1, 415_000_000),
-    "qwen3-vl-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 2, 1, 576_000_000),
-    "qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151_936, 1, 2, 0, 0),
-    "qwen2.5-1.5b": (28, 1536, 12, 2, 128, 8960, 151_936, 1, 2, 0, 0),
-    "qwen2.5-3b": (36, 2048, 16, 2, 128, 11_008, 151_936, 1, 2, 0, 0),
-    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18_944, 152_064, 2, 2, 0, 0),
-    "qwen2.5-14b": (48, 5120, 40, 8, 128, 13_824, 152_064, 2, 2, 0, 0),
-    "qwen2.5-32b": (64, 5120, 40, 8, 128, 27_648, 152_064, 2, 2, 0, 0),
-    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128_256, 1, 2, 0, 0),
-    "llama-3.2-3b": (28, 3072, 24, 8, 128, 8192, 128_256, 1, 2, 0, 0),
-    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 2, 0, 0),
-    "meta-llama-3-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 2, 0, 0),
-    "mistral-7b": (32, 4096, 32, 8, 128, 14_336, 32_768, 2, 2, 0, 0),
-    "gemma-2-2b": (26, 2304, 8, 4, 256, 9216, 256_000, 1, 4, 0, 0),
-    "gemma-2-9b": (42, 3584, 16, 8, 256, 14_336, 256_000, 1, 4, 0, 0),
-    "gemma-3-1b": (26, 1152, 4, 1, 256, 6912, 262_144, 1, 4, 1, 0),
-    "gemma-3-4b": (34, 2560, 8, 4, 256, 10_240, 262_208, 1, 4, 1, 420_000_000),
-    "gemma-3-12b": (48, 3840, 16, 8, 256, 15_360, 262_208, 1, 4, 1, 423_000_000),
-    "gemma-3-27b": (62, 5376, 32, 16, 128, 21_504, 262_208, 1, 4, 1, 425_000_000),
+    "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072, 151_936, 1, 0),
+    "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 0),
+    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 0),
+    "qwen3-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 0),
+    "qwen3-14b": (40, 5120, 40, 8, 128, 17_408, 151_936, 2, 0),
+    "qwen3-32b": (64, 5120, 64, 8, 128, 25_600, 151_936, 2, 0),
+    "qwen3-vl-2b": (28, 2048, 16, 8, 128, 6144, 151_936, 1, 407_000_000),
+    "qwen3-vl-4b": (36, 2560, 32, 8, 128, 9728, 151_936, 1, 415_000_000),
+    "qwen3-vl-8b": (36, 4096, 32, 8, 128, 12_288, 151_936, 2, 576_000_000),
+    "qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151_936, 1, 0),
+    "qwen2.5-1.5b": (28, 1536, 12, 2, 128, 8960, 151_936, 1, 0),
+    "qwen2.5-3b": (36, 2048, 16, 2, 128, 11_008, 151_936, 1, 0),
+    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18_944, 152_064, 2, 0),
+    "qwen2.5-14b": (48, 5120, 40, 8, 128, 13_824, 152_064, 2, 0),
+    "qwen2.5-32b": (64, 5120, 40, 8, 128, 27_648, 152_064, 2, 0),
+    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128_256, 1, 0),
+    "llama-3.2-3b": (28, 3072, 24, 8, 128, 8192, 128_256, 1, 0),
+    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 0),
+    "meta-llama-3-8b": (32, 4096, 32, 8, 128, 14_336, 128_256, 2, 0),
 }
 """Published bfloat16 models by the start of their name: layers, hidden size, heads, key heads,
-width of a head, feed-forward width, vocabulary, embedding matrices (1: the head shares it), norms
-of the hidden size per layer, norms of queries and keys (1: yes), parameters of the vision part."""
+width of a head, feed-forward width, vocabulary, embedding matrices (1: the head shares it),
+parameters of the vision part."""
 _QUANTISED = re.compile(r"awq|gptq|gguf|fp8|int[48]|[48]bit|mlx|w[48]a")
 
 
@@ -260,19 +249,16 @@ def _known_shape(name: str) -> Footprint | None:
     short = name.partition("@")[0].rpartition("/")[2].lower()
     if _QUANTISED.search(short):
         return None
-    names = [one for one in SHAPES if f"{short}-".startswith(f"{one}-")]
-    if not names:
+    shape = next((SHAPES[one] for one in SHAPES if f"{short}-".startswith(f"{one}-")), None)
+    if shape is None:
         return None
-    layers, hidden, heads, kv_heads, head_dim, width, vocabulary, tables, norms, normed, other = (
-        SHAPES[names[0]]
-    )
+    layers, hidden, heads, kv_heads, head_dim, width, vocabulary, tables, vision = shape
     both = (heads + kv_heads) * head_dim
-    layer = 2 * hidden * both + 3 * hidden * width
     return Footprint(
-        parameters=layers * layer + tables * vocabulary * hidden + other,
+        parameters=layers * hidden * (2 * both + 3 * width) + tables * vocabulary * hidden + vision,
         itemsize=2, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads,
         head_dim=head_dim, intermediate=width, vocabulary=vocabulary,
-        norms=norms * hidden + normed * both,
+        norms=2 * hidden + both * short.startswith("qwen3"),  # which norms queries and keys
     )  # fmt: skip
 
 

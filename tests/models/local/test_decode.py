@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soulkit.errors import ConfigError
+from soulkit.models.local import decode
 from soulkit.models.local.decode import (
     Decoder,
     Layout,
@@ -25,7 +26,6 @@ from soulkit.models.local.decode import (
     decode_batch,
     grouped_attention,
     lay_out,
-    read_keys_in_place,
     windows_of,
 )
 from soulkit.models.local.decode_check import _differences
@@ -176,8 +176,7 @@ def test_deep_models_in_half_precision_keep_the_loop(
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)
     sampler = LocalModel(model, transformers.AutoTokenizer.from_pretrained(folder))
-    read_keys_in_place()
-    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "sdpa", other_kernel)
+    monkeypatch.setattr(decode, "grouped_attention", other_kernel)
     windows = windows_of(model)
     assert windows is not None
     off, noise = _differences(model.eval(), windows)
