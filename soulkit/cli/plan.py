@@ -54,19 +54,16 @@ def show_plan(
     plan: Plan, as_json: bool, coaches: Sequence[str] = (), *, bounds: bool = False,
     offered: bool = False,
 ) -> None:  # fmt: skip
-    """Print a plan: a table by task and role, totals, and remarks on default `coaches`. With
-    `bounds`, also the maximum of calls and cost; `offered`: the command has --pilot."""
+    """Print a plan: a table by task and role, totals, the maximum of calls and cost (`bounds`), and
+    remarks on default `coaches`. `offered`: the command has --pilot."""
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    rows = tuple(
-        GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one, bounds))
-        for part in plan.tasks for one in part.asked
-    )  # fmt: skip
-    limits = ("max. calls", "max. cost") if bounds else ()
-    head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost", *limits)
-    grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, n_below=len(limits),
-                whole=head[:2], least={"model": 12})  # fmt: skip
+    rows = tuple(GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one))
+                 for part in plan.tasks for one in part.asked)  # fmt: skip
+    head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost")
+    grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, whole=head[:2],
+                least={"model": 12})  # fmt: skip
     for shown in grid_parts(grid) if rows else ():
         console().print(shown)
     for line in (*_totals(plan, bounds=bounds, offered=offered), *coaches):
@@ -117,15 +114,10 @@ def show_corpus_plan(
         show_plan(played, as_json=False, bounds=bounds)
 
 
-def _figures(one: PlayerLoad, bounds: bool) -> tuple[str, ...]:
+def _figures(one: PlayerLoad) -> tuple[str, ...]:
     about = (one.usual_calls, one.prompt_tokens, one.reply_tokens)
-    cost, most = (_cost(amount, one) for amount in (one.cost, one.cost_limit))
-    limits = (f"{one.calls:,}", most) if bounds else ()
-    return (*(f"{n:,}" for n in about), cost, *limits)
-
-
-def _cost(amount: float | None, one: PlayerLoad) -> str:
-    return "-" if amount is None and not one.seconds else dollars(amount)
+    cost = "-" if one.cost is None and not one.seconds else dollars(one.cost)
+    return (*(f"{n:,}" for n in about), cost)
 
 
 def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:

@@ -12,7 +12,8 @@ itself: the same command continues in its folder and asks for none of its replie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -92,28 +93,27 @@ def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: f
     if not rows:
         return plan
     groups = _groups(plan, rows)
-    parts: list[Estimate] = []
     tasks: dict[str, TaskPlan] = {}
+    costs: list[Estimate] = []
     for group in dict.fromkeys(groups.values()):
         group_rows = [row for row in rows if groups[row.task] == group]
         whole = [task for task in plan.tasks if groups[_name(task)] == group]
-        ratios = _ratios(group_rows)
-        tasks |= {task.task: _scaled(task, ratios) for task in whole}
-        part = _stratum(_planned([one for task in whole for one in task.asked]), group_rows, share)
-        parts += [part] if part is not None else []
-    cost = sum(row.used[key] for row in rows for key in row.used if key[1] == "cost")
+        tasks |= {task.task: _scaled(task, _ratios(group_rows)) for task in whole}
+        costs += _cost(_planned(one for task in whole for one in task.asked), group_rows, share)
     scaled = replace(plan, tasks=tuple(tasks[task.task] for task in plan.tasks))
-    sums, ends = suite_mean(parts), None
-    if sums.ci_low is not None and sums.ci_high is not None and scaled.cost_limit is not None:
-        low, high = len(parts) * sums.ci_low, len(parts) * sums.ci_high
-        ends = max(low, cost if share else 0.0), min(high, scaled.cost_limit)
-    ratios_by_role: dict[str, dict[str, float]] = {}
+    spent = sum(value for row in rows for (_, name), value in row.used.items() if name == "cost")
+    mean, interval = suite_mean(costs), None
+    if mean.ci_low is not None and mean.ci_high is not None and scaled.cost_limit is not None:
+        low, high = (len(costs) * end for end in (mean.ci_low, mean.ci_high))
+        interval = max(low, spent if share else 0.0), min(high, scaled.cost_limit)
+    ratios: dict[str, dict[str, float]] = {}
     for (role, name), ratio in _ratios(rows).items():
         if name in ("calls", "prompt_tokens", "reply_tokens"):
-            ratios_by_role.setdefault(role, {})[name] = ratio
-    pilot = Pilot(rows=len(rows), tasks=len({row.task for row in rows}), cost=cost, interval=ends,
-                  ratios=ratios_by_role, folder=str(folder))  # fmt: skip
-    return replace(scaled, pilot=pilot)
+            ratios.setdefault(role, {})[name] = ratio
+    return replace(scaled, pilot=Pilot(
+        rows=len(rows), tasks=len({row.task for row in rows}), cost=spent, interval=interval,
+        ratios=ratios, folder=str(folder),
+    ))  # fmt: skip
 
 
 def _name(task: TaskPlan) -> str:
@@ -124,14 +124,15 @@ def _name(task: TaskPlan) -> str:
 def _groups(plan: Plan, rows: Sequence[PilotRow]) -> dict[str, str]:
     """Task → the group whose ratios it takes: itself with two independent rows, else OTHERS, which
     also gets the tasks with the fewest rows until it has two."""
-    names = {_name(task): "" for task in plan.tasks if any(one.seconds for one in task.asked)}
-    clusters = {name: len({row.cluster for row in rows if row.task == name}) for name in names}
-    order = sorted(names, key=lambda name: clusters[name])
-    few = [name for name in order if clusters[name] < 2]
-    while few and sum(clusters[name] for name in few) < 2 and len(few) < len(order):
-        few.append(order[len(few)])
-    groups = dict.fromkeys(map(_name, plan.tasks), OTHERS)
-    return groups | {name: name for name in order if name not in few}
+    served = {_name(task) for task in plan.tasks if any(one.seconds for one in task.asked)}
+    counts = {name: len({row.cluster for row in rows if row.task == name}) for name in served}
+    groups, few = dict.fromkeys(map(_name, plan.tasks), OTHERS), list[int]()
+    for count, name in sorted((count, name) for name, count in counts.items()):
+        if count < 2 or (few and sum(few) < 2):
+            few.append(count)
+        else:
+            groups[name] = name
+    return groups
 
 
 def _planned(loads: Iterable[PlayerLoad]) -> Amounts:
@@ -139,24 +140,23 @@ def _planned(loads: Iterable[PlayerLoad]) -> Amounts:
     return _sum(_quantities(one) for one in loads if one.seconds)
 
 
-def _quantities(one: PlayerLoad) -> dict[tuple[str, str], float]:
+def _quantities(one: PlayerLoad) -> Amounts:
     values = (one.usual_calls, one.prompt_tokens, one.reply_tokens, one.cost or 0.0, one.seconds)
     role = ASKED_AS.get(one.role, one.role)
     return {(role, name): value for name, value in zip(UsedTokens._fields, values, strict=True)}
 
 
-def _sum(several: Iterable[Amounts]) -> dict[tuple[str, str], float]:
-    total: dict[tuple[str, str], float] = {}
+def _sum(several: Iterable[Amounts]) -> Amounts:
+    total: dict[tuple[str, str], float] = defaultdict(float)
     for amounts in several:
         for key, value in amounts.items():
-            total[key] = total.get(key, 0.0) + value
+            total[key] += value
     return total
 
 
 def _ratios(rows: Sequence[PilotRow]) -> Amounts:
     """Used over planned; without an entry for what no row was planned to use."""
-    used = _sum(row.used for row in rows)
-    planned = _sum(row.planned for row in rows)
+    used, planned = _sum(row.used for row in rows), _sum(row.planned for row in rows)
     return {key: used.get(key, 0.0) / value for key, value in planned.items() if value}
 
 
@@ -173,23 +173,20 @@ def _scaled(task: TaskPlan, ratios: Amounts) -> TaskPlan:
         )  # fmt: skip
         loads.append(changed if one.seconds else one)
     before, after = (sum(one.seconds for one in several) for several in (task.asked, loads))
-    chain = task.chain * after / before if before else task.chain
-    return replace(task, asked=tuple(loads), chain=chain)
+    return replace(task, asked=tuple(loads), chain=task.chain * (after / before if before else 1))
 
 
-def _stratum(whole: Amounts, rows: Sequence[PilotRow], share: float) -> Estimate | None:
-    """The cost of a group of tasks with its variance; None if no played row was to cost money."""
+def _cost(whole: Amounts, rows: Sequence[PilotRow], share: float) -> Iterator[Estimate]:
+    """The cost of a group of tasks with its variance, unless no played row was to cost money."""
     ratios, planned = _ratios(rows), _sum(row.planned for row in rows)
     costs = {key: cost for key, cost in whole.items() if key[1] == "cost"}
     weights = {key: cost / planned[key] for key, cost in costs.items() if planned.get(key)}
-    if not weights:
-        return None
     mean = sum(cost * ratios.get(key, 1.0) for key, cost in costs.items())
     errors = (
         sum(w * (row.used.get(key, 0.0) - ratios[key] * row.planned.get(key, 0.0))
             for key, w in weights.items())
         for row in rows
     )  # fmt: skip
-    result = estimate([mean + len(rows) * e for e in errors], [row.cluster for row in rows])
-    variance = None if result.variance is None else result.variance * (1 - share)
-    return replace(result, variance=variance)
+    if weights:
+        one = estimate([mean + len(rows) * e for e in errors], [row.cluster for row in rows])
+        yield replace(one, variance=None if one.variance is None else one.variance * (1 - share))

@@ -32,16 +32,11 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 """Role → prefixes of its template names; templates of a seat start with the seat's name."""
 
 
-def words_by_seat(task: Task, example: Example) -> list[int]:
+def words_by_seat(task: Task, example: Example, published: bool = True) -> list[int]:
     """The number of words in the first prompt of each acted seat; for rows that are not here, as
-    published."""
-    if example.source == STAND_IN and task.spec.size is not None:
+    `published`."""
+    if published and example.source == STAND_IN and task.spec.size is not None:
         return [task.spec.size.words] * len(task.acted_seats(example))
-    return prompt_words(task, example)
-
-
-def prompt_words(task: Task, example: Example) -> list[int]:
-    """The number of words in the first prompt of each acted seat of this example."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
@@ -58,13 +53,13 @@ def opening_words(task: Task, example: Example, role: str) -> float | None:
     fields, _ = task.within_budget(example.visible(reader))
     words = fmean(sizes.values()) + sum(map(words_of_value, fields.values()))
     if example.source == STAND_IN:  # released rows are longer for all readers alike
-        words += fmean(words_by_seat(task, example)) - fmean(prompt_words(task, example))
+        words += fmean(words_by_seat(task, example)) - fmean(words_by_seat(task, example, False))
     return max(words, 0.0)
 
 
 LINE, LINES = 1024, 32_768
-"""Tokens of one earlier line of a dialogue, and of all of them together, for which a context should
-have room. Most lines are shorter; reply limits would add up to more than any model holds."""
+"""Tokens of an earlier line of a dialogue, and of all of them, for which a context has room. Most
+lines are shorter; the sum of all reply limits would be more than any model holds."""
 TOKENS_PER_CHARACTER = 0.6
 """An upper estimate for texts of unknown language."""
 
@@ -104,8 +99,8 @@ AGAIN = 600
 """Additional tokens of a judge's second prompt: its first reply and the error."""
 CONTROLS = "controls"
 """Follows the task's name in the plan of its controls."""
-SPREAD = (0.5, 2.0)
-"""The range of a cost that was not measured: replies half to twice as long as assumed."""
+SPREAD = (1.0, 0.5, 2.0)
+"""Assumed lengths of replies as factors: usual, and the range of a cost that was not measured."""
 SECONDS_PER_TOKEN, SECONDS_PER_CALL = 0.012, 0.6
 """Assumed speed of an API model: seconds per reply token, and per call before the first token."""
 
@@ -200,7 +195,7 @@ class PlayerLoad:
     paid: bool = False
     """Whether the calls cost money; unknown prices count as paid."""
     cost_range: tuple[float, float] | None = None
-    """Expected cost with the shortest and longest replies of SPREAD."""
+    """Expected cost with replies half and twice as long as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,8 +290,7 @@ class Plan:
 
     @property
     def cost_range(self) -> tuple[float, float] | None:
-        """The range of `cost`: the pilot's interval, else with the reply lengths of SPREAD; None if
-        there is none."""
+        """The range of `cost`: the interval of the pilot, else that of other reply lengths."""
         if self.pilot is not None:
             return self.pilot.interval
         ends = [one.cost_range for one in self.asked if one.cost_range is not None]
@@ -381,8 +375,8 @@ def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
     """The load of one player's questions, from the number of words in each prompt; only
     `cost_limit` includes re-asks."""
     calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
-    tripled = [tokens] * (1 + len(SPREAD))
-    return replace(_priced(terms, calls, tripled, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
+    prompt = [tokens] * len(SPREAD)
+    return replace(_priced(terms, calls, prompt, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
 
 
 def _plan_task(load: Load, work: Work) -> TaskPlan:
@@ -391,6 +385,9 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
     parts = parts or [(None, example) for example in work.examples]
     by_seat = {example.id: words_by_seat(task, example) for _, example in parts}
     words = {name: round(sum(seats) / max(len(seats), 1)) for name, seats in by_seat.items()}
+    longest = max((max(seats, default=0) for seats in by_seat.values()), default=0)
+    if task.spec.size and any(row.source == STAND_IN for _, row in parts):
+        longest = max(longest, task.spec.size.longest)
     loads = []
     for player in players:
         asks = [_ask(task, control, row, words[row.id], player) for control, row in parts]
@@ -401,20 +398,11 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
         examples=len(work.examples) or len(words),
         episodes=round(plays * len(parts)),
         prompt_words=round(plays * sum(words[row.id] for _, row in parts)),
-        longest_prompt=_longest(task, parts, by_seat),
+        longest_prompt=longest,
         asked=tuple(one for one in loads if one.calls),
         chain=sum(one.seconds for one in loads) / max(load.times * len(parts), 1),
         shared=round(plays * _shared(work, players)),
     )
-
-
-def _longest(
-    task: Task, parts: Sequence[tuple[Control | None, Example]], words: Mapping[str, list[int]]
-) -> int:
-    """Words in the longest first prompt; for rows that are not here, as published."""
-    longest = max((max(seats, default=0) for seats in words.values()), default=0)
-    stands_in = any(row.source == STAND_IN for _, row in parts)
-    return max(longest, task.spec.size.longest) if task.spec.size and stands_in else longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +474,7 @@ def _player_load(
     repetitions = _repeats(task, player)
     longest = sum(others[role].limit for role in SPEAKERS if role in others)
     calls = about = most = 0.0
-    prompts = dict.fromkeys((1.0, *SPREAD), 0.0)
+    prompts = dict.fromkeys(SPREAD, 0.0)
     for ask in asks:
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
@@ -504,19 +492,18 @@ def _player_load(
 def _priced(
     player: PlayerTerms, about: int, tokens: Sequence[int], calls: int, most: int, tries: int
 ) -> PlayerLoad:
-    """The load of `about` expected calls with `tokens` prompt tokens: expected, and with the reply
-    lengths of SPREAD. Its limit: `calls` calls with `most` tokens, each asked `tries` times with
-    replies of full length."""
-    prompts, replies = tokens[0], about * player.reply
+    """The load of `about` expected calls, with their prompt tokens at the reply lengths of SPREAD.
+    Its limit: `calls` calls with `most` tokens, each asked `tries` times with full replies."""
+    replies = about * player.reply
     most = tries * most + (tries - 1) * calls * AGAIN
-    low, high = (
+    cost, low, high = (
         _cost(player, prompt, about * player.stretched(factor))
-        for prompt, factor in zip(tokens[1:], SPREAD, strict=True)
+        for prompt, factor in zip(tokens, SPREAD, strict=True)
     )
     return PlayerLoad(
         role=player.role, name=player.name, calls=tries * calls, usual_calls=about,
-        prompt_tokens=prompts, reply_tokens=replies,
-        cost=_cost(player, prompts, replies),
+        prompt_tokens=tokens[0], reply_tokens=replies,
+        cost=cost,
         cost_limit=_cost(player, most, tries * calls * player.limit),
         seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
         paid=player.paid,

@@ -3,10 +3,10 @@
     first N rows of step 0 ──one draft each──▶ feedback, refined rollout ──ledger──▶ measured plan
 
 The rows come from the training mixture, spread over its tasks. Drafts go into the journal and the
-replies of other players into the ledger of the run, so the training, with the same options and
---out, asks for none of them again (a deterministic one samples the drafts anew, in its own
-batches). Only players on servers are measured. The ratios of drafts also scale dev scores and later
-steps, in which replies may become longer or shorter.
+replies of other players into the ledger of the run. The training, with the same options and --out,
+asks for none of them again; a deterministic one samples its drafts anew, in its own batches. Only
+players on servers are measured. The ratios of drafts also scale dev scores and later steps, in
+which replies may become longer or shorter.
 """
 
 from __future__ import annotations
