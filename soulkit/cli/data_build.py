@@ -140,11 +140,7 @@ def _draft(
     for remark in build.remarks():
         print_note(f"note: {remark}")
     say_bad_rows(build.drafts.bad)
-    done = build_drafted_rows(
-        build,
-        folder,
-        reporter=ConsoleReporter("build"),
-    )
+    done = build_drafted_rows(build, folder, reporter=ConsoleReporter("build"))
     warn_unsealed()
     _write(done, target, as_json)
     if build.drafts.bad:
@@ -208,17 +204,14 @@ OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def synth(
-    context: typer.Context,
-    task: SomeTask,
+    context: typer.Context, task: SomeTask,
     n: Annotated[int | None, typer.Option("-n", "--rows", metavar="N",
-        help="Number of rows to generate. [default: 100]")] = None,
+    help="Number of rows to generate. [default: 100]")] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N",
-        help="Random seed; the same seed makes the same rows.")] = 0,
+    help="Random seed; the same seed makes the same rows.")] = 0,
     output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
-        help="File to write. [default: TASK_synth_N_sSEED.jsonl]")] = None,
-    tasks: TaskFiles = None,
-    trust: Trust = False,
-    as_json: Json = False,
+    help="File to write. [default: TASK_synth_N_sSEED.jsonl]")] = None, tasks: TaskFiles = None,
+    trust: Trust = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Generate rows; the same seed makes the same rows.
 
@@ -235,14 +228,10 @@ def synth(
 
 
 def import_(
-    context: typer.Context,
-    task: SomeTask,
+    context: typer.Context, task: SomeTask,
     path: Annotated[Path, typer.Argument(help="File of the original release.", readable=False)],
-    output: Output = None,
-    tasks: TaskFiles = None,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
+    output: Output = None, tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Convert an original benchmark file to rows.
 
     A task may have more options, such as --half: see soul tasks show TASK. The exit code is 2 if

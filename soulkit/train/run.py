@@ -230,19 +230,14 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
-    if config.full and config.quantize != "none":
+    packed = config.quantize if config.quantize != "none" else ""
+    if config.full and (packed or config.dtype in ("bfloat16", "float16")):
         raise ConfigError(
-            f"--full and --quantize {config.quantize} cannot be combined.",
-            "Typical updates are too small for quantised weights and would be rounded away.",
-            "Remove --full to train an adapter, or remove --quantize.",
+            f"--full does not work with {f'--quantize {packed}' if packed else config.dtype}.",
+            "Typical updates are too small for such weights and would be rounded away.",
+            "Use --dtype float32 without --quantize, or train an adapter, which is always float32.",
         )
     require_package(config.quantize)
-    if config.full and config.dtype in ("bfloat16", "float16"):
-        raise ConfigError(
-            f"--full does not work with dtype {config.dtype}.",
-            f"Typical updates are too small for {config.dtype} and would be rounded away.",
-            "Use --set dtype=float32, or train an adapter, whose weights are always float32.",
-        )
     if config.dtype == "float16":
         raise ConfigError(
             "An adapter cannot be trained on a base in float16.",
@@ -295,14 +290,9 @@ def tiny_model_texts(pool: TaskRows) -> list[str]:
 
 
 async def _train(
-    config: TrainConfig,
-    run: Run,
-    policy: Policy,
-    teacher: Policy | None,
-    material: TrainingData,
-    engine: TrainingEngine,
-    reporter: Reporter,
-) -> TrainSummary:
+    config: TrainConfig, run: Run, policy: Policy, teacher: Policy | None, material: TrainingData,
+    engine: TrainingEngine, reporter: Reporter,
+) -> TrainSummary:  # fmt: skip
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
     learned = material  # the model card names the given data, not the texts written from it
@@ -352,12 +342,10 @@ def best_summary(
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:
     position = read_position(checkpoint)
     return replace(
-        summary,
-        best_step=position.step,
-        best_dev=position.dev,
+        summary, best_step=position.step, best_dev=position.dev,
         best_valid=None if position.dev is not None else position.valid,
         best_checkpoint=checkpoint.relative_to(run.path).as_posix(),
-    )
+    )  # fmt: skip
 
 
 async def _reinforce(
@@ -431,17 +419,12 @@ def rollout_summary(
         tasks = {row.id: task.name for task, row in (*material.pool, *material.dev)}
         costs, calls = costs_by_task(ledger, tasks), calls_by_task(ledger, tasks)
     summary = summarise(
-        records,
-        command=f"train {config.method}",
-        model=config.model,
-        protocol=config.protocol,
-        seconds=loop.seconds,
-        cost=paid["cost"],
-        scale=task_scales(material.tasks.values()),
+        records, command=f"train {config.method}", model=config.model, protocol=config.protocol,
+        seconds=loop.seconds, cost=paid["cost"], scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
         names={name: task.spec.metric.name for name, task in material.tasks.items()},
         training=True,
-    )
+    )  # fmt: skip
     dropped = with_calls(summary.dropped_settings, calls)
     note_calls(loop.run.path, calls, dropped, models)
     lines = read_step_lines(loop.run.metrics)

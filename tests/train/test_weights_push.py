@@ -62,7 +62,7 @@ def pusher_to(
     clients = [VllmClient(Address(server.url)) for server in servers]
     heard = Heard(lines)
     fleet = Replicas(clients, in_flight=4, reporter=heard)
-    return Pusher(fleet, LogprobProbe(policy, PROMPTS), folder / "pushes", heard)
+    return Pusher(fleet, LogprobProbe(policy, PROMPTS), folder / "pushes", heard, sleeps=True)
 
 
 def of_kind(server: AdapterServer, *kinds: str) -> list[tuple[str, str]]:

@@ -197,7 +197,7 @@ def test_a_server_that_was_told_to_sleep_wakes_with_the_pushed_adapter(
     policy = policy_of(tiny_model, lora={"r": 8})
     ids = tuple(policy.tokenizer.encode("Where is the apple?", add_special_tokens=False))
     fleet = Replicas([VllmClient(Address(vllm_server.url, vllm_server.key))], in_flight=4)
-    pusher = Pusher(fleet, LogprobProbe(policy, (ids,)), tmp_path / "pushes", SILENT)
+    pusher = Pusher(fleet, LogprobProbe(policy, (ids,)), tmp_path / "pushes", SILENT, sleeps=True)
 
     async def through_a_night() -> list[str]:
         names = [(await pusher(policy))[0]]

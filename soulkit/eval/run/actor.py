@@ -63,9 +63,8 @@ def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
         if engine.kind == "vllm" and config.quantize != "none":
             raise ConfigError(
                 f"--quantize {config.quantize} does not work with --engine {config.engine}.",
-                "Only the engine of this process quantises the base while loading it.",
-                "Use --engine local, or leave out --quantize and let vLLM quantise the base with "
-                "--vllm-arg quantization=bitsandbytes.",
+                "Only the local engine quantises the base while loading it.",
+                "Use --engine local, or --vllm-arg quantization=bitsandbytes without --quantize.",
             )
     starts = engine is not None and engine.starts
     refuse_idle_flags(config, starts=starts, attached=engine is not None and engine.attached)
@@ -238,8 +237,8 @@ def note_choices(
     config: EvalConfig, run: Run, threads: ThreadChoice | None, engine: SamplingEngine | None,
     reporter: Reporter,
 ) -> None:  # fmt: skip
-    """Report and record automatic choices of threads and engine, and another base than that of
-    the adapter's training."""
+    """Report and record automatic choices of threads and engine, and a base other than the one
+    that the adapter was trained on."""
     if threads is not None:
         note_threads(run.path, threads)
         if not threads.asked:
@@ -254,13 +253,13 @@ def note_choices(
 
 def longest_episode(work: Sequence[Work], config: PlayConfig, reader: Reader | None = None) -> int:
     """Tokens of the longest context of an episode of `work`; estimated without a `reader`."""
-    longest = 0
+    longest, prompt = 0, None
     for part in work:
         reply, seen = config.reply_limit(part.task.spec.sampling), config.thinking
         for row in part.examples:
-            contexts = part.task.previews(row).values() if reader is not None else ()
-            lengths = [reader.prompt_length(one, seen) for one in contexts if reader is not None]
-            prompt = max(lengths, default=None)
+            if reader is not None:
+                contexts = part.task.previews(row).values()
+                prompt = max((reader.prompt_length(one, seen) for one in contexts), default=0)
             longest = max(longest, episode_tokens(part.task, row, reply, prompt))
     return longest
 

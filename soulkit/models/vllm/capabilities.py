@@ -214,9 +214,7 @@ def _one_name(entries: Mapping[str, ModelEntry]) -> str:
 
 def _taken_for(entries: Mapping[str, ModelEntry], model: str) -> tuple[str, ...]:
     return tuple(
-        f"{url} calls its model '{entry.id}'"
-        + (f" (from {entry.root})" if entry.root not in ("", entry.id) else "")
-        + f"; soulkit assumes it is {model}"
+        f"{url} calls its model {_name_and_place(entry)}; soulkit assumes it is {model}"
         for url, entry in entries.items()
         if not _is(entry, model)
     )

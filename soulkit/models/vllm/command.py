@@ -74,9 +74,9 @@ class ServerSpec:
 
     `model`: a folder or `owner/name@revision` on the Hub; `lora_rank`: maximum rank of its
     adapters, None without adapters; `in_flight`: concurrent requests; `unsent`: kinds of input
-    that the model reads and soulkit never sends (image, video); `sleeps`: whether it can release
-    its memory; `args`: vLLM's own flags without dashes, with an empty value for a flag without
-    one; `python`: interpreter with vLLM, None for this one; `threads`: for a server on a CPU.
+    that soulkit never sends (image, video); `sleeps`: whether it can release its memory; `args`:
+    vLLM's own flags without dashes, with an empty value for a flag without one; `python`:
+    interpreter with vLLM, None for this one; `threads`: for a server on a CPU.
     """
 
     model: str
@@ -112,13 +112,6 @@ def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[st
         command += ["--enable-lora", "--max-lora-rank", str(_rank(spec.lora_rank))]
         command += ["--max-loras", "2", "--max-cpu-loras", "4"]
     on_cpu = _on_cpu(spec, install)
-    if on_cpu and spec.sleeps:
-        raise ConfigError(
-            "--vllm-sleep needs a vLLM server on a GPU.",
-            f"{install.distribution} {install.version} runs on a CPU, where sleeping reports "
-            "success and releases nothing.",
-            "Leave out --vllm-sleep.",
-        )
     command += ["--dtype", "float32" if on_cpu and spec.dtype == "auto" else _dtype(spec.dtype)]
     passed = dict(_passed(spec.args))
     for flag in _ON_CPU if on_cpu else ():

@@ -66,7 +66,8 @@ INSTRUCTIONS = 8_192
 STEP = 4_096
 """Served contexts are multiples of this."""
 REQUESTS = (64, 512)
-"""Least and most concurrent requests per server, unless --batch-size sets them."""
+"""Least and most concurrent requests per server; they follow the number of concurrent episodes,
+unless --batch-size sets them."""
 UNSENT = {"vision_config": ("image", "video"), "audio_config": ("audio",)}
 """Part of a model's config.json → kinds of input that it reads; soulkit sends only text."""
 LEAVE_S = 30.0
@@ -86,7 +87,7 @@ class ServerTerms:
     dtype: str = "auto"
     device: str = "auto"
     max_context: int | None = None
-    """Context of every server, as set by --max-context; None: as much as `served_context` says."""
+    """Context of every server, set by --max-context; None: see `served_context`."""
     episode: int | None = None
     """Tokens of the longest episode, with the actor's reply; None: EPISODE."""
     in_flight: int = 64
@@ -105,7 +106,7 @@ class ServerNeed:
     lora_rank: int | None = None
     """Rank of the largest adapter to be loaded; None: no adapters."""
     beyond: int = 0
-    """Tokens that its prompts and replies have beyond an episode, as those of a judge."""
+    """Tokens of its prompts and replies in addition to an episode, such as a judge's."""
     sleeps: bool = False
     """Whether its server can release its memory between rollouts."""
 
@@ -141,25 +142,17 @@ def served_context(terms: ServerTerms, need: ServerNeed) -> int:
 
 def terms_of(config: Any) -> ServerTerms:
     """The terms from a command's settings; missing settings use the defaults."""
-    usual = ServerTerms()
+    usual, (least, most) = ServerTerms(), REQUESTS
+    asked = min(max(getattr(config, "episodes_at_once", config.concurrency), least), most)
+    if "batch_size" in config.model_fields_set:
+        asked = config.batch_size
     return ServerTerms(
-        python=interpreter(config.vllm_python),
-        limit_s=config.vllm_start_s,
+        python=interpreter(config.vllm_python), limit_s=config.vllm_start_s,
         dtype=getattr(config, "dtype", usual.dtype),
         device=getattr(config, "device", usual.device),
-        max_context=getattr(config, "max_context", usual.max_context),
-        in_flight=requests_at_once(config),
+        max_context=getattr(config, "max_context", usual.max_context), in_flight=int(asked),
         threads=getattr(config, "threads", usual.threads),
-    )
-
-
-def requests_at_once(config: Any) -> int:
-    """Concurrent requests per server: --batch-size if it was set, else the command's number of
-    concurrent episodes within REQUESTS."""
-    if "batch_size" in config.model_fields_set:
-        return int(config.batch_size)
-    least, most = REQUESTS
-    return min(max(getattr(config, "episodes_at_once", config.concurrency), least), most)
+    )  # fmt: skip
 
 
 def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
@@ -169,7 +162,7 @@ def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
 
 
 def _beyond(player: RoleSettings) -> int:
-    """Tokens of a player's instructions, its reply, and a reply that it has to mend."""
+    """Tokens of a player's instructions, its reply, and an invalid reply that it repeats."""
     return INSTRUCTIONS + 2 * (player.max_tokens or max(most for _, most in REPLY.values()))
 
 
@@ -378,13 +371,11 @@ class VllmServers:
         self.reporter.note(asyncio.run(compare_weights(served.fleet, name, prompts, folder)))
 
     def _codec(self, key: Any) -> Codec:
-        need = self._expected[key]
+        need, terms = self._expected[key], self.terms
         if key not in self._codecs:
             self._codecs[key] = Codec.load(need.model)
-        whole = self._codecs[key]
-        if self._is_attached(key):
-            return whole.limited(self.terms.max_context)
-        return whole.limited(served_context(self.terms, need))
+        most = terms.max_context if self._is_attached(key) else served_context(terms, need)
+        return self._codecs[key].limited(most)
 
     def _fleet(
         self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None

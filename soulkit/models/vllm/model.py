@@ -83,19 +83,10 @@ class VllmModel(CodecModel):
     """
 
     def __init__(
-        self,
-        fleet: Replicas | None,
-        codec: Codec,
-        *,
-        name: str,
-        served: str,
-        abilities: ServerCapabilities,
-        policy_version: str = "",
-        ledger: Ledger | None = None,
-        ledger_name: str = "",
-        push: Push | None = None,
-        weights_basis: Basis = "",
-    ) -> None:
+        self, fleet: Replicas | None, codec: Codec, *, name: str, served: str,
+        abilities: ServerCapabilities, policy_version: str = "", ledger: Ledger | None = None,
+        ledger_name: str = "", push: Push | None = None, weights_basis: Basis = "",
+    ) -> None:  # fmt: skip
         self.name, self.served, self.policy_version = name, served, policy_version
         self.weights_basis = weights_basis
         self.codec = codec.limited(
@@ -317,16 +308,11 @@ class VllmModel(CodecModel):
         self, question: _Question, body: Mapping[str, Any], call: Call, seconds: float
     ) -> LedgerEntry:
         return LedgerEntry(
-            model=self.name,
-            call=call,
-            reply=masked_json(json.dumps(body)),
-            dropped=self._dropped(question),
-            prompt_tokens=len(question.prompt),
-            completion_tokens=len(_read(body, question).ids),
-            cost=0.0,
-            seconds=seconds,
+            model=self.name, call=call, reply=masked_json(json.dumps(body)),
+            dropped=self._dropped(question), prompt_tokens=len(question.prompt),
+            completion_tokens=len(_read(body, question).ids), cost=0.0, seconds=seconds,
             attempts=1,
-        )
+        )  # fmt: skip
 
     def _recorded(self, entry: LedgerEntry, sampling: Sampling) -> Completion:
         body = json_or_none(entry.reply)

@@ -168,12 +168,9 @@ class Supervised:
     """A running program under a supervisor; `group` is its process group."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        output: int,
+        self, command: Sequence[str], environment: Mapping[str, str], output: int,
         grace_s: float = GRACE_S,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start `command`; its output goes to the file descriptor `output`."""
         self.code: int | None = None
         """Exit code, or minus the number of a signal."""
@@ -319,13 +316,9 @@ class VllmServer:
 
     @classmethod
     def start(
-        cls,
-        spec: ServerSpec,
-        folder: Path,
-        *,
-        limit_s: float = START_S,
+        cls, spec: ServerSpec, folder: Path, *, limit_s: float = START_S,
         watch: Callable[[float, str], None] | None = None,
-    ) -> VllmServer:
+    ) -> VllmServer:  # fmt: skip
         """Start a server and wait until it answers; its log is a new file in `folder`.
 
         Blocks for at most `limit_s` seconds. ServerFailed, with the cause from the log, if it does

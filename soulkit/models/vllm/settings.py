@@ -109,10 +109,7 @@ class VllmSettings(Settings):
              "value. Repeatable.",
     )  # fmt: skip
     vllm_python: str | None = _machine(
-        None,
-        metavar="PATH",
-        unset="the one that runs soul",
-        help="Python interpreter with vLLM.",
+        None, metavar="PATH", unset="the one that runs soul", help="Python interpreter with vLLM."
     )
     max_context: int | None = _machine(
         None, gt=0, unset="the model's; of a vLLM server, what prompts and replies need",

@@ -62,13 +62,9 @@ class Packed:
     """The attention of one pack on one device. Plans and masks are cached per window."""
 
     def __init__(
-        self,
-        trie: Trie,
-        *,
-        costs: Costs | None = None,
-        kernel: Literal["sdpa", "flex"] = "sdpa",
+        self, trie: Trie, *, costs: Costs | None = None, kernel: Literal["sdpa", "flex"] = "sdpa",
         length: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`length`: number of positions including padding; padding attends to itself."""
         self.trie, self.kernel, self.costs = trie, kernel, costs or Costs()
         self.length = length or len(trie)
@@ -257,16 +253,10 @@ def flex_compilations() -> int:
 
 
 def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    packed: Packed | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, scaling: float | None = None, sliding_window: int | None = None,
+    packed: Packed | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """The attention function: [1, heads, L, width] → [1, L, heads, width].
 
     UnpackableAttention for a layer with features that packed attention does not support.

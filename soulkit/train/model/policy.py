@@ -56,9 +56,6 @@ from soulkit.train.objectives.sequences import Span
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """dtype names of safetensors → those of torch."""
 
-BUDGET = TOKENS_PER_BATCH
-"""Tokens of a forward pass, by device. On a CPU, larger passes are not faster."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -77,18 +74,12 @@ class Policy:
     """Model, tokenizer and renderer of one training run; `sampler` shares its weights."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        temperature: float = 1.0,
-        *,
+        self, model: Any, tokenizer: Any, temperature: float = 1.0, *,
         packing: Literal["auto", "off"] = "off",
         attention: Literal["auto", "sdpa", "flex"] = "auto",
-        activation_checkpointing: bool = False,
-        tokens: int | None = None,
-        fused: FuseSetting = "auto",
-        thinking: bool | None = None,
-    ) -> None:
+        activation_checkpointing: bool = False, tokens: int | None = None,
+        fused: FuseSetting = "auto", thinking: bool | None = None,
+    ) -> None:  # fmt: skip
         """ModelLoadError for packing "auto" if the model's attention cannot be packed. `tokens`:
         computed tokens per forward pass."""
         widen_head(model)
@@ -109,7 +100,7 @@ class Policy:
         """dtype of the stored checkpoint, if there is only one."""
         self.remarks: list[str] = []
         """Lines for the user: where this model is computed in another way than usual."""
-        self.tokens = tokens or BUDGET.get(self.device.type, BUDGET["cpu"])
+        self.tokens = tokens or TOKENS_PER_BATCH.get(self.device.type, TOKENS_PER_BATCH["cpu"])
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
         self.turn = _turn_of_positions(self.decoder.config)
@@ -343,13 +334,9 @@ class Policy:
     ) -> LocalModel:
         """A ChatModel that shares the trained weights."""
         return LocalModel(
-            self.model,
-            self.tokenizer,
-            batch_size=batch_size,
-            max_context=self.max_context,
-            deterministic=deterministic,
-            journal=journal,
-        )
+            self.model, self.tokenizer, batch_size=batch_size, max_context=self.max_context,
+            deterministic=deterministic, journal=journal,
+        )  # fmt: skip
 
     def save(self, folder: Path, step: int | None = None) -> None:
         """Save the adapter, or all weights if they are trained, as a Hugging Face folder."""
@@ -428,12 +415,9 @@ def load_policy(
         freeze_all_but_language(model)
     else:
         lora = LoraConfig(
-            r=config.lora.r,
-            lora_alpha=config.lora.alpha,
-            target_modules=lora_targets(model),
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
-        )
+            r=config.lora.r, lora_alpha=config.lora.alpha, target_modules=lora_targets(model),
+            lora_dropout=0.0, task_type="CAUSAL_LM",
+        )  # fmt: skip
         model = _adapted(model, lora, folder, packed)
     policy = Policy(
         model,

@@ -41,13 +41,7 @@ from soulkit.train.rollouts.engine_choice import (
     settled_engine,
     with_share,
 )
-from soulkit.train.rollouts.push import (
-    PUSHES,
-    LogprobProbe,
-    Pusher,
-    ServedPolicy,
-    rank_of,
-)
+from soulkit.train.rollouts.push import PUSHES, LogprobProbe, Pusher, ServedPolicy, rank_of
 from soulkit.train.setup.data import check_training_prompts
 from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
@@ -155,8 +149,8 @@ class TrainingEngine:
         model = self.servers.sampler(self.need)
         touchstone = LogprobProbe.of(policy, material.pool, model.context_limit)
         folder = self.run.path.resolve() / LOGS / PUSHES
-        pusher = Pusher(self.servers.fleet(self.need), touchstone, folder, reporter)
-        return ServedPolicy(model, pusher, journal, sleeps=self.need.sleeps)
+        fleet, sleeps = self.servers.fleet(self.need), self.need.sleeps
+        return ServedPolicy(model, Pusher(fleet, touchstone, folder, reporter, sleeps), journal)
 
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
         """A player of kind `vllm`."""
@@ -184,13 +178,9 @@ def training_engine(
     if choice.kind == "vllm":
         terms = replace(terms, dtype=policy.computed)
     servers = shared or VllmServers(
-        run.path,
-        terms,
-        attached=choice.urls,
-        attached_model=base,
-        proof="pushes",
+        run.path, terms, attached=choice.urls, attached_model=base, proof="pushes",
         reporter=reporter,
-    )
+    )  # fmt: skip
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
 
 

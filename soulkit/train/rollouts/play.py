@@ -188,7 +188,7 @@ class Rollouts:
     async def rest(self) -> None:
         """Let servers release their memory, which an update needs."""
         if isinstance(self.sampler, ServedPolicy):
-            await self.sampler.rest()
+            await self.sampler.pusher.sleep()
 
     async def sample(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of all jobs, sampled with the weights from the last `take`."""

@@ -10,7 +10,7 @@ error is larger than the effect of a step, so a *probe adapter* with large rando
 before the first push that adapters have an effect. An unverified push ends the run.
 
 Servers may sleep during an update. After every wake the probe runs again and the adapter is pushed
-under a new name: some versions of vLLM wake up with adapters that have no effect, and say nothing.
+under a new name, because in some versions of vLLM adapters silently have no effect after a wake.
 """
 
 from __future__ import annotations
@@ -188,6 +188,8 @@ class Pusher:
     touchstone: LogprobProbe
     folder: Path
     reporter: Reporter
+    sleeps: bool = False
+    """Whether the servers can release their memory during an update."""
     name: str = ""
     """Name of the served adapter; empty before the first push."""
     version: str = ""
@@ -225,14 +227,14 @@ class Pusher:
         return name, version
 
     async def sleep(self) -> None:
-        """Let the servers release their memory until the next push. No request may be running."""
-        if not self.asleep:
+        """Let servers started for it release their memory until the next push. No request may be
+        running."""
+        if self.sleeps and not self.asleep:
             await self._order(SLEEP)
             self.asleep = True
 
     async def wake(self) -> None:
-        """Wake the servers and verify that they apply adapters; NotArrived names one that does
-        not."""
+        """Wake the servers and verify that they apply adapters, as `_probe` does."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the servers need this memory again
         await self._order(WAKE)
@@ -240,11 +242,9 @@ class Pusher:
         try:
             await self._probe()
         except NotArrived as error:
-            raise NotArrived(
-                error.what,
-                f"It has just woken up (--vllm-sleep). {error.why}",
-                f"Leave out --vllm-sleep, or use another version of vLLM. {error.way_out}",
-            ) from error
+            why = f"It has just woken up (--vllm-sleep). {error.why}"
+            way = "Leave out --vllm-sleep, or use another version of vLLM."
+            raise NotArrived(error.what, why, way) from error
 
     async def _order(self, path: str) -> None:
         """POST to every server; NotArrived if one refuses."""
@@ -385,12 +385,8 @@ class ServedPolicy:
     same weights are reused. Close it before its servers.
     """
 
-    def __init__(
-        self, model: VllmModel, pusher: Pusher, journal: Journal | None = None, *,
-        sleeps: bool = False,
-    ) -> None:  # fmt: skip
-        """`sleeps`: whether the servers release their memory in `rest`."""
-        self.model, self.pusher, self.journal, self.sleeps = model, pusher, journal, sleeps
+    def __init__(self, model: VllmModel, pusher: Pusher, journal: Journal | None = None) -> None:
+        self.model, self.pusher, self.journal = model, pusher, journal
         self.name, self.policy_version = model.name, ""
 
     @property
@@ -410,11 +406,6 @@ class ServedPolicy:
         served, version = await self.pusher(weights)
         self.model.use(served, version)
         self.policy_version = version
-
-    async def rest(self) -> None:
-        """Nothing is sampled until the next `take`."""
-        if self.sleeps:
-            await self.pusher.sleep()
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
