@@ -165,10 +165,7 @@ def memory_lines(machine: Machine) -> Iterator[str]:
     if machine.parts:
         parts = (f"{name} {byte_size(size)}" for name, size in machine.parts.items())
         yield f"of this: {', '.join(parts)}"
-    for one in machine.cards:
-        verdict = "fits" if one.fits else "does not fit"
-        card, size = f"{one.card / 1e9:.0f} GB", byte_size(one.memory)
-        yield f"on {card}: {verdict} ({size}): {one.words}"
+    yield from machine.cards
     yield f"computed for {machine.words}"
 
 

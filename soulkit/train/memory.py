@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.errors import RunError
-from soulkit.models.local.footprint import (
-    CardFit,
-    Footprint,
-    device_speed,
-    footprint,
-    free_bytes,
-)
+from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
 from soulkit.runs.folder import latest_note, note_start
 from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
@@ -343,16 +337,15 @@ def planned_memory(
 CARDS = tuple(size * 10**9 for size in (24, 48, 80))
 
 
-def card_fits(
+def card_lines(
     config: TrainConfig, model: Footprint, cache: int, beside: Callable[[int], str]
-) -> tuple[CardFit, ...]:
+) -> Iterator[str]:
     """The plan on GPUs of common sizes. `beside`: free bytes → words about other models there."""
-    plans = [planned_memory(config, model, "cuda", size, cache) for size in CARDS]
-    return tuple(
-        CardFit(card=size, memory=one.total, fits=one.fits,
-                words=settings_that_fit(config, model, "cuda", one, size, beside))
-        for size, one in zip(CARDS, plans, strict=True)
-    )  # fmt: skip
+    for size in CARDS:
+        plan = planned_memory(config, model, "cuda", size, cache)
+        verdict = "fits" if plan.fits else "does not fit"
+        words = settings_that_fit(config, model, "cuda", plan, size, beside)
+        yield f"on {size / 1e9:.0f} GB: {verdict} ({byte_size(plan.total)}): {words}"
 
 
 def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> str:

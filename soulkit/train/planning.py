@@ -32,7 +32,7 @@ from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, pl
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
-    card_fits,
+    card_lines,
     device_kind,
     planned_memory,
     settings_that_fit,
@@ -365,8 +365,8 @@ def _with_memory(
         settings = settings_that_fit(config, model, kind, plan, free, beside)
         fit = f"fits {where} with" if plan.fits else f"does not fit {where}:"
         fit = f"{fit} {settings}"
-    cards = card_fits(config, model, cache, beside) if kind == "cuda" or not plan.fits else ()
-    return replace(machine, memory=plan.total, parts=plan.parts, fit=fit, cards=cards)
+    cards = card_lines(config, model, cache, beside) if kind == "cuda" or not plan.fits else ()
+    return replace(machine, memory=plan.total, parts=plan.parts, fit=fit, cards=tuple(cards))
 
 
 def _beside(data: TrainingData) -> Callable[[int], str]:

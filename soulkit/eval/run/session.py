@@ -67,17 +67,12 @@ async def asking(
 
 def pilot_work(work: Sequence[Work], n: int, seed: int) -> list[Work]:
     """`n` random rows, spread evenly over the tasks; a larger pilot contains a smaller one."""
-    orders = [
-        [(part.task.name, one) for one in sorted(
-            part.examples, key=lambda e: share_of(f"pilot/{seed}", e.id))]
-        for part in work
-    ]  # fmt: skip
-    turns = [pair for turn in zip_longest(*orders) for pair in turn if pair is not None][:n]
-    chosen = {task: {one.id for name, one in turns if name == task} for task, _ in turns}
-    return [
-        replace(part, examples=tuple(e for e in part.examples if e.id in chosen[part.task.name]))
-        for part in work if part.task.name in chosen
-    ]  # fmt: skip
+    orders = (sorted(part.examples, key=lambda e: share_of(f"pilot/{seed}", e.id)) for part in work)
+    turns = [one for turn in zip_longest(*orders) for one in turn if one is not None]
+    chosen = {id(one) for one in turns[:n]}
+    parts = [replace(part, examples=tuple(e for e in part.examples if id(e) in chosen))
+             for part in work]  # fmt: skip
+    return [part for part in parts if part.examples]
 
 
 class FailureStreak:

@@ -135,8 +135,6 @@ class GenerationRequest:
     future: asyncio.Future[Completion]
     room: int
     """Maximum tokens of the reply: `max_tokens`, or what the context leaves."""
-    space: int
-    """Tokens of the reply for which a batch has space at first."""
     participant: Participant | None = None
     expert: ExpertPrompt | None = None
 
@@ -146,11 +144,12 @@ class GenerationRequest:
         s = self.sampling
         return s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens, self.expert is not None
 
-    @property
-    def size(self) -> int:
-        """Tokens for which a batch has space for this row at first."""
-        expert = 0 if self.expert is None else len(self.expert.ids) + self.space
-        return len(self.ids) + self.space + expert
+    def size(self, expected: float) -> float:
+        """Tokens for which a batch has space for this row at first. With two contexts, rows cannot
+        wait for space, so that replies of any length need it."""
+        if self.expert is None:
+            return len(self.ids) + min(self.room, expected)
+        return len(self.ids) + len(self.expert.ids) + 2 * self.room
 
     @property
     def order(self) -> tuple[int | str, ...]:
@@ -166,7 +165,7 @@ class Queue:
     """The waiting requests of one event loop, and the task that serves them.
 
     `barrier` is set for deterministic samplers; `wave` is the rest of the open wave, `serving` the
-    current batch; `probe` the check of the model that the first requests wait for.
+    current batch.
     """
 
     barrier: WaveBarrier | None = None
@@ -175,7 +174,6 @@ class Queue:
     serving: list[GenerationRequest] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    probe: asyncio.Future[object] | None = None
 
     def asking(self) -> set[Participant]:
         """Participants with a waiting request."""
@@ -216,18 +214,18 @@ class Queue:
 
 
 def batches_of(
-    requests: list[GenerationRequest], most: int, tokens: int = BATCH_TOKENS
+    requests: list[GenerationRequest], most: int, tokens: int, expected: float
 ) -> list[list[GenerationRequest]]:
     """Split into batches of at most `most` rows and rows × longest size ≤ `tokens`, with at least
     one row."""
     batches: list[list[GenerationRequest]] = []
-    longest = 0
+    longest = 0.0
     for request in requests:
-        longest = max(longest, request.size)
+        longest = max(longest, request.size(expected))
         full = batches and (len(batches[-1]) + 1) * longest > tokens
         if not batches or full or len(batches[-1]) == most:
             batches.append([])
-            longest = request.size
+            longest = request.size(expected)
         batches[-1].append(request)
     return batches
 

@@ -1,10 +1,9 @@
 """Checks that the decode loop (`decode.py`) gives the log-probs of the model's plain forward pass.
 
-The loop needs a model that accepts one mask row per query and arbitrary positions. It runs on two
-prompts of unequal length, and its log-probs are compared with those of one plain pass per reply.
-In half precision both are rounded, in deep models by more than a fixed bound: the allowed
-difference is a multiple of the difference between two plain passes of the same tokens. The second
-one reads further tokens behind the reply. They are not visible to it, but change the order of sums.
+The loop runs on two prompts of unequal length, and its log-probs are compared with those of one
+plain pass per reply. In half precision, rounding in deep models exceeds any fixed bound, so the
+allowed difference is a multiple of that between two plain passes. The second one has further tokens
+after the reply, which are invisible to it but change the order of sums.
 """
 
 from __future__ import annotations
@@ -23,19 +22,16 @@ from soulkit.types import Sampling
 log = logging.getLogger(__name__)
 
 PROBE_WINDOW = 1024
-"""The longer prompt exceeds the attention window, if that has at most so many tokens."""
+"""The longer prompt exceeds an attention window of at most this many tokens."""
 FURTHER = 32
-"""Tokens behind a reply in the second plain pass."""
-ALLOWED = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""Difference in nats that is allowed in any case."""
-ALLOWED_HALF = 0.02
+"""Tokens after a reply in the second plain pass."""
+ALLOWED, ALLOWED_HALF = {torch.float64: 1e-3, torch.float32: 1e-3}, 0.02
+"""Difference in nats that is always allowed."""
 MULTIPLE = 3
 """Allowed difference / difference between two plain passes. With 4 to 36 random layers in bfloat16,
 the loop was at most 1.2 times as far away."""
-
-
 _REPORTED: set[str] = set()
-"""Names of models about which `report_generate` has spoken."""
+"""Names of the models that `report_generate` has reported."""
 
 
 def report_generate(name: str, fault: str) -> None:
@@ -46,9 +42,8 @@ def report_generate(name: str, fault: str) -> None:
     log.warning(
         "%s: replies are generated with transformers' `generate`, because %s. This is slower: it "
         "computes the prompt anew for every draft, and ended rows until the whole batch ends.",
-        name,
-        fault,
-    )
+        name, fault,
+    )  # fmt: skip
 
 
 def loop_fault(model: Any, windows: Windows) -> str:

@@ -1,4 +1,4 @@
-"""Draws tokens: each from one number of its row's random stream, by inverting the cumulative
+"""Draws each token from one number of its row's random stream, by inverting the cumulative
 probabilities.
 
 Equal random numbers and logits give equal tokens on every device. `torch.cumsum` has no
@@ -73,7 +73,7 @@ class Draw:
 
     def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
         order, cut = None, self.sampling
-        if over := -logprobs.shape[1] % BLOCK:  # padded here because float32 is the smallest form
+        if over := -logprobs.shape[1] % BLOCK:  # padded before the copy in float64
             logprobs = F.pad(logprobs, (0, over), value=-torch.inf)
         probs = logprobs.to(uniform.dtype).exp_()
         if cut.cuts:  # min_p, then top_k, then top_p of what is left, as vLLM does
@@ -103,7 +103,7 @@ def _exceeds(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     sums, reach = weights, 1
     while reach < weights.shape[1]:  # afterwards a sum spans twice as many weights
         sums, reach = sums + F.pad(sums[:, :-reach], (reach, 0)), 2 * reach
-    # Rounding must not choose a weight of 0, nor leave `target` at or above the last sum.
+    # Rounding must not choose a weight of 0 or put `target` at or above the last sum.
     possible = sums * (weights > 0)
     most = possible.amax(-1, keepdim=True) * (1 - torch.finfo(sums.dtype).eps)
     at = (possible > torch.minimum(target, most)).int().argmax(-1, keepdim=True)

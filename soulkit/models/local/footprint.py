@@ -43,17 +43,6 @@ CARD = 80_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardFit:
-    """Whether a plan fits a GPU of `card` bytes."""
-
-    card: int
-    memory: int
-    fits: bool
-    words: str
-    """The settings that a run chooses, or those that make it fit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Memory in bytes and time in seconds that a plan needs here; `words` state the assumptions."""
 
@@ -64,8 +53,8 @@ class Machine:
     """Bytes by part; not all of them are in memory at once."""
     fit: str = ""
     """Whether it fits this device, and the settings that make it fit."""
-    cards: tuple[CardFit, ...] = ()
-    """The same on GPUs of common sizes; may be empty."""
+    cards: tuple[str, ...] = ()
+    """The same on GPUs of common sizes, one line each; may be empty."""
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:

@@ -1,19 +1,17 @@
-"""Loads a base in 4-bit NF4 with bitsandbytes, and tells how a loaded base is quantised.
+"""Loads a base in 4-bit NF4 with bitsandbytes, and says how a loaded base is quantised.
 
 The weights of linear layers take about 4.1 bits each (double quantisation). Embeddings, norms and
 the output layer keep 16 or 32 bits. Every product unpacks its weights first, so a step needs less
 memory and more time.
 
-An adapter that was trained on such a base corrects its rounding errors as well. Evaluated on the
-full base it is a slightly different model, so the note that is saved with it says what it was
-trained on.
+An adapter that was trained on such a base also corrects its rounding errors. On the full base it is
+a slightly different model, so a note saved with it names its base.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,16 +105,12 @@ def _method(settings: Any) -> str:
 
 
 def base_remark(note: Path, quantize: Quantize) -> str:
-    """A line if an adapter's base was quantised otherwise in its training; else empty.
-
-    `note` is the file saved with the adapter. Adapters without one are not compared.
-    """
+    """A line if an adapter's base was quantised otherwise in its training; else empty. `note` is
+    the file saved with the adapter; without it, nothing is compared."""
     try:
-        saved = json.loads(note.read_text(encoding="utf-8"))
-        base = saved["base"] if isinstance(saved["base"], Mapping) else {}
-    except (OSError, ValueError, LookupError, TypeError):
+        trained = json.loads(note.read_text(encoding="utf-8"))["base"].get("quantize", "none")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ""
-    trained = str(base.get("quantize", "none"))
     if trained == quantize:
         return ""
     before, now = (

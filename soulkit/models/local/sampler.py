@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,12 +140,6 @@ def no_two_contexts(name: str) -> ConfigError:
         "in step for two prompts.",
         "Use a model with attention layers only, or --objective nll.",
     )
-
-
-def _no_memory(error: torch.OutOfMemoryError, rows: int) -> torch.OutOfMemoryError:
-    fix = "--batch-size, --max-tokens or --max-context" if rows > 1 else "--max-tokens"
-    line = str(error).partition(". ")[0]
-    return torch.OutOfMemoryError(f"{line}. A batch of {rows} does not fit: lower {fix}.")
 
 
 def batch_tokens(model: Any, *, deterministic: bool) -> int:
@@ -279,8 +274,8 @@ class LocalModel(CodecModel):
         Such replies are not recorded in the journal. Raises as `complete` does; ConfigError for a
         model that `decode.py` does not support.
         """
-        await self._probe()
-        if self._windows is None:
+        self._check_open()
+        if await self._probe() is None:
             raise no_two_contexts(self.name)
         renderer = self.renderer(sampling.thinking)
         ids, expert_ids = renderer.prompt_ids(context), renderer.prompt_ids(expert)
@@ -295,15 +290,12 @@ class LocalModel(CodecModel):
         self, ids: list[int], sampling: Sampling, call: Call, room: int,
         expert: ExpertPrompt | None = None,
     ) -> Completion:  # fmt: skip
-        await self._probe()
+        self._check_open()
         loop = asyncio.get_running_loop()
         dropped = self.codec.dropped(sampling)
         participant = current_participant() if self.deterministic else None
-        # Only the decode loop with one context can set long rows aside.
-        patient = self._windows is not None and expert is None
-        space = min(room, batching.EXPECTED) if patient else room
         request = GenerationRequest(
-            ids, sampling, call, dropped, loop.create_future(), room, space, participant, expert
+            ids, sampling, call, dropped, loop.create_future(), room, participant, expert
         )
         queue = self._queue(loop)
         queue.waiting.append(request)
@@ -312,21 +304,10 @@ class LocalModel(CodecModel):
             queue.task = loop.create_task(self._dispatch(queue))
         return await request.future
 
-    async def _probe(self) -> None:
-        """Make `_windows` known, in the worker thread. ProviderError if that fails."""
-        self._check_open()
-        if "_windows" in self.__dict__:
-            return
+    async def _probe(self) -> Windows | None:
+        """`_windows`, computed in the worker thread."""
         loop = asyncio.get_running_loop()
-        queue = self._queue(loop)
-        if queue.probe is None:  # one for all, so that the first requests share a batch
-            queue.probe = loop.run_in_executor(self._worker, lambda: self._windows)
-        try:
-            await asyncio.shield(queue.probe)
-        except Exception as error:
-            queue.probe = None
-            raise ProviderError(f"{type(error).__name__}: {error}") from error
-        self._check_open()
+        return await loop.run_in_executor(self._worker, lambda: self._windows)
 
     def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
         if loop not in self._queues:
@@ -348,6 +329,11 @@ class LocalModel(CodecModel):
         self._worker.shutdown(wait=False)
 
     async def _dispatch(self, queue: Queue) -> None:
+        try:
+            await self._probe()  # batches depend on it
+        except Exception as error:  # noqa: BLE001 - each caller gets it as a ProviderError
+            for request in queue.waiting:
+                fail(request, error)
         while queue.drop_cancelled():
             queue.changed.clear()
             await self._settle(queue)
@@ -373,7 +359,9 @@ class LocalModel(CodecModel):
         # In a wave the order of arrival depends on timing and must not decide.
         oldest = pool[0] if queue.barrier is None else min(pool, key=lambda r: (r.group, r.order))
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
-        batches = batches_of(peers, self.batch_size, self._batch_tokens())
+        # `generate` cannot set long rows aside, so there the limit of a reply counts.
+        expected = math.inf if self._windows is None else batching.EXPECTED
+        batches = batches_of(peers, self.batch_size, self._batch_tokens(), expected)
         batch = next(b for b in batches if oldest in b)
         queue.remove(batch)
         return batch
@@ -417,7 +405,11 @@ class LocalModel(CodecModel):
             return self._generate_once(batch, version)
         except torch.OutOfMemoryError as error:
             if self.deterministic or len(batch) == 1:  # other batches would give other bits
-                raise _no_memory(error, len(batch)) from error
+                line, ways = (
+                    str(error).partition(". ")[0],
+                    "--batch-size, --max-tokens or --max-context",
+                )
+                raise torch.OutOfMemoryError(f"{line}. Lower {ways}.") from error
         free_memory()  # after the `except`, whose error still refers to the batch
         half = len(batch) // 2
         log.warning("%s: no memory for %d replies at once; trying %d. To avoid this, lower "
