@@ -75,8 +75,6 @@ class ServerCapabilities:
     """vLLM's version, or several separated by commas. Empty: unknown."""
     max_context: int | None = None
     """Maximum tokens of prompt and reply; the minimum over all servers."""
-    prompt_ids: bool = True
-    """Whether it accepts and returns token ids."""
     logprobs: LogprobsMode = "processed"
     adapters: bool = False
     """Whether it can load adapters at run time."""

@@ -531,10 +531,9 @@ def player_servers(
 
 def _attached_words(abilities: ServerCapabilities, urls: Sequence[str]) -> str:
     """`attached to vllm 0.32.0 at http://a:8000: ids, processed log-probs, adapters`."""
-    able = ["ids" if abilities.prompt_ids else "no ids", f"{abilities.logprobs} log-probs",
-            "adapters" if abilities.adapters else "no adapters"]  # fmt: skip
-    what = f"vllm {abilities.version}".rstrip()
-    words = f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
+    what, adapters = f"vllm {abilities.version}".rstrip(), "no " * (not abilities.adapters)
+    able = f"ids, {abilities.logprobs} log-probs, {adapters}adapters"
+    words = f"attached to {what} at {', '.join(urls)}: {able}"
     if abilities.basis == "declared":
         words += "; its weights were not verified (--verify-weights compares them)"
     return words

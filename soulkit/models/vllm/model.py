@@ -16,12 +16,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import masked_json
-from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.api.probing import follows_schema, schema_question, schema_words
 from soulkit.models.api.protocol import Unreadable, json_or_none
 from soulkit.models.api.replies import lacks_form
@@ -43,7 +43,6 @@ from soulkit.models.vllm.replicas import Replicas, ServerReply
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
-    from soulkit.models.base import TrainedWeights
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.models.vllm.capabilities import Basis, ServerCapabilities
 
@@ -51,11 +50,6 @@ TRIES = 2
 """Attempts for a reply that cannot be read: a server that shuts down aborts its requests."""
 
 log = logging.getLogger(__name__)
-
-
-Push = Callable[["TrainedWeights"], Awaitable[tuple[str, str]]]
-"""Loads weights on the servers, verifies that they are active, and returns their served name and
-version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +72,26 @@ class VllmModel(CodecModel):
     `fleet` is None if the ledger has all remaining replies. `served` is the servers' name for the
     model or its adapter; `policy_version` is the hash of that adapter, recorded in completions. A
     player's replies are stored in `ledger` under `vllm:LEDGER_NAME` (default: `name`); an actor has
-    no ledger. `push` sends a trainer's weights to the servers; None: the weights do not change.
-    `weights_basis`: how the weights of attached servers were verified.
+    no ledger. `weights_basis`: how the weights of attached servers were verified.
     """
 
     def __init__(
         self, fleet: Replicas | None, codec: Codec, *, name: str, served: str,
         abilities: ServerCapabilities, policy_version: str = "", ledger: Ledger | None = None,
-        ledger_name: str = "", push: Push | None = None, weights_basis: Basis = "",
+        ledger_name: str = "", weights_basis: Basis = "",
     ) -> None:  # fmt: skip
         self.name, self.served, self.policy_version = name, served, policy_version
         self.weights_basis = weights_basis
         self.codec = codec.limited(
             abilities.max_context, "start the servers with a larger --max-model-len"
         )
-        self._fleet, self._ledger, self._push = fleet, ledger, push
+        self._fleet, self._ledger = fleet, ledger
         self._ledger_name = ledger_name or name
         self._abilities, self._forms = abilities, abilities.forms
         self._expects_forms = False
         self._refused_forms: set[str] = set()
         self._locks = PerLoop(asyncio.Lock)
         self._closed = False
-
-    async def take(self, weights: TrainedWeights) -> None:
-        """Sample with these weights from now on; returns after verifying that they are active."""
-        if self._push is None:
-            raise ConfigError(
-                f"The weights of '{self.name}' cannot be changed.",
-                "Its servers were attached for replies only, and soulkit sends them no weights.",
-                "Train with --engine vllm or --engine local.",
-            )
-        served, version = await self._push(weights)
-        self.use(served, version)
 
     def use(self, served: str, policy_version: str) -> None:
         """Use the model `served` from the next call on; pending replies keep their version."""
@@ -120,7 +102,7 @@ class VllmModel(CodecModel):
         return VllmModel(
             self._fleet, self.codec, name=self.name, served=self.served,
             abilities=self._abilities, policy_version=self.policy_version,
-            ledger=self._ledger, ledger_name=self._ledger_name, push=self._push,
+            ledger=self._ledger, ledger_name=self._ledger_name,
             weights_basis=self.weights_basis,
         )  # fmt: skip
 

@@ -62,7 +62,7 @@ def refusal(*servers: ToyVllm, model: str = "base") -> UserError:
 def test_a_server_that_lacks_nothing_is_taken_without_a_word() -> None:
     with ToyVllm(toy()) as server:
         assert attach(server) == ServerCapabilities(
-            served="base", version="0.32.0", max_context=512, prompt_ids=True,
+            served="base", version="0.32.0", max_context=512,
             logprobs="processed", adapters=True, forms=None, remarks=(),
         )  # fmt: skip
         assert server.adapters == {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.api.probing import SCHEMA_FORM as QUESTION
 from soulkit.models.api.probing import SCHEMA_WORD
 from soulkit.models.base import Sampler
@@ -304,24 +304,11 @@ def test_who_is_closed_answers_no_more_and_begins_anew() -> None:
 # -- weights ---------------------------------------------------------------------------------------
 
 
-class Weights:
-    def version(self) -> str:
-        return "v1"
-
-    def save(self, folder: Path, step: int | None = None) -> None:
-        """Nobody reads them."""
-
-
-def test_new_weights_are_sampled_once_they_are_there() -> None:
-    async def push(weights: Any) -> tuple[str, str]:
-        return "adapter-1", weights.version()
-
+def test_new_weights_are_sampled_from_the_next_call_on() -> None:
     with says("red") as server:
-        one = model(server, push=push)
+        one = model(server)
         before = run(one)
-        asyncio.run(one.take(Weights()))
+        one.use("adapter-1", "v1")
         after = run(one)
-        with pytest.raises(ConfigError, match="cannot be changed"):
-            asyncio.run(model(server).take(Weights()))
     assert [body["model"] for body in server.requests] == ["base", "adapter-1"]
     assert (before.policy, after.policy) == ("", "v1")
