@@ -28,6 +28,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG, checkpoint_json, model_
 from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.adapters import check_adapter_file
 from soulkit.models.vllm.capabilities import (
+    QUESTIONS,
     Basis,
     ServerCapabilities,
     attached_addresses,
@@ -57,8 +58,6 @@ LOGS = "vllm"
 GPU_SHARE = 0.9
 """Share of a GPU's memory for all servers of a run together."""
 MEMORY_FLAG = "gpu-memory-utilization"
-CANARY = "Say in one sentence what you would do on a free afternoon, and why."
-"""Prompt that shows whether an adapter changes the model's log-probs."""
 EPISODE = 16_384
 """Tokens of an episode if its rows are not known: prompt and reply of 8,192 each."""
 INSTRUCTIONS = 8_192
@@ -441,7 +440,7 @@ class VllmServers:
 
         folder = str(adapter.resolve())
         if folder not in served.adapters:
-            prompt = served.codec.prompt_ids([Segment("user", CANARY)])
+            prompt = served.codec.prompt_ids([Segment("user", QUESTIONS[0])])
             served.adapters[folder] = asyncio.run(
                 serve_adapter(served.fleet, served.abilities.served, adapter, prompt)
             )

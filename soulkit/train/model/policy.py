@@ -11,10 +11,11 @@ fails it.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,7 +100,7 @@ class Policy:
         self.stored = ""
         """dtype of the stored checkpoint, if there is only one."""
         self.remarks: list[str] = []
-        """Lines for the user: where this model is computed in another way than usual."""
+        """Lines for the user about fallbacks: packing, attention kernel, fused layers."""
         self.tokens = tokens or TOKENS_PER_BATCH.get(self.device.type, TOKENS_PER_BATCH["cpu"])
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
@@ -111,7 +112,8 @@ class Policy:
         fuse(self.decoder, fused_parts(fused), self.remarks.append)
 
     def _pack(self, attention: Literal["auto", "sdpa", "flex"]) -> None:
-        """Turn packing on, after checks. A model with other layers than attention gets rows."""
+        """Turn packing on, after checks; leave it off for a model with other layers than
+        attention."""
         others = unknown_layers(self.decoder)
         if others and attention == "auto":
             self.remarks.append(
@@ -196,10 +198,8 @@ class Policy:
         """
         places = pack_entries(pack)
         unique, place = np.unique(places.parent, return_inverse=True)
-        if self.gathers:
-            rows = self.states(pack).index_select(0, self._tensor(unique))
-        else:
-            rows = self._model_logits(pack).index_select(0, self._tensor(unique))
+        compute = self.states if self.gathers else self._model_logits
+        rows = compute(pack).index_select(0, self._tensor(unique))
         log_prob, spread = self._read_all(rows, place, places, entropy)
         states = rows.index_select(0, self._tensor(place)) if hidden else None
         return Scored(log_prob, spread, self._tensor(places.owner), states)
@@ -234,12 +234,10 @@ class Policy:
         trie = pack.trie
         assert trie is not None and self.shape is not None
         short = -len(trie) % FLEX_BLOCK if self.kernel == "flex" else 0
-        length = len(trie) + short
-        costs = self.shape.costs
+        costs, length = self.shape.costs, len(trie) + short
+        ids = np.pad(trie.ids, (0, short), constant_values=self.pad_id)
         return {
-            "input_ids": self._tensor(np.pad(trie.ids, (0, short), constant_values=self.pad_id))[
-                None
-            ],
+            "input_ids": self._tensor(ids)[None],
             "position_ids": self._tensor(np.pad(trie.depth, (0, short)))[None],
             # A four-dimensional mask is passed through unchanged; packed attention ignores it.
             "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
@@ -254,18 +252,14 @@ class Policy:
         order = np.argsort(place, kind="stable")
         edges = np.searchsorted(place[order], np.arange(0, len(rows) + size, size))
         parts = []
-        for first, (a, b) in zip(
-            range(0, len(rows), size), itertools.pairwise(edges), strict=False
-        ):
+        read = self._read
+        if len(rows) > size and torch.is_grad_enabled():
+            read = partial(checkpoint, self._read, use_reentrant=False)
+        for first, (a, b) in zip(range(0, len(rows), size), pairwise(edges), strict=False):
             chosen = order[a:b]
-            inputs = (rows[first : first + size], self._tensor(place[chosen] - first),
-                      self._tensor(places.target[chosen]), entropy)  # fmt: skip
-            again = len(rows) > size and torch.is_grad_enabled()
-            parts.append(
-                checkpoint(self._read, *inputs, use_reentrant=False)
-                if again
-                else self._read(*inputs)
-            )
+            targets = self._tensor(places.target[chosen])
+            parts.append(read(rows[first : first + size], self._tensor(place[chosen] - first),
+                              targets, entropy))  # fmt: skip
         back = self._tensor(np.argsort(order, kind="stable"))
         log_prob, spread = (torch.cat(x)[back] for x in zip(*parts, strict=True))
         return log_prob, spread
@@ -419,19 +413,12 @@ def load_policy(
             lora_dropout=0.0, task_type="CAUSAL_LM",
         )  # fmt: skip
         model = _adapted(model, lora, folder, packed)
+    again = choice.checkpointing if choice else config.activation_checkpointing == "on"
     policy = Policy(
-        model,
-        loaded.tokenizer,
-        config.temperature,
-        packing=config.packing,
-        attention=config.attention,
-        activation_checkpointing=(
-            choice.checkpointing if choice else config.activation_checkpointing == "on"
-        ),
-        tokens=choice.tokens if choice else None,
-        fused=config.fused,
-        thinking=config.thinking,
-    )
+        model, loaded.tokenizer, config.temperature, packing=config.packing,
+        attention=config.attention, activation_checkpointing=again,
+        tokens=choice.tokens if choice else None, fused=config.fused, thinking=config.thinking,
+    )  # fmt: skip
     policy.stored = packed or STORED.get("/".join(sorted(stored)), "")
     policy.max_context = config.max_context
     return policy

@@ -197,7 +197,7 @@ def test_the_only_model_there_is_taken_and_that_is_said() -> None:
         abilities = attach(server, model="owner/name")
         assert abilities.served == "base"
         (line,) = abilities.remarks
-        assert "'base' (from /elsewhere/m)" in line and "assumes it is owner/name" in line
+        assert "base (from /elsewhere/m)" in line and "assumes it is owner/name" in line
 
 
 def test_a_context_that_is_shorter_than_the_models_is_said(
