@@ -265,9 +265,24 @@ CHANGES = 8
 """Maximum number of changed settings in an error."""
 
 
+ADDED = {"quantize": "none"}
+"""Settings that runs of earlier versions do not record, with the values that they had."""
+SWITCHED = {False: ("off", "auto"), True: ("on", "auto")}
+"""What a recorded switch means if the setting is a choice now; auto keeps what the run has."""
+
+
 def same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two plain configurations are equal."""
-    return _flat(old) == _flat(new)
+    """Whether a plain configuration means the same as a recorded one."""
+    return not _changes(ADDED | _flat(old), ADDED | _flat(new))
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of the flat settings that differ."""
+    pairs = {key: (old.get(key, _UNSET), new.get(key, _UNSET)) for key in {**old, **new}}
+    return [
+        key for key, (a, b) in pairs.items()
+        if a != b and not (isinstance(a, bool) and b in SWITCHED[a])
+    ]  # fmt: skip
 
 
 def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
@@ -278,9 +293,8 @@ def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
             "One folder cannot contain the results of two commands.",
             "Choose another folder with --out.",
         )
-    old, new = _flat(read_config(path)), _flat(config)
-    keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
-    if keys:
+    old, new = ADDED | _flat(read_config(path)), ADDED | _flat(config)
+    if keys := _changes(old, new):
         # An added player is a dozen settings: show changed settings first, and among them models.
         keys.sort(key=lambda k: (k not in old or k not in new, not k.endswith(".model")))
         changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys[:CHANGES]]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from soulkit.runs.folder import (
     plain_config,
     read_config,
     read_environment,
+    same_settings,
 )
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_json
 from soulkit.text import one_line, sanitise
@@ -66,6 +68,22 @@ def test_another_command_is_refused(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", "eval local", CONFIG)
     with pytest.raises(RunError, match="belongs to another command: 'soul eval local'"):
         Run.open(tmp_path / "run", "train ditto", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("added", "same"),
+    [({"quantize": "none"}, True), ({"quantize": "nf4"}, False),
+     ({"again": "auto"}, True), ({"again": "off"}, True), ({"again": "on"}, False)],
+)  # fmt: skip
+def test_a_run_from_before_a_setting_is_resumed_with_the_value_that_it_had(
+    added: dict[str, str], same: bool, tmp_path: Path
+) -> None:
+    before, now = {**CONFIG, "again": False}, {**CONFIG, "again": "auto", **added}
+    Run.open(tmp_path / "run", "eval local", before)
+    assert same_settings(before, now) is same
+    with nullcontext() if same else pytest.raises(RunError, match="different settings"):
+        assert Run.open(tmp_path / "run", "eval local", now).resumed
+    assert read_config(tmp_path / "run")["again"] is False
 
 
 def test_a_changed_configuration_names_the_keys(tmp_path: Path) -> None:
