@@ -141,10 +141,8 @@ def choose_pass(
     Activations are stored if the default pass fits with them. Else they are computed again, and the
     pass is halved until it fits or has LEAST tokens.
     """
-    tokens, wanted = (
-        config.tokens_per_batch or TOKENS_PER_BATCH[kind],
-        config.activation_checkpointing,
-    )
+    wanted = config.activation_checkpointing
+    tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
     if model is None:
         again = wanted == "on" or (wanted == "auto" and kind == "cuda")
         only = PassChoice(checkpointing=again, tokens=tokens, memory=None)

@@ -1,25 +1,22 @@
 """Draws each token from one number of its row's random stream, by inverting the cumulative
 probabilities.
 
-Equal random numbers and logits give equal tokens on every device. `torch.cumsum` has no
-deterministic CUDA kernel for floating-point numbers, so `place_of` adds up blocks of the vocabulary
-first and cumulates only the sums and the block that contains the token.
+Equal random numbers and logits give equal tokens on every device. `torch.cumsum` has a
+deterministic CUDA kernel only for integers, so probabilities are summed as multiples of 1 / WHOLE.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.types import Call, Sampling
 
-BLOCK = 128
-"""Tokens per block. Most vocabularies are a multiple of it and need no padding."""
+WHOLE = 1 << 52
+"""The integer for probability 1. Integers up to twice this are exact in float64."""
 
 
 def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
@@ -73,38 +70,18 @@ class Draw:
 
     def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
         order, cut = None, self.sampling
-        if over := -logprobs.shape[1] % BLOCK:  # padded before the copy in float64
-            logprobs = F.pad(logprobs, (0, over), value=-torch.inf)
         probs = logprobs.to(uniform.dtype).exp_()
         if cut.cuts:  # min_p, then top_k, then top_p of what is left, as vLLM does
             probs, order = probs.sort(dim=-1, descending=True, stable=True)
             probs = probs * (probs >= cut.min_p * probs[:, :1])
             probs[:, cut.top_k or probs.shape[1] :] = 0
-            if cut.top_p < 1:
-                left: Any = probs.sum(-1, keepdim=True) if cut.top_k or cut.min_p else 1.0
-                last = place_of(probs, torch.full_like(uniform, cut.top_p) * left)
-                probs = probs * (torch.arange(probs.shape[1], device=probs.device) <= last)
-        at = place_of(probs, uniform * probs.sum(-1, keepdim=True))
+        weights = probs.mul_(WHOLE).long()
+        sums = weights.cumsum(-1)
+        if cut.cuts and cut.top_p < 1:
+            left = sums[:, -1:] if cut.top_k or cut.min_p else torch.full_like(sums[:, -1:], WHOLE)
+            weights = weights * (sums - weights < left.to(uniform.dtype) * cut.top_p)
+            sums = weights.cumsum(-1)
+        last = sums[:, -1:]
+        target = torch.minimum((last * uniform).long(), last - 1)  # below `last` after rounding
+        at = torch.searchsorted(sums, target, right=True)
         return at if order is None else order.gather(1, at)
-
-
-def place_of(weights: Tensor, target: Tensor) -> Tensor:
-    """The first place [n, 1] where the cumulative sum of `weights` [n, k · BLOCK] exceeds `target`
-    [n, 1], else the last one. Its weight is positive."""
-    blocks = weights.unflatten(1, (-1, BLOCK))
-    block, rest = _exceeds(blocks.sum(-1), target)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    return block * BLOCK + _exceeds(inside, rest)[0]
-
-
-def _exceeds(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place [n, 1] where the cumulative sum exceeds `target`, and `target` minus the sum
-    before that place."""
-    sums, reach = weights, 1
-    while reach < weights.shape[1]:  # afterwards a sum spans twice as many weights
-        sums, reach = sums + F.pad(sums[:, :-reach], (reach, 0)), 2 * reach
-    # Rounding must not choose a weight of 0 or put `target` at or above the last sum.
-    possible = sums * (weights > 0)
-    most = possible.amax(-1, keepdim=True) * (1 - torch.finfo(sums.dtype).eps)
-    at = (possible > torch.minimum(target, most)).int().argmax(-1, keepdim=True)
-    return at, (target - (sums - weights).gather(1, at)).clamp_min(0)

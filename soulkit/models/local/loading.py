@@ -331,11 +331,9 @@ def load_base(
     try:
         commit, hub, config, tokenizer = _without_weights(place, name)
         revision = hub["revision"]
-        how: dict[str, Any] = {"dtype": kind}
-        if quantize == "nf4":
-            how = loading_arguments(str(place), config, device, kind)
+        quantised = loading_arguments(str(place), config, device, kind) if quantize == "nf4" else {}
         model, report = auto_class(config).from_pretrained(
-            name, config=config, use_safetensors=True, **how, **hub,
+            name, config=config, use_safetensors=True, **{"dtype": kind, **quantised}, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:

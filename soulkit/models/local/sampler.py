@@ -48,6 +48,7 @@ from soulkit.models.local.decode import (
     Replies,
     Windows,
     decode_batch,
+    in_order,
     left_pad,
     run_decoder,
     windows_of,
@@ -113,7 +114,7 @@ class MixedDecoder:
     def next(self, tokens: Tensor) -> Tensor:
         """The logits [rows, vocabulary] after `tokens` [rows], in the order of `rows`."""
         self.step += 1
-        ordered = tokens[self._places(self.rows, self.expert.rows)]
+        ordered = in_order(tokens, self.rows, self.expert.rows)
         return self._choose(self.naive.next(tokens), self.expert.next(ordered))
 
     def keep(self, alive: Sequence[bool]) -> None:
@@ -124,12 +125,8 @@ class MixedDecoder:
 
     def _choose(self, naive: Tensor, expert: Tensor) -> Tensor:
         by_expert = self.turns[self.rows, self.step]
-        expert = expert[self._places(self.expert.rows, self.rows)]
+        expert = in_order(expert, self.expert.rows, self.rows)
         return torch.where(by_expert[:, None], expert, naive)
-
-    def _places(self, before: Sequence[int], after: Sequence[int]) -> Tensor:
-        place = {row: index for index, row in enumerate(before)}
-        return torch.tensor([place[row] for row in after], device=self.naive.device)
 
 
 def no_two_contexts(name: str) -> ConfigError:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from soulkit.models.local.decode import decode_batch, windows_of
-from soulkit.models.local.draw import BLOCK, Draw, place_of
+from soulkit.models.local.draw import Draw
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Sampling
@@ -35,7 +35,7 @@ def by_one_sum(logprobs: Tensor, uniform: Tensor, cut: Sampling) -> Tensor:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("vocabulary", [3, BLOCK, 2000, 151_936])
+@pytest.mark.parametrize("vocabulary", [3, 128, 2000, 151_936])
 def test_a_draw_equals_one_cumulative_sum(vocabulary: int, cut: Sampling) -> None:
     rng = torch.Generator().manual_seed(vocabulary)
     logits = 3 * torch.randn(8, vocabulary, generator=rng)
@@ -49,19 +49,18 @@ def test_a_draw_equals_one_cumulative_sum(vocabulary: int, cut: Sampling) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_no_impossible_token_is_drawn_at_the_ends_of_a_block(dtype: torch.dtype) -> None:
+def test_no_impossible_token_is_drawn(dtype: torch.dtype) -> None:
     """The number 0, the largest below 1, and sums that hit a boundary exactly or by rounding."""
-    weights = torch.zeros(1, 3 * BLOCK, dtype=dtype)
-    places = [5, BLOCK - 1, BLOCK, 2 * BLOCK - 3, 2 * BLOCK + 7]
-    weights[0, places] = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1], dtype=dtype)
+    probs = torch.zeros(1, 300)
+    places = [5, 127, 128, 253, 263]
+    probs[0, places] = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])
     edges = np.concatenate([np.linspace(0, 1, 101), np.cumsum([0.1, 0.2, 0.3, 0.3])])
     shares = [f(e) for e in edges for f in (lambda e: e, lambda e: np.nextafter(e, 0),
                                             lambda e: np.nextafter(e, 1))]  # fmt: skip
-    share = torch.tensor(shares, dtype=dtype).clamp(0, 1)[:, None]
-    at = place_of(weights.expand(len(share), -1), share)[:, 0].tolist()
-    assert set(at) == set(places)
-    assert at[0] == places[0]
-    ordered = [place for _, place in sorted(zip(share[:, 0].tolist(), at, strict=True))]
+    share = torch.tensor(shares, dtype=dtype).clamp(0, 1)
+    at = Draw(share[:, None], Sampling()).pick(probs.log().expand(len(share), -1), share)[0]
+    assert set(at.tolist()) == set(places) and at[0] == places[0]
+    ordered = [place for _, place in sorted(zip(share.tolist(), at.tolist(), strict=True))]
     assert ordered == sorted(ordered)
 
 
