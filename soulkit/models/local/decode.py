@@ -443,11 +443,11 @@ def run_decoder(
                 half = (len(decoder.rows) + 1) // 2
                 aside += [numbers[row] for row in decoder.rows[half:]]
                 decoder.keep([place < half for place in range(len(decoder.rows))])
-            tokens = in_order(tokens, rows, decoder.rows)
+            tokens = in_row_order(tokens, rows, decoder.rows)
         logits = decoder.next(tokens)
 
 
-def in_order(values: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+def in_row_order(values: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
     """The values of the rows `before`, for the rows `after`."""
     place = {row: index for index, row in enumerate(before)}
     return values[torch.tensor([place[row] for row in after], device=values.device)]

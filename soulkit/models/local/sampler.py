@@ -48,7 +48,7 @@ from soulkit.models.local.decode import (
     Replies,
     Windows,
     decode_batch,
-    in_order,
+    in_row_order,
     left_pad,
     run_decoder,
     windows_of,
@@ -114,7 +114,7 @@ class MixedDecoder:
     def next(self, tokens: Tensor) -> Tensor:
         """The logits [rows, vocabulary] after `tokens` [rows], in the order of `rows`."""
         self.step += 1
-        ordered = in_order(tokens, self.rows, self.expert.rows)
+        ordered = in_row_order(tokens, self.rows, self.expert.rows)
         return self._choose(self.naive.next(tokens), self.expert.next(ordered))
 
     def keep(self, alive: Sequence[bool]) -> None:
@@ -125,7 +125,7 @@ class MixedDecoder:
 
     def _choose(self, naive: Tensor, expert: Tensor) -> Tensor:
         by_expert = self.turns[self.rows, self.step]
-        expert = in_order(expert, self.expert.rows, self.rows)
+        expert = in_row_order(expert, self.expert.rows, self.rows)
         return torch.where(by_expert[:, None], expert, naive)
 
 
