@@ -353,7 +353,14 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
     else:
         for task, task_report in report["tasks"].items():
             _print_task(task, task_report)
-        _say_thresholds(report["thresholds"])
+        limits = report["thresholds"]
+        print_note(
+            f"Krippendorff's alpha: {limits['reliable']:g} or more is reliable, "
+            f"{limits['tentative']:g} or more tentative; below that, do not rank models by it "
+            "(Krippendorff 2004). "
+            "rho: Spearman correlation; gap: mean difference in points; flips: pairs whose verdict "
+            "changes with the order. No interval: too few rows, or too little variation."
+        )
     for task, task_report in report["tasks"].items():
         for judge, reading in task_report["reading"].items():
             for reason, count in reading["reasons"].items():
@@ -470,13 +477,3 @@ def _clusters(cell: Mapping[str, Any]) -> str:
     """`32`, `7: few`."""
     n = cell["n_clusters"]
     return (f"{n}: few" if n < FEW_CLUSTERS else str(n)) if n else DASH
-
-
-def _say_thresholds(limits: Mapping[str, float]) -> None:
-    print_note(
-        f"Krippendorff's alpha: {limits['reliable']:g} or more is reliable, "
-        f"{limits['tentative']:g} or more tentative; below that, do not rank models by it "
-        "(Krippendorff 2004). "
-        "rho: Spearman correlation; gap: mean difference in points; flips: pairs whose verdict "
-        "changes with the order. No interval: too few rows, or too little variation."
-    )

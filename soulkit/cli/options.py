@@ -310,11 +310,7 @@ def assignments(options: Sequence[str] | None) -> dict[str, Any]:
 
 def tasks_in(file: Path | None) -> list[str]:
     """The tasks in a settings file."""
-    if file is None:
-        return []
-    from soulkit.config import read_settings_file
-
-    settings = read_settings_file(file)
+    settings = _settings_in(file)
     tasks = settings.get("task") or settings.get("tasks")
     names = split_names([tasks]) if isinstance(tasks, str) else tasks
     return [str(n).partition(":")[0] for n in names] if isinstance(names, dict | list) else []
@@ -322,11 +318,13 @@ def tasks_in(file: Path | None) -> list[str]:
 
 def suite_in(file: Path | None) -> str:
     """The suite in a settings file; empty without one."""
-    if file is None:
-        return ""
+    return str(_settings_in(file).get("suite") or "")
+
+
+def _settings_in(file: Path | None) -> Mapping[str, Any]:
     from soulkit.config import read_settings_file
 
-    return str(read_settings_file(file).get("suite") or "")
+    return {} if file is None else read_settings_file(file)
 
 
 # --- commands -------------------------------------------------------------------------------------

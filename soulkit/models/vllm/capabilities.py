@@ -118,13 +118,11 @@ async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapa
     replies = (await fleet.each("/version")).values()
     versions = {str(reply.get("version") or "") for reply in replies if isinstance(reply, dict)}
     return ServerCapabilities(
-        served=served,
-        version=", ".join(sorted(versions - {""})),
-        max_context=least_limit(*(entry.max_context for entry in entries.values())),
-        logprobs=mode,
+        served=served, version=", ".join(sorted(versions - {""})),
+        max_context=least_limit(*(entry.max_context for entry in entries.values())), logprobs=mode,
         adapters=all(_status(one) == 405 for one in (await fleet.each(LOAD)).values()),
         remarks=(*_taken_for(entries, model), *_about(mode), *_short(entries, codec)),
-    )
+    )  # fmt: skip
 
 
 # -- servers and models ----------------------------------------------------------------------------

@@ -215,13 +215,6 @@ def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> Server
     )  # fmt: skip
 
 
-def unsent_inputs(model: str) -> tuple[str, ...]:
-    """Kinds of input beside text that a model reads, according to its config.json."""
-    place = model_place(model)
-    config = checkpoint_json(place.where, "config.json", place.revision)
-    return tuple(kind for part, kinds in UNSENT.items() if config.get(part) for kind in kinds)
-
-
 def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
     """Check needs before any server starts: ModelLoadError for a missing folder, ConfigError
     without vLLM and for flags that soulkit sets itself."""
@@ -317,8 +310,10 @@ class VllmServers:
     def _spec(self, key: Any, number: int) -> ServerSpec:
         spec = server_spec(self.terms, self._expected[key], number)
         # vLLM fails if asked for more than the model's context.
-        limit = self._codec(key).context_limit
-        return replace(spec, max_context=limit, unsent=unsent_inputs(spec.model))
+        limit, place = self._codec(key).context_limit, model_place(spec.model)
+        config = checkpoint_json(place.where, "config.json", place.revision)
+        unsent = tuple(one for part, kinds in UNSENT.items() if config.get(part) for one in kinds)
+        return replace(spec, max_context=limit, unsent=unsent)
 
     def _start(self, key: Any, number: int) -> None:
         spec = self._spec(key, number)

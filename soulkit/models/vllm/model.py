@@ -123,8 +123,12 @@ class VllmModel(CodecModel):
         start = time.perf_counter()
         question, body = await self._ask(question, call)
         emission = _read(body, question)
-        reply = self._completion(question, emission, time.perf_counter() - start)
-        return replace(reply, server=body.server)
+        reply = self.codec.completion(
+            question.prompt, emission.ids, emission.logprobs, stop=sampling.stop,
+            room=question.room, seconds=time.perf_counter() - start, policy=question.policy,
+            dropped=self._dropped(question),
+        )  # fmt: skip
+        return replace(_finished(reply, emission, sampling), server=body.server)
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """Mark the reply to this call as unusable; see `Ledger.set_aside`."""
@@ -242,16 +246,6 @@ class VllmModel(CodecModel):
             log.warning("%s: the server fails on a request with a form: %s", self.name, error)
             return False
         return follows_schema(self.codec.text(emitted)) is True
-
-    # -- replies -----------------------------------------------------------------------------------
-
-    def _completion(self, question: _Question, emission: Emission, seconds: float) -> Completion:
-        reply = self.codec.completion(
-            question.prompt, emission.ids, emission.logprobs, stop=question.sampling.stop,
-            room=question.room, seconds=seconds, policy=question.policy,
-            dropped=self._dropped(question),
-        )  # fmt: skip
-        return _finished(reply, emission, question.sampling)
 
     def _dropped(self, question: _Question) -> tuple[str, ...]:
         sampling = question.sampling

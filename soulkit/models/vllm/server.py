@@ -404,7 +404,12 @@ class VllmServer:
                 raise self._not_up(words)
             now = time.monotonic()
             if now >= end:
-                raise self._too_slow(now - begin)
+                raise ServerFailed(
+                    f"The vLLM server of '{self._model}' did not answer within "
+                    f"{now - begin:.0f} s.",
+                    f"Its log ends: {last_line(self.log, self._since) or 'it is empty'}",
+                    f"Allow more time (--vllm-start SECONDS), or read its log: {self.log}",
+                )
             if watch is not None and now >= due:
                 due = now + _TELL_S
                 watch(now - begin, last_line(self.log, self._since))
@@ -447,13 +452,6 @@ class VllmServer:
         killed = self._running.code in (None, -signal.SIGKILL, -signal.SIGTERM)
         again = "Run the same command again."
         return f"{again if killed and not words.is_known else words.way_out} Log: {self.log}"
-
-    def _too_slow(self, seconds: float) -> ServerFailed:
-        return ServerFailed(
-            f"The vLLM server of '{self._model}' did not answer within {seconds:.0f} s.",
-            f"Its log ends: {last_line(self.log, self._since) or 'it is empty'}",
-            f"Allow more time (--vllm-start SECONDS), or read its log: {self.log}",
-        )
 
 
 def free_port() -> int:

@@ -410,7 +410,9 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
     """Input of the cost model: relative cost of linear layers, and sliding windows."""
-    layers = [m for m in decoder.modules() if hasattr(m, "layer_idx") and _attends(m)]
+    names = ("q_proj", "qkv_proj", "c_attn")
+    layers = [m for m in decoder.modules()
+              if hasattr(m, "layer_idx") and any(hasattr(m, name) for name in names)]  # fmt: skip
     config = decoder.config
     # If all layers are alike, some families (Mistral, Phi-3) only store the window here.
     mixed = getattr(config, "layer_types", None)
@@ -431,10 +433,6 @@ def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
 
 def head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _attends(module: Any) -> bool:
-    return hasattr(module, "q_proj") or hasattr(module, "qkv_proj") or hasattr(module, "c_attn")
 
 
 def _refused(why: str) -> ModelLoadError:

@@ -13,7 +13,7 @@ is compared with the original on random inputs and reverted if it differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, Literal
 
@@ -61,9 +61,11 @@ def fuse(
     dtype, device = (x := next(decoder.parameters())).dtype, x.device
     wide = dtype == torch.float32 or has_wide_product(device, dtype)
     counts = {}
-    for name in (name for name in changes if name in parts):
+    for name, change in changes.items():
+        if name not in parts:
+            continue
         try:
-            counts[name] = changes[name](decoder)
+            counts[name] = change(decoder)
         except Exception as error:
             if name == "lora":  # nothing is compiled
                 raise
@@ -146,11 +148,11 @@ def fuse_lora(decoder: Any) -> int:
 def _fused_lora(layer: Any) -> bool:
     # B of a new adapter is zero, so the comparison needs random values.
     (name,) = (n for n in layer.active_adapters if n in layer.lora_A)
-    b = layer.lora_B[name].weight
-    before = b.clone()
+    b, base = layer.lora_B[name].weight, layer.base_layer
+    before, inputs = b.clone(), _random((1, 4, base.in_features), base.weight)
     b.copy_(0.1 * _random(tuple(b.shape), b))
     try:
-        return _changed(layer, _fused_lora_class(), _inputs_of_linear(layer))
+        return _changed(layer, _fused_lora_class(), inputs)
     finally:
         b.copy_(before)
 
@@ -186,10 +188,6 @@ def _fused_lora_class() -> type[Any]:
     return FusedLora
 
 
-def _inputs_of_linear(layer: Any) -> Tensor:
-    return _random((1, 4, layer.base_layer.in_features), layer.base_layer.weight)
-
-
 # --- elementwise chains ---------------------------------------------------------------------------
 
 
@@ -210,20 +208,16 @@ def _kernel(function: Callable[..., Tensor], device: str) -> Callable[..., Tenso
 
 def fuse_norms(decoder: Any) -> int:
     """Use one kernel for RMS norms with a plain factor; returns how many."""
-    norms = [m for m in decoder.modules() if _eps_of(m) is not None]
+    norms = [m for m in decoder.modules() if _is_norm(m)]
     return sum(
-        _changed(
-            norm, _fused_norm_class(norm.__class__), _random((1, 4, len(norm.weight)), norm.weight)
-        )
-        for norm in norms
+        _changed(n, _fused_norm_class(type(n)), _random((1, 4, len(n.weight)), n.weight))
+        for n in norms
     )
 
 
-def _eps_of(module: Any) -> float | None:
-    if not type(module).__name__.endswith("RMSNorm"):
-        return None
-    eps = getattr(module, "variance_epsilon", None)
-    return None if eps is None or getattr(module, "weight", None) is None else float(eps)
+def _is_norm(module: Any) -> bool:
+    has = (getattr(module, name, None) is not None for name in ("variance_epsilon", "weight"))
+    return type(module).__name__.endswith("RMSNorm") and all(has)
 
 
 @cache
@@ -289,7 +283,8 @@ def compile_modules(decoder: Any, backend: str = "inductor") -> int:
     """
     allow_forms()
     plain, attention = _trial(decoder), decoder.config._attn_implementation
-    parts = list(_parts_of_layers(decoder))
+    children = [child for layer in decoder.layers for child in layer.children()]
+    parts = [child for child in children if any(True for _ in child.parameters())]
     _set_attention_apart(decoder)
     for module in parts:
         module.compile(backend=backend)
@@ -343,13 +338,6 @@ def _set_attention_apart(decoder: Any) -> None:
         AttentionInterface.register(APART, torch.compiler.disable(packed_attention))
         AttentionMaskInterface.register(APART, sdpa_mask)
         decoder.config._attn_implementation = APART
-
-
-def _parts_of_layers(decoder: Any) -> Iterator[Any]:
-    for layer in decoder.layers:
-        for child in layer.children():
-            if any(True for _ in child.parameters()):
-                yield child
 
 
 # --- comparison -----------------------------------------------------------------------------------

@@ -62,11 +62,9 @@ BEGUN = "as at the start of this run"
 
 def refuse_engine(config: TrainConfig) -> None:
     """ConfigError for training that vLLM cannot sample for, and for flags without effect."""
-    choice = parse_engine(config.engine)
+    choice = engine_of_settings(config)
     if choice.kind == "vllm":
         _refuse_unserved(config, choice)
-    if choice.kind == "auto":
-        choice = engine_of_settings(config)
     refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
     if config.vllm_sleep and not (choice.starts and on_trainers_card(pick_device(config.device))):
         raise ConfigError(
@@ -241,10 +239,9 @@ def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> in
     passes run beside them, which keep no more than one layer."""
     model, needs = footprint(base), size.needs
     if model is not None and size.memory is not None and config.vllm_sleep:
-        one = training_memory(
-            config, replace(model, layers=1), tokens=size.tokens, checkpointing=True, kind="cuda"
-        )
-        needs += min(one.activations - size.memory.activations, 0)
+        one = replace(model, layers=1)
+        awake = training_memory(config, one, tokens=size.tokens, checkpointing=True, kind="cuda")
+        needs += awake.activations - size.memory.activations
     return int(needs / USABLE)
 
 

@@ -86,11 +86,9 @@ def task_engine(
 ) -> Engine:  # fmt: skip
     """The engine that plays one task in a training run."""
     sampling = Sampling(
-        temperature=temperature,
-        max_tokens=config.reply_limit(task.spec.sampling),
-        seed=config.seed,
-        thinking=config.thinking,
-    )
+        temperature=temperature, max_tokens=config.reply_limit(task.spec.sampling),
+        seed=config.seed, thinking=config.thinking,
+    )  # fmt: skip
     seated = cast.in_task(task.name)
     seated = replace(seated, actor=replace(seated.actor, sampling=sampling))
     return Engine(seated, config.seed, config.concurrency, feedback)

@@ -86,8 +86,11 @@ class LogprobProbe:
     def logprobs(self) -> list[list[float]]:
         """Log-probs of the prompts with the current weights."""
         spans = [Span(ids, (False, *[True] * (len(ids) - 1)), ()) for ids in self.prompts]
-        with _at_temperature(self.policy, 1.0):
+        usual, self.policy.temperature = self.policy.temperature, 1.0
+        try:
             return [part.tolist() for part in log_probs(self.policy, spans, None)]
+        finally:
+            self.policy.temperature = usual
 
     @property
     def exact(self) -> bool:
@@ -157,16 +160,6 @@ def random_factors(policy: Policy, spread: float) -> Iterator[None]:
     finally:
         for parameter, data in zip(factors, before, strict=True):
             parameter.data = data
-
-
-@contextmanager
-def _at_temperature(policy: Policy, temperature: float) -> Iterator[None]:
-    usual = policy.temperature
-    policy.temperature = temperature
-    try:
-        yield
-    finally:
-        policy.temperature = usual
 
 
 PUSHES = "pushes"
