@@ -64,25 +64,14 @@ MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
 
 
 def build(
-    context: typer.Context,
-    task: TaskArgument,
-    path: Source,
-    output: Output = None,
-    drafter: Drafter = None,
-    filter_: Filter = None,
-    n: Rows = None,
-    seed: Seed = None,
-    endpoints: Endpoints = None,
-    folder: Folder = None,
-    concurrency: Concurrency = None,
-    max_cost: MaxCost = None,
-    max_context: MaxContext = None,
+    context: typer.Context, task: TaskArgument, path: Source, output: Output = None,
+    drafter: Drafter = None, filter_: Filter = None, n: Rows = None, seed: Seed = None,
+    endpoints: Endpoints = None, folder: Folder = None, concurrency: Concurrency = None,
+    max_cost: MaxCost = None, max_context: MaxContext = None,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    tasks: TaskFiles = None,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
+    tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Build rows from several files, or have models draft them.
 
     With --drafter and --filter, one model drafts the missing parts and another keeps or rejects
@@ -96,8 +85,7 @@ def build(
     asking: Asking = {
         "drafter": drafter, "filter": filter_, "rows": n, "seed": seed, "endpoints": endpoints,
         "concurrency": concurrency, "max_cost": max_cost, "yes": yes or None, "folder": folder,
-        "max_context": max_context,
-        "dry_run": dry_run or None,
+        "max_context": max_context, "dry_run": dry_run or None,
     }  # fmt: skip
     if live.spec.drafting or drafter or filter_:
         _draft(live, path, output, options, asking, as_json)

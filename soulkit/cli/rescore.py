@@ -47,16 +47,12 @@ def command(
         "unscored.")] = Missing.stop,
     ask: Annotated[bool, typer.Option("--ask",
         help="Ask the judge for replies that are not in the ledger. Can be resumed.")] = False,
-    judge: Judges = None,
-    prompts: Prompts = None,
-    endpoints: Endpoints = None,
-    max_cost: MaxCost = None,
-    max_context: MaxContext = None,
+    judge: Judges = None, prompts: Prompts = None, endpoints: Endpoints = None,
+    max_cost: MaxCost = None, max_context: MaxContext = None,
     yes: Annotated[bool, typer.Option("--yes",
         help="With --ask: skip the cost confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    trust: Trust = False,
-    as_json: Json = False,
+    trust: Trust = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Score recorded episodes again without new model calls.
 
@@ -69,8 +65,8 @@ def command(
     from soulkit.eval.run.provenance import in_start_folder
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
-             "--dry-run": dry_run, "--endpoints": endpoints,
-             "--max-context": max_context}  # fmt: skip
+             "--dry-run": dry_run, "--endpoints": endpoints, "--max-context": max_context,
+             }  # fmt: skip
     if not ask and any(named.values()):
         raise _needs_ask(next(name for name, value in named.items() if value))
     run, here, judges = run.resolve(), Path.cwd(), _judges(judge, endpoints)

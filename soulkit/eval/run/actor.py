@@ -273,8 +273,16 @@ def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfi
     if limit is None or config.allow_overflow:
         return
     for part, over, lengths in _overlong(reader, work, config, limit):
-        reply = config.sampling(part.task.spec).max_tokens
-        raise _too_long(part.task.name, over, lengths, reply, limit, config.max_context)
+        longest, least = max(lengths), min_reply_tokens(config.sampling(part.task.spec).max_tokens)
+        ways = ["a larger --max-context"] if config.max_context == limit else []
+        ways += [f"--max-tokens {limit - longest} or less"] if limit > longest else []
+        raise ConfigError(
+            f"{over} of {len(lengths)} prompts of '{part.task.name}' do not fit the model's "
+            "context.",
+            f"The longest prompt has {longest} tokens, its reply needs {least}, and the context is "
+            f"{limit} tokens; prompts are never truncated automatically.",
+            f"Use {', or '.join([*ways, ''])}--allow-overflow to leave those rows unscored.",
+        )
 
 
 def unfitting_lines(actor: ChatModel | None, reader: Reader | None, work: Sequence[Work],
@@ -303,18 +311,3 @@ def _overlong(
         ]
         if over := sum(not max_reply_tokens(n, sampling.max_tokens, limit) for n in lengths):
             yield part, over, lengths
-
-
-def _too_long(
-    task: str, over: int, lengths: Sequence[int], reply: int, limit: int, asked: int | None
-) -> ConfigError:
-    longest, spare, least = max(lengths), limit - max(lengths), min_reply_tokens(reply)
-    ways = ["a larger --max-context"] if asked == limit else []
-    ways += [f"--max-tokens {spare} or less"] if spare > 0 else []
-    shorter = "Use " + ", or ".join([*ways, ""])
-    return ConfigError(
-        f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
-        f"The longest prompt has {longest} tokens, its reply needs {least}, and the context is "
-        f"{limit} tokens; prompts are never truncated automatically.",
-        f"{shorter}--allow-overflow to leave those rows unscored.",
-    )

@@ -107,7 +107,12 @@ async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapa
 
     Raises IncompatibleServer, AdapterNotServed if they disagree, and NoServerLeft.
     """
-    await _all_there(fleet)
+    if silent := await fleet.silent():
+        raise IncompatibleServer(
+            f"No vLLM server answers at {', '.join(silent)}.",
+            "Its /health gave no answer, or reported that its engine is dead.",
+            "Wait until the server has started, check its address, or remove it.",
+        )
     entries = await _base_models(fleet, model)
     served = _one_name(entries)
     ids = probe_ids(codec)
@@ -126,16 +131,6 @@ async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapa
 
 
 # -- servers and models ----------------------------------------------------------------------------
-
-
-async def _all_there(fleet: Replicas) -> None:
-    silent = await fleet.silent()
-    if silent:
-        raise IncompatibleServer(
-            f"No vLLM server answers at {', '.join(silent)}.",
-            "Its /health gave no answer, or reported that its engine is dead.",
-            "Wait until the server has started, check its address, or remove it.",
-        )
 
 
 async def _base_models(fleet: Replicas, model: str) -> dict[str, ModelEntry]:

@@ -211,19 +211,15 @@ class VllmModel(CodecModel):
                 emission = _read(body, question)
             except Unreadable as error:
                 problem = error
-            else:
-                self._check_whole(emission, question)
-                return body
+                continue
+            if not emission.stopped and len(emission.ids) < question.room:
+                raise ProviderError(
+                    f"{self.name}: the server cut the reply after {len(emission.ids)} of "
+                    f"{question.room} tokens, at a limit of its own. Start it with "
+                    "--generation-config vllm, and with the context of the model (--max-model-len)."
+                )
+            return body
         raise ProviderError(f"{self.name}: {problem}") from problem
-
-    def _check_whole(self, emission: Emission, question: _Question) -> None:
-        """ProviderError if a limit of the server has truncated the reply."""
-        if not emission.stopped and len(emission.ids) < question.room:
-            raise ProviderError(
-                f"{self.name}: the server cut the reply after {len(emission.ids)} of "
-                f"{question.room} tokens, at a limit of its own. Start it with "
-                "--generation-config vllm, and with the context of the model (--max-model-len)."
-            )
 
     def _turned_down(self, sampling: Sampling, refusal: ServerRefused) -> None:
         form = sampling.form

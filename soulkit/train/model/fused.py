@@ -210,7 +210,7 @@ def fuse_norms(decoder: Any) -> int:
     """Use one kernel for RMS norms with a plain factor; returns how many."""
     norms = [m for m in decoder.modules() if _is_norm(m)]
     return sum(
-        _changed(n, _fused_norm_class(type(n)), _random((1, 4, len(n.weight)), n.weight))
+        _changed(n, _fused_norm_class(n.__class__), _random((1, 4, len(n.weight)), n.weight))
         for n in norms
     )
 

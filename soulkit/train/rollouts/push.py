@@ -166,6 +166,7 @@ PUSHES = "pushes"
 """Folder of loaded adapters, inside the run's server folder."""
 SLEEP, WAKE = "/sleep?level=1", "/wake_up"
 """Level 2 would also drop the weights, and vLLM cannot load them again below adapters."""
+_LOOK = "Check the server's log, or use --engine local, which samples with the trained weights."
 LARGEST_RANK = 512
 """Largest rank of an adapter that vLLM loads."""
 
@@ -294,7 +295,15 @@ class Pusher:
         try:
             for url, served in (await self._served(name)).items():
                 if not probing.passes(served):
-                    raise _not_followed(url, probing.moved, Distance.between(probing.after, served))
+                    apart = Distance.between(probing.after, served)
+                    raise NotArrived(
+                        f"The server at {url} does not apply LoRA adapters correctly.",
+                        "A test adapter changes the trainer's log-probs by "
+                        f"{probing.moved.words()}, and the server's differ from them by "
+                        f"{apart.words()}: it uses another base, or ignores part of the adapter.",
+                        "Serve the base of this run with --enable-lora, in the trainer's dtype. "
+                        + _LOOK,
+                    )
         finally:
             await self._take_away(name)
 
@@ -304,7 +313,13 @@ class Pusher:
         for url, served in (await self._served(name)).items():
             apart = Distance.between(trainer, served)
             if not self.touchstone.passes(apart):
-                raise _not_proven(url, apart, self.touchstone)
+                dtype, bound = self.touchstone.policy.computed, self.touchstone.bound
+                raise NotArrived(
+                    f"The server at {url} does not sample with the weights that were pushed to it.",
+                    f"Its log-probs of prompts differ from the trainer's by {apart.words()}; in "
+                    f"{dtype}, {bound} is allowed.",
+                    f"Serve the base of this run in {dtype}. {_LOOK}",
+                )
             farthest = max(farthest, apart, key=lambda one: one.largest)
         return farthest
 
@@ -347,28 +362,6 @@ def check_adapter(policy: Policy) -> None:
             "Servers would reject this adapter at the first push, after the run has started.",
             "Train another adapter (--lora-r, or without --adapter), or use --engine local.",
         )
-
-
-_LOOK = "Check the server's log, or use --engine local, which samples with the trained weights."
-
-
-def _not_followed(url: str, moved: Distance, apart: Distance) -> NotArrived:
-    return NotArrived(
-        f"The server at {url} does not apply LoRA adapters correctly.",
-        f"A test adapter changes the trainer's log-probs by {moved.words()}, but the server's "
-        f"log-probs with it differ from the trainer's by {apart.words()}: the server uses a "
-        "different base, or ignores part of the adapter.",
-        f"Serve the base of this run with --enable-lora, in the trainer's dtype. {_LOOK}",
-    )
-
-
-def _not_proven(url: str, apart: Distance, touchstone: LogprobProbe) -> NotArrived:
-    return NotArrived(
-        f"The server at {url} does not sample with the weights that were pushed to it.",
-        f"Its log-probs of prompts differ from the trainer's by {apart.words()}; in "
-        f"{touchstone.policy.computed}, {touchstone.bound} is allowed.",
-        f"Serve the base of this run in {touchstone.policy.computed}. {_LOOK}",
-    )
 
 
 class ServedPolicy:
