@@ -165,7 +165,7 @@ def random_factors(policy: Policy, spread: float) -> Iterator[None]:
 PUSHES = "pushes"
 """Folder of loaded adapters, inside the run's server folder."""
 SLEEP, WAKE = "/sleep?level=1", "/wake_up"
-"""Level 2 would also drop the weights, and vLLM cannot load them again below adapters."""
+"""Level 2 would also drop the weights, which vLLM cannot reload while it serves adapters."""
 _LOOK = "Check the server's log, or use --engine local, which samples with the trained weights."
 LARGEST_RANK = 512
 """Largest rank of an adapter that vLLM loads."""
@@ -299,8 +299,9 @@ class Pusher:
                     raise NotArrived(
                         f"The server at {url} does not apply LoRA adapters correctly.",
                         "A test adapter changes the trainer's log-probs by "
-                        f"{probing.moved.words()}, and the server's differ from them by "
-                        f"{apart.words()}: it uses another base, or ignores part of the adapter.",
+                        f"{probing.moved.words()}, but the server's log-probs with it differ from "
+                        f"the trainer's by {apart.words()}: the server uses a different base, or "
+                        "ignores part of the adapter.",
                         "Serve the base of this run with --enable-lora, in the trainer's dtype. "
                         + _LOOK,
                     )
