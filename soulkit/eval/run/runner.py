@@ -22,7 +22,7 @@ from typing import Any
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
-from soulkit.eval.pilot import PilotRow, plan_from_pilot, played_rows
+from soulkit.eval.pilot import plan_from_pilot, played_rows
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
 from soulkit.eval.results.summary import Summary, summarise
@@ -326,15 +326,14 @@ def _confirm(
 ) -> None:  # fmt: skip
     if config.ledger == "replay" or not pays(config):
         return
-    controls, pilot_rows = None, list[PilotRow]()
-    if run is not None and standing is not None:
-        pilot_rows = played_rows(run, config, work, standing)
-        controls = standing.controls_left(work, config.repeats)
+    if run is None or standing is None:
+        plan = evaluation_plan(config, work)
+    else:
         waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
-        work = [replace(w, examples=left) for w, left in rows if left]
-    plan = evaluation_plan(config, work, controls)
-    plan = plan_from_pilot(plan, pilot_rows, run.path) if run is not None else plan
+        left = [replace(w, examples=examples) for w, examples in rows if examples]
+        plan = evaluation_plan(config, left, standing.controls_left(work, config.repeats))
+        plan = plan_from_pilot(plan, played_rows(run, config, work, standing), run.path)
     confirm_cost(plan, config, reporter, what)
 
 
