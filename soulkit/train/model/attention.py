@@ -121,11 +121,8 @@ def _for_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Te
 
 
 def shares_keys(device: str, dtype: torch.dtype, *, masked: bool) -> bool:
-    """Whether SDPA has a fast kernel for fewer key heads than query heads.
-
-    On a GPU that is flash attention, for 16-bit numbers without a mask. For all others torch takes
-    its slowest kernel, which holds the scores of all pairs and heads in memory.
-    """
+    """Whether SDPA has a fast kernel for fewer key heads than query heads: on a GPU only for 16-bit
+    numbers without a mask. Otherwise it holds the scores of all pairs and heads in memory."""
     return device == "cpu" or (not masked and dtype.itemsize == 2)
 
 
@@ -218,8 +215,7 @@ def allow_forms(limit: int = 64) -> None:
 
 @cache
 def flex_kernel(device: str) -> Callable[..., Any]:
-    """FlexAttention, compiled on a GPU; elsewhere its slow uncompiled form without a backward
-    pass."""
+    """FlexAttention, compiled on a GPU; elsewhere its slow form without a backward pass."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if device != "cuda":
@@ -229,10 +225,8 @@ def flex_kernel(device: str) -> Callable[..., Any]:
 
 
 def try_flex(decoder: Any, device: torch.device) -> None:
-    """Run FlexAttention forward and backward on `device` with the heads of `decoder`.
-
-    Whether its kernels work depends on the device, the dtype and the width of the heads.
-    """
+    """Run FlexAttention forward and backward with the heads of `decoder`. Whether its kernels work
+    depends on the device, the dtype and the width of the heads."""
     heads, width = decoder.config.num_attention_heads, head_width(decoder.config)
     sizes = (heads, *[getattr(decoder.config, "num_key_value_heads", None) or heads] * 2)
     scale = next((m.scaling for m in decoder.modules() if hasattr(m, "scaling")), width**-0.5)
@@ -365,10 +359,8 @@ def packing_distances(
 
 @contextmanager
 def _rounded_embeddings(decoder: Any) -> Iterator[None]:
-    """Context in which one of 32 embedding values is smaller by a unit in the last place.
-
-    Two orders of computation may agree in the first layers, by chance or because of equal kernels.
-    """
+    """Context in which one of 32 embedding values is smaller by a unit in the last place, because
+    two orders of computation may agree in all layers if their kernels are the same."""
 
     def smaller(module: Any, inputs: Any, output: Tensor) -> Tensor:
         chosen = torch.randint(32, output.shape, generator=torch.Generator().manual_seed(0)) == 0

@@ -341,10 +341,8 @@ class Policy:
 def _kernel(
     setting: Literal["auto", "sdpa", "flex"], decoder: Any, device: torch.device
 ) -> tuple[Literal["sdpa", "flex"], str]:
-    """The kernel of packed attention, and a remark if it is not the usual one.
-
-    ModelLoadError if FlexAttention is asked for and does not work on a GPU.
-    """
+    """The kernel of packed attention, and a remark if it is a fallback. ModelLoadError if
+    FlexAttention was requested and does not work on a GPU."""
     if setting == "sdpa" or device.type != "cuda":
         return ("flex" if setting == "flex" else "sdpa"), ""
     try:

@@ -3,8 +3,8 @@
     auto ──▶ the engine of the earlier rollouts ──▶ vLLM, if it is installed for a GPU, can serve
              the trained model, and has room beside the training ──▶ transformers in this process
 
-On one card both share the memory: the training keeps what its passes need, the server gets the rest
-(`train/memory.py`). With several cards a server uses another one.
+On a single GPU both share the memory: the training keeps what its passes need, the servers get the
+rest (`train/memory.py`). With several GPUs, servers use another one.
 """
 
 from __future__ import annotations
@@ -261,10 +261,8 @@ def with_share(
     config: TrainConfig, choice: SamplingEngine, servers: Sequence[ServerMemory], needed: int
 ) -> tuple[TrainConfig, SamplingEngine, str]:
     """The settings with a memory limit for servers on the trainer's card, the engine, and a line
-    about both. `needed`: bytes of the training while servers are awake.
-
-    Without enough room auto becomes local; ConfigError if vLLM was requested.
-    """
+    about both. `needed`: bytes of the training while servers are awake. Without enough room auto
+    becomes local; ConfigError if vLLM was requested."""
     device, words = pick_device(config.device), choice_words(choice)
     starts = len(config.checkpoints("vllm")) + choice.starts
     if not starts or MEMORY_FLAG in config.vllm_arg or not on_trainers_card(device):
