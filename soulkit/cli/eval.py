@@ -95,7 +95,7 @@ def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
 
     reporter, pilot = ConsoleReporter("eval"), values["pilot"]
     if pilot is None:
-        config, work = prepare(config, reporter, asking=False, planned=True)
+        config, work = prepare(config.for_plan(), reporter, asking=False)
         plan = evaluation_plan(config, work)
     else:
         from soulkit.eval.run.runner import evaluation_pilot

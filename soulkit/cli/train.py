@@ -231,7 +231,8 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
 
     refuse_unfitting(config)
     reporter, pilot = ConsoleReporter("plan"), values.get("pilot")
-    material = load_training_data(config, asking=bool(pilot), planned=not pilot, reporter=reporter)
+    config = config if pilot else config.for_plan()
+    material = load_training_data(config, asking=bool(pilot), reporter=reporter)
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):
@@ -347,14 +348,15 @@ def _ablate(values: Mapping[str, Any]) -> None:
             seeds=SEEDS if values["seeds"] is None else values["seeds"],
             match=values["match"] or "rollouts", trust=values["trust"],
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
+            planned=values["dry_run"],
         )  # fmt: skip
+    for remark in dict.fromkeys(line for run in runs for line in run.remarks):
+        print_note(remark)
     if values["dry_run"]:
         coaches = dict.fromkeys(line for run in runs for line in run.coaches)
         plan, bounds = comparison_plan(runs), values["bounds"]
         show_plan(plan, values["json"], list(coaches), bounds=bounds)
         return
-    for remark in dict.fromkeys(line for run in runs for line in run.remarks):
-        print_note(remark)
     print_note(f"{len(runs)} runs in {out}")
     if judge is not None:
         confirm_final_judge(judge, runs[0].config, reporter)

@@ -11,7 +11,6 @@ folder in SOULKIT_DATA, else from `data` (see `soulkit.data.files`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -21,7 +20,7 @@ from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
 from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
-from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
+from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -288,10 +287,10 @@ def load_work(config: EvalConfig) -> list[Work]:
 
 
 def work_and_missing(
-    config: EvalConfig, registry: Registry, *, planned: bool = False
+    config: EvalConfig, registry: Registry
 ) -> tuple[list[Work], list[MissingRequirement]]:
     """(playable tasks with their examples, missing requirements). A task whose rows are missing has
-    no examples, or in a plan (`planned`) examples in the published number."""
+    no examples."""
     from soulkit.play.plan import Work
     from soulkit.play.requirements import MissingRequirement, unplayable_tasks
     from soulkit.tasks.kit.loading import NoRows
@@ -299,13 +298,13 @@ def work_and_missing(
     work: list[Work] = []
     names = _named_tasks(config, registry)
     if config.playable:
-        return _playable_work(config, registry, names, planned=planned), []
+        return _playable_work(config, registry, names), []
     gaps = unplayable_tasks(registry, names, config.suite)
     for name, task in _configured(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
         try:
-            work.append(_work(task, config, planned=planned))
+            work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
             gaps.append(MissingRequirement("rows", name, error.way, error))
@@ -324,7 +323,7 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
     return names
 
 
-def left_out(config: EvalConfig, work: Sequence[Work], *, planned: bool = False) -> dict[str, str]:
+def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """Suite task that is missing from `work` → why it cannot be played here."""
     from soulkit.play.requirements import split_playable
 
@@ -332,18 +331,14 @@ def left_out(config: EvalConfig, work: Sequence[Work], *, planned: bool = False)
     names = task_names(config, registry) if config.suite is not None else ()
     tasks = _configured(registry, names, config) if names else {}
     others = {name: task for name, task in tasks.items() if name not in played}
-    load = partial(_work, config=config, planned=planned)
-    return split_playable(others, config, registry, load, keys=not planned)[1]
+    return split_playable(others, config, registry, lambda task: _work(task, config))[1]
 
 
-def _playable_work(
-    config: EvalConfig, registry: Registry, names: Sequence[str], *, planned: bool = False
-) -> list[Work]:
+def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
     from soulkit.play.requirements import refuse_empty_suite, split_playable
 
     tasks = _configured(registry, names, config)
-    load = partial(_work, config=config, planned=planned)
-    work, reasons = split_playable(tasks, config, registry, load, keys=not planned)
+    work, reasons = split_playable(tasks, config, registry, lambda task: _work(task, config))
     refuse_empty_suite(config, work, reasons)
     return work
 
@@ -364,18 +359,9 @@ def load_rows(config: EvalConfig) -> list[Work]:
     return load_work(config.model_copy(update={"limit": None}))
 
 
-def _work(task: Task, config: EvalConfig, *, planned: bool = False) -> Work:
+def _work(task: Task, config: EvalConfig) -> Work:
     from soulkit.play.plan import Work
-    from soulkit.play.requirements import published_rows
-    from soulkit.tasks.kit.loading import NoRows, examples_to_play
+    from soulkit.play.requirements import rows_to_play
 
-    source, split = config.rows_source(task.name), config.split
-    controls = task.controls if config.controls else ()
-    try:
-        loaded = examples_to_play(task, source, split=split, limit=config.limit, seed=config.seed)
-    except NoRows:
-        if published := published_rows(task, config, split, planned=planned):
-            return Work(task, published, controls=controls)
-        raise
-    rows = chosen_rows(loaded.examples, config, task.name)
-    return Work(task, rows, loaded.bad, controls)
+    loaded = rows_to_play(task, config, config.split)
+    return Work(task, loaded.examples, loaded.bad, task.controls if config.controls else ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from soulkit.errors import ConfigError, DataError, ModelLoadError, UserError
@@ -20,12 +20,17 @@ from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
 from soulkit.play.default_players import called_roles, with_default_players
 from soulkit.play.plan import Plan, Work, cost_words
-from soulkit.play.settings import PlayConfig
+from soulkit.play.settings import PlayConfig, chosen_rows
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.loading import STAND_IN, stand_ins
+from soulkit.tasks.kit.loading import (
+    STAND_IN,
+    LoadedExamples,
+    NoRows,
+    examples_to_play,
+    stand_ins,
+)
 from soulkit.tasks.kit.made_rows import Split
 from soulkit.tasks.kit.registry import NotForTraining, Registry
-from soulkit.types import Example
 
 RequirementKind = Literal[
     "unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"
@@ -248,19 +253,18 @@ LoadRows = Callable[[Task], Work]
 
 def split_playable(
     tasks: Mapping[str, Task], config: PlayConfig, registry: Registry, load: LoadRows,
-    *, coached: bool = False, asking: bool = True, keys: bool = True,
+    *, coached: bool = False, asking: bool = True,
 ) -> tuple[list[Work], dict[str, str]]:  # fmt: skip
     """The playable work, and task → reason for each task that cannot be played, in the order of
     `tasks`.
 
-    `coached`: feedback is needed. Without `asking` no player is needed, without `keys` no API key.
-    DataError if the rows that --data names for one task are unusable.
+    `coached`: feedback is needed. Without `asking` no player is needed. DataError if the rows that
+    --data names for one task are unusable.
     """
     tried = {
-        name: _work_or_reason(task, config, registry, load, coached=coached, asking=asking,
-                              keys=keys)
+        name: _work_or_reason(task, config, registry, load, coached=coached, asking=asking)
         for name, task in tasks.items()
-    }  # fmt: skip
+    }
     work = [one for one in tried.values() if not isinstance(one, str)]
     return work, {name: why for name, why in tried.items() if isinstance(why, str)}
 
@@ -286,7 +290,7 @@ def left_out_lines(suite: str | None, reasons: Mapping[str, str]) -> list[str]:
 
 def _work_or_reason(
     task: Task, config: PlayConfig, registry: Registry, load: LoadRows, *, coached: bool,
-    asking: bool, keys: bool,
+    asking: bool,
 ) -> Work | str:  # fmt: skip
     if task.spec.rows_only:
         return "this version cannot play it"
@@ -298,37 +302,41 @@ def _work_or_reason(
         if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    if not asking:
-        return work
-    return _missing_player(work, config, registry, coached=coached, keys=keys) or work
+    return (_missing_player(work, config, registry, coached=coached) if asking else "") or work
 
 
-def _missing_player(
-    work: Work, config: PlayConfig, registry: Registry, *, coached: bool, keys: bool
-) -> str:
-    """The missing player or, with `keys`, API key of a task; empty if none is missing."""
+def _missing_player(work: Work, config: PlayConfig, registry: Registry, *, coached: bool) -> str:
+    """The missing player or API key of a task; empty if none is missing."""
     seats = with_default_players(config, [work], registry, coached=coached, suite=config.suite)
     if unfilled_roles := sorted(work.roles - seats.filled(work.task.name)):
         return f"no model plays the {' and the '.join(unfilled_roles)}"
     # A missing key of the user's own players is an error; of the task's players, a reason to skip.
     named = {gap.name for gap in missing_keys(config)}
-    gaps = [gap for gap in missing_keys(seats) if gap.name not in named] if keys else []
-    ways = [NO_COACH_KEY for gap in gaps if NO_COACH_KEY in gap.way]
-    parts = [f"no key in {', '.join(gap.name for gap in gaps)}", *dict.fromkeys(ways)]
-    return ". ".join(parts) if gaps else ""
+    keys = [gap for gap in missing_keys(seats) if gap.name not in named and not config.planned]
+    ways = [NO_COACH_KEY for gap in keys if NO_COACH_KEY in gap.way]
+    parts = [f"no key in {', '.join(gap.name for gap in keys)}", *dict.fromkeys(ways)]
+    return ". ".join(parts) if keys else ""
 
 
-def published_rows(
-    task: Task, config: PlayConfig, split: Split, *, planned: bool
-) -> tuple[Example, ...]:
-    """For a plan (`planned`): examples in the published number of a task whose rows are not here.
-    Empty if the size is unknown or the settings name or filter its rows."""
-    named = config.rows_source(task.name) or config.where or config.example
-    return stand_ins(task, split, config.limit) if planned and not named else ()
+def rows_to_play(task: Task, config: PlayConfig, split: Split) -> LoadedExamples:
+    """The rows that the settings choose from --data or the released files; DataError if there are
+    none. In a plan, generated rows in the published number stand for files that are not here."""
+    source = config.rows_source(task.name)
+    try:
+        loaded = examples_to_play(task, source, split=split, limit=config.limit, seed=config.seed)
+    except NoRows:
+        named = source or config.where or config.example
+        published = stand_ins(task, split, config.limit) if config.planned and not named else ()
+        if not published:
+            raise
+        return LoadedExamples(examples=published)
+    return replace(loaded, examples=chosen_rows(loaded.examples, config, task.name))
 
 
 def planned_lines(config: PlayConfig, work: Iterable[Work], split: Split) -> list[str]:
-    """Lines of a plan about rows that are not here, and about what --playable would skip."""
+    """In a plan, lines about rows that are not here, and about what --playable would skip."""
+    if not config.planned:
+        return []
     names = [w.task.name for w in work if any(e.source == STAND_IN for e in w.examples)]
     lines = []
     if names:

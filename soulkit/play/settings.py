@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import PrivateAttr, field_validator, model_validator
 
 from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, DataError
@@ -39,6 +39,7 @@ class PlayConfig(RolesConfig):
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
         "threads", "engine",
     }  # fmt: skip
+    _planned: bool = PrivateAttr(default=False)
 
     model: str = _task(
         min_length=1, metavar="MODEL",
@@ -162,6 +163,18 @@ class PlayConfig(RolesConfig):
     def _sampled(cls, engine: str) -> str:
         parse_engine(engine)
         return engine
+
+    @property
+    def planned(self) -> bool:
+        """Whether these are the settings of a plan: API keys are not needed, and tasks whose rows
+        are not here are counted with their published size."""
+        return self._planned
+
+    def for_plan(self) -> Self:
+        """These settings for a plan."""
+        copy = self.model_copy()
+        copy._planned = True
+        return copy
 
     @property
     def engine_choice(self) -> SamplingEngine:

@@ -175,6 +175,7 @@ def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
     trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
+    planned: bool = False,
 ) -> list[PlannedRun]:  # fmt: skip
     """Every run of the comparison, seed by seed, so that early results are comparable.
 
@@ -188,19 +189,20 @@ def plan_arms(
             "Write, for example, --seeds 3 --match rollouts",
         )
     first = TrainConfig.load(file, flags=settings_of(arms[0].method), trust=trust).seed
-    planned = []
+    runs = []
     for seed in range(first, first + seeds):
         for arm in arms:
             config = arm_config(arm, file, settings_of(arm.method), seed, match, trust=trust)
-            planned.append(PlannedRun(arm, config, out / arm.slug / f"seed_{seed}"))
-    for run in planned:
+            config = config.for_plan() if planned else config
+            runs.append(PlannedRun(arm, config, out / arm.slug / f"seed_{seed}"))
+    for run in runs:
         refuse_unplayable(run.config)
-    planned = arms_with_players(planned)
-    for run in planned:
+    runs = arms_with_players(runs)
+    for run in runs:
         refuse_other_settings(run)
     if not force_mixed:
-        refuse_unlike(planned[: len(arms)], judged_alike=judged_alike)
-    return planned
+        refuse_unlike(runs[: len(arms)], judged_alike=judged_alike)
+    return runs
 
 
 def refuse_unplayable(config: TrainConfig) -> None:

@@ -287,24 +287,21 @@ def _role_gaps(
 
 
 def prepare(
-    config: EvalConfig, reporter: Reporter = SILENT, *, asking: bool = True, planned: bool = False
+    config: EvalConfig, reporter: Reporter = SILENT, *, asking: bool = True
 ) -> tuple[EvalConfig, list[Work]]:
     """Check everything that needs no model, and return the configuration with default players and
-    its work. Without `asking`, no keys or checkpoints are needed. In a plan (`planned`), tasks
-    whose rows are not here have examples in the published number.
+    its work. Without `asking`, no keys or checkpoints are needed.
     """
     registry = config.registry()
-    work, gaps = work_and_missing(config, registry, planned=planned)
+    work, gaps = work_and_missing(config, registry)
     config = with_default_players(config, work, registry, suite=config.suite)
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
     refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
-    lines: Sequence[str] = ()
-    if config.playable:
-        lines = left_out_lines(config.suite, left_out(config, work, planned=planned))
-    absent = planned_lines(config, there, config.split) if planned else ()
-    for line in (*lines, *absent, *training_player_remarks(config, there, registry)):
+    lines = left_out_lines(config.suite, left_out(config, work)) if config.playable else []
+    lines += planned_lines(config, there, config.split)
+    for line in (*lines, *training_player_remarks(config, there, registry)):
         reporter.note(line)
     for remark in (remark for part in work for remark in part.task.remarks() if asking):
         reporter.note(remark)

@@ -35,16 +35,16 @@ from soulkit.play.requirements import (
     missing_model,
     missing_roles,
     planned_lines,
-    published_rows,
     refuse_empty_suite,
     refuse_missing,
+    rows_to_play,
     split_playable,
 )
-from soulkit.play.settings import chosen_rows, configured_tasks
+from soulkit.play.settings import configured_tasks
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.loading import NoRows, examples_to_play
+from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.made_rows import MADE
 from soulkit.tasks.kit.registry import Registry, not_for_training
 from soulkit.tasks.kit.spec import EVALUATION_ONLY
@@ -124,20 +124,17 @@ class ServePlayer(Protocol):
 
 
 def load_training_data(
-    config: TrainConfig, *, asking: bool = False, planned: bool = False,
-    reporter: Reporter = SILENT,
-) -> TrainingData:  # fmt: skip
+    config: TrainConfig, *, asking: bool = False, reporter: Reporter = SILENT
+) -> TrainingData:
     """Tasks with training and dev rows (split by content hash of the story), or conversations.
 
-    With `asking`, also check that API keys and models are available. In a plan (`planned`), tasks
-    whose rows are not here have examples in the published number.
+    With `asking`, also check that API keys and models are available.
     """
     if config.corpora:
         refuse_unnamed_model(config)
         corpus = gather_corpus(config, reporter)
         refuse_missing(missing_requirements(config) if asking else [], lambda: None)
-        measured = _measured(config, asking, planned)
-        return TrainingData({}, [], [], config, corpus=corpus, measured=measured)
+        return TrainingData({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
     registry = config.registry()
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
@@ -147,13 +144,13 @@ def load_training_data(
         check_settings(config, objective)
     left_out: dict[str, str] = {}
     if config.playable:
-        config, left_out = playable_part(config, registry, objective, planned=planned)
+        config, left_out = playable_part(config, registry, objective)
     registry.refuse_rows_only(config.tasks, config.suite)
     registry.refuse_evaluation_only(config.tasks)
     tasks = configured_tasks(registry, config.tasks, config, training=True)
     refuse_scripts(config, tasks)
     refuse_unnamed_model(config, tasks)
-    rows_by_task, gaps = rows_and_gaps(tasks, config, planned=planned)
+    rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     played = work if objective is not None else []  # supervised training calls no players
@@ -165,11 +162,11 @@ def load_training_data(
     # Supervised training needs no players; if they are missing, only losses are measured.
     alone = all(part.roles <= {"actor"} for part in work)
     asked_for = config.eval_task or config.probe_every
-    measured = _measured(config, asking, planned) if alone or asked_for else None
+    measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
         players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
-        planned=tuple(planned_lines(config, work, "train")) if planned else (),
+        planned=tuple(planned_lines(config, work, "train")),
     )  # fmt: skip
     refuse_missing(gaps, lambda: training_plan(material) if material.pool else None, config.suite)
     pool = material.pool
@@ -220,35 +217,32 @@ def _model_facts(config: TrainConfig) -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def _measured(config: TrainConfig, asking: bool, planned: bool) -> TrainingData | None:
+def _measured(config: TrainConfig, asking: bool) -> TrainingData | None:
     settings = measured_settings(config)
-    if settings is None:
-        return None
-    return load_training_data(settings, asking=asking, planned=planned)
+    return None if settings is None else load_training_data(settings, asking=asking)
 
 
 def playable_part(
-    config: TrainConfig, registry: Registry, objective: Objective | None, *, planned: bool = False
+    config: TrainConfig, registry: Registry, objective: Objective | None
 ) -> tuple[TrainConfig, dict[str, str]]:
     """The settings with only the trainable tasks of the suite, and the reasons why the others are
     skipped; ConfigError if all are."""
     members = suite_members(config.suite or "", config.tasks_file)
     tasks = configured_tasks(registry, members, config, training=True)
     work, left_out = split_playable(
-        tasks, config, registry, lambda task: _work(task, config, objective, planned),
+        tasks, config, registry, lambda task: _work(task, config, objective),
         coached=objective is not None and objective.uses_feedback, asking=objective is not None,
-        keys=not planned,
     )  # fmt: skip
     refuse_empty_suite(config, work, left_out)
     played = {part.task.name: 1.0 for part in work}
     return config.model_copy(update={"tasks": played}), left_out
 
 
-def _work(task: Task, config: TrainConfig, objective: Objective | None, planned: bool) -> Work:
+def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
     """A task with its training rows; NotForTraining or DataError if it has none."""
     if task.spec.evaluation_only:
         raise not_for_training(f"the task {task.name}")
-    rows = chosen_rows(training_rows(task, config, planned=planned), config, task.name)
+    rows = training_rows(task, config)
     refuse_marked_rows(task.name, rows)
     if objective is None and task.gold_is_script:
         raise NoRows(*_script_words(task.name))
@@ -278,14 +272,14 @@ def _mixed(
 
 
 def rows_and_gaps(
-    tasks: Mapping[str, Task], config: TrainConfig, *, planned: bool = False
+    tasks: Mapping[str, Task], config: TrainConfig
 ) -> tuple[dict[str, tuple[Example, ...]], list[MissingRequirement]]:
     """Task → its training rows, and the tasks that have none."""
     rows: dict[str, tuple[Example, ...]] = {}
     gaps = []
     for name, task in tasks.items():
         try:
-            rows[name] = chosen_rows(training_rows(task, config, planned=planned), config, name)
+            rows[name] = training_rows(task, config)
             refuse_marked_rows(name, rows[name])
         except NoRows as error:
             gaps.append(MissingRequirement("rows", name, error.way, error))
@@ -308,17 +302,10 @@ def missing_requirements(config: TrainConfig) -> list[MissingRequirement]:
     return [*missing_keys(config), *model, *taught, *engine]
 
 
-def training_rows(task: Task, config: TrainConfig, *, planned: bool = False) -> Sequence[Example]:
-    """The rows of `--data`, or else of the pulled training files; DataError if there are none. In a
-    plan (`planned`), examples in the published number stand for files that are not here."""
-    source = config.rows_source(task.name)
-    try:
-        loaded = examples_to_play(task, source, split="train", limit=config.limit, seed=config.seed)
-    except NoRows:
-        if published := published_rows(task, config, "train", planned=planned):
-            return published
-        raise
-    return loaded.examples
+def training_rows(task: Task, config: TrainConfig) -> tuple[Example, ...]:
+    """The chosen rows of `--data`, or else of the pulled training files; DataError if there are
+    none."""
+    return rows_to_play(task, config, "train").examples
 
 
 def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
