@@ -144,6 +144,13 @@ def byte_size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def short_count(number: int) -> str:
+    """A large number as `9,120`, `61.4k` or `3.1M`."""
+    if number < 10_000:
+        return f"{number:,}"
+    return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:,.1f}M"
+
+
 def dollars(amount: float | None) -> str:
     """US dollars: `$0.0420`, `$3.10`, `unknown`."""
     if amount is None:

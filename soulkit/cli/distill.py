@@ -104,11 +104,9 @@ def _stages(name: str | None) -> tuple[Stage, ...]:
 def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     reporter = ConsoleReporter("distill")
     with reporter.working("starting"):
-        from soulkit.cli.plan import refuse_plan_options
         from soulkit.distill.run import distill
 
     out = values["out"] or default_run_path("distill", sorted(set(config.data) - {"*"}))
-    refuse_plan_options(values)
     if values["dry_run"]:
         _dry_run(config, out, stages, values)
         return

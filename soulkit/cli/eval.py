@@ -60,10 +60,8 @@ class Kinds(GroupFromSettings):
         options = in_reading_order([*options_for(EvalConfig, traits), PILOT])
 
         def body(values: dict[str, Any]) -> None:
-            from soulkit.cli.plan import refuse_plan_options
             from soulkit.eval.run.runner import load_config
 
-            refuse_plan_options(values)
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
             settings = load_config(file, {"kind": name, **flags}, trust=values["trust"],

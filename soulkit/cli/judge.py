@@ -276,9 +276,8 @@ class Checks(GroupFromSettings):
                 raise missing_run_error("soul judge check")
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
-            from soulkit.cli.plan import refuse_plan_options, show_plan
+            from soulkit.cli.plan import show_plan
 
-            refuse_plan_options(values)
             if values["dry_run"]:
                 from soulkit.eval.judges.check import Check
 

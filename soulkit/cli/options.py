@@ -391,6 +391,7 @@ def build_command(
 
     def command(**values: Any) -> None:
         del values[HELP_ALL]
+        _check_plan_options(values)
         body(values)
 
     whole_help = inspect.Parameter(
@@ -406,6 +407,21 @@ def build_command(
     single = CommandTable(add_completion=False, rich_markup_mode=None)
     single.command(name, help=help, cls=type("Sectioned", (Sectioned,), facts))(command)
     return typer.main.get_command(single)
+
+
+def _check_plan_options(values: Mapping[str, Any]) -> None:
+    pilot = values.get("pilot")
+    if pilot is not None and pilot < 1:
+        raise ConfigError(
+            f"--pilot {pilot} plays no rows.", "It is the number of rows to play.",
+            "Give a number of at least 2, such as --pilot 20.",
+        )  # fmt: skip
+    for name in ("pilot", "bounds"):
+        if values.get(name) and not values["dry_run"]:
+            raise ConfigError(
+                f"--{name} has no effect here.", "It changes only plans.",
+                "Leave it out, or add --dry-run to print a plan.",
+            )  # fmt: skip
 
 
 def _parameter(option: Option) -> inspect.Parameter:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from soulkit.cli.console import console, one_line, print_json, safe
 from soulkit.errors import ConfigError
 from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
-from soulkit.text import byte_size, counted, dollars, duration
+from soulkit.text import byte_size, counted, dollars, duration, short_count
 
 if TYPE_CHECKING:
     from soulkit.models.local.footprint import Machine
@@ -59,31 +59,15 @@ def show_plan(
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    rows = tuple(GridRow.of(one_line(part.task), one.role, one_line(one.name), *_figures(one))
+    rows = tuple(GridRow.of(one_line(part.task), one.role, _model(one), *_figures(one))
                  for part in plan.tasks for one in part.asked)  # fmt: skip
     head = ("task", "role", "model", "calls", "prompt tokens", "reply tokens", "cost")
     grid = Grid(head=head, rows=rows, words=head[:3], n_names=3, whole=head[:2],
-                least={"model": 12})  # fmt: skip
+                least={"model": 10})  # fmt: skip
     for shown in grid_parts(grid) if rows else ():
         console().print(shown)
     for line in (*_totals(plan, bounds=bounds, offered=offered), *coaches):
         console().print(line, markup=False, soft_wrap=True)
-
-
-def refuse_plan_options(values: Mapping[str, Any]) -> None:
-    """ConfigError for a pilot without rows, and for --bounds or --pilot outside a plan."""
-    pilot = values.get("pilot")
-    if pilot is not None and pilot < 1:
-        raise ConfigError(
-            f"--pilot {pilot} plays no rows.", "It is the number of rows to play.",
-            "Give a number of at least 2, such as --pilot 20.",
-        )  # fmt: skip
-    used = "--pilot" if pilot else "--bounds" if values["bounds"] else ""
-    if used and not values["dry_run"]:
-        raise ConfigError(
-            f"{used} has no effect here.", "It changes only plans.",
-            "Leave it out, or add --dry-run to print a plan.",
-        )  # fmt: skip
 
 
 def show_corpus_plan(
@@ -114,10 +98,16 @@ def show_corpus_plan(
         show_plan(played, as_json=False, bounds=bounds)
 
 
+def _model(one: PlayerLoad) -> str:
+    """The name of the model, without the folder or owner of one on this machine."""
+    name = one_line(one.name.removeprefix("endpoint:"))
+    return name if one.seconds else name.rstrip("/").rpartition("/")[2]
+
+
 def _figures(one: PlayerLoad) -> tuple[str, ...]:
-    about = (one.usual_calls, one.prompt_tokens, one.reply_tokens)
     cost = "-" if one.cost is None and not one.seconds else dollars(one.cost)
-    return (*(f"{n:,}" for n in about), cost)
+    tokens = short_count(one.prompt_tokens), short_count(one.reply_tokens)
+    return (f"{one.usual_calls:,}", *tokens, cost)
 
 
 def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
@@ -128,7 +118,8 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
         f"{plan.prompt_words:,} words in the first prompts"
     ]
     if plan.cost is not None:
-        more = "; --pilot N plays N rows and narrows this" if offered and not plan.pilot else ""
+        wide = offered and not plan.pilot and plan.cost_range
+        more = "; --pilot N plays N rows and narrows this" if wide else ""
         lines.append(f"cost about {dollars(plan.cost)}{range_words(plan)}{more}")
     elif plan.unpriced:
         lines.append("cost unknown")
@@ -139,9 +130,10 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
         most = f" and {dollars(plan.cost_limit)}" if plan.cost_limit is not None else ""
         lines.append(f"bounds: at most {plan.calls:,} calls{most}")
     if (pilot := plan.pilot) is not None:
+        cost = "" if pilot.cost is None else f" cost {dollars(pilot.cost)}"
         lines.append(
-            f"pilot: {counted(pilot.rows, 'row')} of {counted(pilot.tasks, 'task')} cost "
-            f"{dollars(pilot.cost)}; {pilot.folder} keeps their replies, and the same command with "
+            f"pilot: {counted(pilot.rows, 'row')} of {counted(pilot.tasks, 'task')}{cost}; "
+            f"{pilot.folder} keeps their replies, and the same command with "
             f"--out {pilot.folder} plays the rest"
         )
         parts = [
@@ -187,5 +179,4 @@ def _assumed_speed(plan: Plan) -> str:
     if not any(one.seconds for one in plan.asked):
         return ""
     each = f"assuming {SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
-    each = "with the latencies of the pilot" if plan.pilot else each
     return f", {each} for API models and {plan.concurrency} calls at once"

@@ -179,7 +179,6 @@ def group() -> None:
 def _train(method: str, values: Mapping[str, Any]) -> None:
     reporter = ConsoleReporter(f"train {method}")
     with reporter.working("starting"):
-        from soulkit.cli.plan import refuse_plan_options
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import overruled
         from soulkit.train.run import prepare_training, refuse_untrainable, train
@@ -187,7 +186,6 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.state.metrics import read_step_lines
         from soulkit.train.state.stops import flat_total, steps_before, with_more_steps
 
-    refuse_plan_options(values)
     if remark := overruled(method):
         print_note(remark)
     flags = settings_of(method, values)
@@ -327,14 +325,13 @@ def _gap(rewards: Rewards) -> str:
 
 
 def _ablate(values: Mapping[str, Any]) -> None:
-    from soulkit.cli.plan import refuse_plan_options, show_plan
+    from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.report.ablation import write_ablation
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
 
-    refuse_plan_options(values)
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
     suite = common.get("suite")

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.resume import ResumeState, draft_keys
 from soulkit.metrics.intervals import Estimate, estimate, suite_mean
-from soulkit.models.ledger.ledger import Ledger, UsedTokens
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import control_jobs
-from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan, Work
+from soulkit.play.plan import Pilot, Plan, PlayerLoad, TaskPlan, Work, seconds_of
 from soulkit.runs.folder import Run
 from soulkit.types import Example
 
@@ -34,10 +35,12 @@ MOST = 100
 """Played rows per task that a plan is measured on."""
 OTHERS = ""
 """The group of tasks that share one ratio."""
-Used = Mapping[tuple[str, str], UsedTokens]
-"""(role, example) → what its calls used."""
+QUANTITIES = ("calls", "prompt_tokens", "completion_tokens", "cost")
+"""What is measured, with the names of `RoleTotals`."""
+Used = Mapping[tuple[str, str], Mapping[str, Any]]
+"""(role, example) → `RoleTotals` of its calls."""
 Amounts = Mapping[tuple[str, str], float]
-"""(role in the ledger, quantity of `UsedTokens`) → its amount."""
+"""(role in the ledger, quantity) → its amount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,13 @@ class PilotRow:
 
     @classmethod
     def of(cls, task: str, example: Example, plan: Plan, used: Used) -> PilotRow:
-        """The row whose plan is `plan`; `used` has the calls of all rows."""
+        """The row whose plan is `plan`; `used` has the calls of all rows by role and example."""
+        planned = _planned(plan.asked)
         amounts = {
-            (role, name): value or 0.0
-            for (role, key), one in used.items() if key == example.id
-            for name, value in one._asdict().items()
+            (role, name): used[role, example.id][name] or 0.0
+            for role, name in planned if (role, example.id) in used
         }  # fmt: skip
-        return cls(task, example.cluster, _planned(plan.asked), amounts)
+        return cls(task, example.cluster, planned, amounts)
 
 
 def played_rows(
@@ -67,7 +70,7 @@ def played_rows(
     if not run.ledger_path.is_file():
         return []
     with Ledger(run.ledger_path, "replay") as ledger:
-        used = ledger.used()
+        used = ledger.by_example()
     # Replies by batch cost half; the ratio of live prices holds for batch prices, too.
     live = config.model_copy(update={"batch": False, "batch_judges": False})
     controls, repeats = {control.key for control in standing.controls}, config.repeats
@@ -108,11 +111,11 @@ def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: f
         interval = max(low, spent if share else 0.0), min(high, scaled.cost_limit)
     ratios: dict[str, dict[str, float]] = {}
     for (role, name), ratio in _ratios(rows).items():
-        if name in ("calls", "prompt_tokens", "reply_tokens"):
-            ratios.setdefault(role, {})[name] = ratio
+        if name != "cost":
+            ratios.setdefault(role, {})[name.replace("completion", "reply")] = ratio
     return replace(scaled, pilot=Pilot(
-        rows=len(rows), tasks=len({row.task for row in rows}), cost=spent, interval=interval,
-        ratios=ratios, folder=str(folder),
+        rows=len(rows), tasks=len({row.task for row in rows}), interval=interval, ratios=ratios,
+        cost=None if plan.cost is None else spent, folder=str(folder),
     ))  # fmt: skip
 
 
@@ -141,9 +144,9 @@ def _planned(loads: Iterable[PlayerLoad]) -> Amounts:
 
 
 def _quantities(one: PlayerLoad) -> Amounts:
-    values = (one.usual_calls, one.prompt_tokens, one.reply_tokens, one.cost or 0.0, one.seconds)
+    values = (one.usual_calls, one.prompt_tokens, one.reply_tokens, one.cost or 0.0)
     role = ASKED_AS.get(one.role, one.role)
-    return {(role, name): value for name, value in zip(UsedTokens._fields, values, strict=True)}
+    return {(role, name): value for name, value in zip(QUANTITIES, values, strict=True)}
 
 
 def _sum(several: Iterable[Amounts]) -> Amounts:
@@ -161,15 +164,16 @@ def _ratios(rows: Sequence[PilotRow]) -> Amounts:
 
 
 def _scaled(task: TaskPlan, ratios: Amounts) -> TaskPlan:
-    """The task's plan with measured calls, tokens, cost and time of players on servers."""
+    """The task's plan with measured calls, tokens and cost of players on servers."""
     loads = []
     for one in task.asked:
-        calls, prompts, replies, cost, seconds = (
+        calls, prompts, replies, cost = (
             value * ratios.get(key, 1.0) for key, value in _quantities(one).items()
         )
         changed = replace(
-            one, usual_calls=round(calls), prompt_tokens=round(prompts), cost_range=None,
-            reply_tokens=round(replies), cost=None if one.cost is None else cost, seconds=seconds,
+            one, usual_calls=round(calls), prompt_tokens=round(prompts),
+            reply_tokens=round(replies), seconds=seconds_of(calls, replies),
+            cost=None if one.cost is None else cost, cost_range=None,
         )  # fmt: skip
         loads.append(changed if one.seconds else one)
     before, after = (sum(one.seconds for one in several) for several in (task.asked, loads))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from soulkit.data.files import BadRow
 from soulkit.errors import ConfigError
@@ -153,11 +153,11 @@ class PlayerTerms:
 
     @property
     def reply(self) -> int:
-        return self.stretched(1.0)
+        return min(self.limit, self.usual or USUAL[self.role])
 
-    def stretched(self, factor: float) -> int:
-        """Tokens of a reply that is `factor` times as long as usual."""
-        return min(self.limit, max(1, round(factor * (self.usual or USUAL[self.role]))))
+    def stretched(self, factor: float) -> Self:
+        """The player with replies that are `factor` times as long as usual."""
+        return replace(self, usual=max(1, round(factor * (self.usual or USUAL[self.role]))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ class Pilot:
 
     rows: int
     tasks: int
-    cost: float
-    """US dollars that they cost, as far as prices are known."""
+    cost: float | None
+    """US dollars that they cost; None if no price is known."""
     interval: tuple[float, float] | None
     """95 % interval of the cost of the whole plan; None if the rows support none."""
     ratios: Mapping[str, Mapping[str, float]]
@@ -375,8 +375,18 @@ def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
     """The load of one player's questions, from the number of words in each prompt; only
     `cost_limit` includes re-asks."""
     calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
-    prompt = [tokens] * len(SPREAD)
-    return replace(_priced(terms, calls, prompt, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
+    return replace(_with_range(
+        _priced(terms.stretched(factor), calls, tokens, calls, tokens, QUESTION_ATTEMPTS)
+        for factor in SPREAD
+    ), calls=calls)  # fmt: skip
+
+
+def _with_range(loads: Iterable[PlayerLoad]) -> PlayerLoad:
+    """The first of three loads; the costs of the others are the range of its cost."""
+    usual, short, long = loads
+    if short.cost is None or long.cost is None:
+        return usual
+    return replace(usual, cost_range=(short.cost, long.cost))
 
 
 def _plan_task(load: Load, work: Work) -> TaskPlan:
@@ -388,10 +398,13 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
     longest = max((max(seats, default=0) for seats in by_seat.values()), default=0)
     if task.spec.size and any(row.source == STAND_IN for _, row in parts):
         longest = max(longest, task.spec.size.longest)
+    spread = [[one.stretched(factor) for one in players] for factor in SPREAD]
     loads = []
-    for player in players:
+    for i, player in enumerate(players):
         asks = [_ask(task, control, row, words[row.id], player) for control, row in parts]
-        loads.append(_player_load(task, asks, load.times, player, players))
+        loads.append(
+            _with_range(_player_load(task, asks, load.times, some[i], some) for some in spread)
+        )
     plays = 0.0 if load.controls else load.times
     return TaskPlan(
         task=f"{task.name} {load.label}".rstrip(),
@@ -473,42 +486,37 @@ def _player_load(
     others = {v.role: v for v in players}
     repetitions = _repeats(task, player)
     longest = sum(others[role].limit for role in SPEAKERS if role in others)
-    calls = about = most = 0.0
-    prompts = dict.fromkeys(SPREAD, 0.0)
+    calls = about = prompts = most = 0.0
     for ask in asks:
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
-        lines = [(others[role], n) for role, n in ask.lines.items() if role in others]
-        for factor in prompts:
-            each = sum(one.stretched(factor) * n for one, n in lines)
-            prompts[factor] += usual * _prompt(ask.opening, ask.usual_turns, player, each)
+        each = sum(others[role].reply * n for role, n in ask.lines.items() if role in others)
+        prompts += usual * _prompt(ask.opening, ask.usual_turns, player, each)
         most += times * _prompt(ask.opening, ask.turns, player, longest)
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
-    about, calls, most = (round(plays * n) for n in (about, calls, most))
-    tokens = [round(plays * n) for n in prompts.values()]
-    return _priced(player, int(about), tokens, int(calls), int(most), tries)
+    about, prompts, calls, most = (round(plays * n) for n in (about, prompts, calls, most))
+    return _priced(player, int(about), int(prompts), int(calls), int(most), tries)
 
 
 def _priced(
-    player: PlayerTerms, about: int, tokens: Sequence[int], calls: int, most: int, tries: int
+    player: PlayerTerms, about: int, prompts: int, calls: int, most: int, tries: int
 ) -> PlayerLoad:
-    """The load of `about` expected calls, with their prompt tokens at the reply lengths of SPREAD.
-    Its limit: `calls` calls with `most` tokens, each asked `tries` times with full replies."""
+    """The load of `about` expected calls with `prompts` tokens. Its limit: `calls` calls with
+    `most` tokens, each asked `tries` times with replies of full length."""
     replies = about * player.reply
     most = tries * most + (tries - 1) * calls * AGAIN
-    cost, low, high = (
-        _cost(player, prompt, about * player.stretched(factor))
-        for prompt, factor in zip(tokens, SPREAD, strict=True)
-    )
     return PlayerLoad(
         role=player.role, name=player.name, calls=tries * calls, usual_calls=about,
-        prompt_tokens=tokens[0], reply_tokens=replies,
-        cost=cost,
+        prompt_tokens=prompts, reply_tokens=replies, cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
-        seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
+        seconds=seconds_of(about, replies) if player.served else 0.0,
         paid=player.paid,
-        cost_range=None if low is None or high is None else (low, high),
     )  # fmt: skip
+
+
+def seconds_of(calls: float, reply_tokens: float) -> float:
+    """Assumed seconds of the calls of an API model, one after the other."""
+    return calls * SECONDS_PER_CALL + reply_tokens * SECONDS_PER_TOKEN
 
 
 def _repeats(task: Task, player: PlayerTerms) -> float:

@@ -212,7 +212,8 @@ class FittingTable:
         for bracket, where in (("(", columns[1:]), ("[", columns[1:]), ("(", columns[:1])):
             if sum(map(_longest_text, columns)) > room:
                 _break_before(bracket, where)
-        least = [_longest(_WHOLE, column) for column in columns]
+        least = [min_width or _longest(_WHOLE, column)
+                 for column, (_, min_width) in zip(columns, asked, strict=True)]  # fmt: skip
         if sum(least) <= room:
             self._fold(room, least)
             yield self.table

@@ -63,7 +63,7 @@ def training_pilot(material: TrainingData, n: int, out: Path, reporter: Reporter
     with open_training(config, out, material, reporter) as parts:
         run_coroutine(_play(parts, jobs, reporter))
         with Ledger(parts[1].ledger_path) as ledger:
-            used = ledger.used()
+            used = ledger.by_example()
     rows = [PilotRow.of(job.task.name, job.example, plan, used)
             for job, plan in zip(jobs, plans, strict=True)]  # fmt: skip
     return plan_from_pilot(training_plan(material), rows, out)

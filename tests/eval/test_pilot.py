@@ -63,7 +63,7 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     assert "cost of the pilot: about $" in printed.err and "95 % interval $" in printed.out
     assert "pilot: 24 rows of 2 tasks cost $0." in printed.out and str(out) in printed.out
     assert "measured over assumed: actor 1.00 × calls, " in printed.out
-    assert "--pilot N" not in printed.out and "latencies of the pilot" in printed.out
+    assert "--pilot N" not in printed.out
     first = len(server.requests)
     lines = (out / "episodes.jsonl").read_text().splitlines()
     assert len(lines) == 24 and not (out / "summary.json").exists()
@@ -84,6 +84,18 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     assert low < true < high and high - low < (before[1] - before[0]) / 2
     assert abs(plan["cost"] - true) < abs(assumed["cost"] - true) / 2
     assert summary(out)["n"] == 80
+
+
+def test_a_pilot_without_prices_has_no_cost(
+    server: ScriptedServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = server.base_url
+    words = ("eval", "api", "--model", "m", "--base-url", url, "--task", "tomi", *FAST,
+             "--data", "synth:4", "--pilot", 2, "--out", "run")  # fmt: skip
+    assert soul("plan", *words) == 0
+    assert "pilot: 2 rows of 1 task; run keeps their replies" in capfd.readouterr().out
+    assert soul("plan", *words, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["pilot"]["cost"] is None
 
 
 def test_without_a_folder_the_run_finds_its_pilot(

@@ -326,6 +326,32 @@ def test_a_pair_that_is_asked_about_in_one_order_costs_half(
             assert beside.usual_calls == (13 + 7 if terms is judge else 10 + 4)
 
 
+def test_a_comparison_is_planned_without_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOULKIT_DATA", raising=False)
+    words = ("plan", "train", "ablate", "--methods", "ditto,grpo", "--task", "hitom",
+             "--model", "nobody/nothing", "--steps", 3, "--prompts", 4, "--json")  # fmt: skip
+    assert soul(*words) == 0
+    printed = capfd.readouterr()
+    assert printed.err.count("counted with the published sizes: the rows of hitom") == 1
+    tasks = {part["task"]: part["examples"] for part in json.loads(printed.out)["tasks"]}
+    assert tasks["hitom drafts ditto"] == tasks["hitom drafts grpo"] == 1024
+
+
+def test_a_plan_is_a_table_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Path("examples/one_80gb.yaml").resolve()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("soulkit.cli.console.out.width", 80)
+    assert soul("plan", "train", "ditto", "--config", recipe, "--device", "cuda") == 0
+    table, *_ = capfd.readouterr().out.partition(" episodes, about ")
+    assert " · " not in table and max(map(len, table.splitlines())) <= 80
+    assert " sotopia drafts partner gpt-5-nano 51,200 79.6M 6.1M $6.44 " in " ".join(table.split())
+
+
 def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "partner": "actor",
              "data": {"sotopia": "synth:40"}, "judge": ["endpoint:j"], "steps": 5,

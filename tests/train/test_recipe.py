@@ -147,7 +147,7 @@ def test_every_task_has_the_same_share_and_repeats_are_even() -> None:
     assert all(max(n.values()) - min(n.values()) <= 1 for n in by_task.values())
     said_aloud = "\n".join(material.remarks())
     assert "left out of soul-10: coser" in said_aloud
-    assert "fantom has only 6 training rows; rows are repeated to get 20" in said_aloud
+    assert "each task keeps its share: fantom (6 for 20)" in said_aloud
 
 
 def test_rows_are_drawn_by_seed_and_a_ratio_is_one_of_the_share() -> None:

@@ -82,18 +82,6 @@ class SentCalls(NamedTuple):
     calls: int
 
 
-class UsedTokens(NamedTuple):
-    """What the calls of one role for one example used."""
-
-    calls: int
-    prompt_tokens: int
-    reply_tokens: int
-    cost: float | None
-    """US dollars; None if no price is known."""
-    seconds: float
-    """Latency of the calls, one after the other."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """One paid call: who asked, the raw reply, and what it used."""
@@ -227,14 +215,6 @@ class Ledger:
         """(role, example) → totals of its calls."""
         rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
         return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
-
-    def used(self) -> dict[tuple[str, str], UsedTokens]:
-        """(role, example) → what its calls used."""
-        rows = self._query(
-            "SELECT role, example_id, COUNT(*), SUM(prompt_tokens), SUM(completion_tokens), "
-            "SUM(cost), SUM(seconds) FROM calls GROUP BY role, example_id"
-        )
-        return {(str(row[0]), str(row[1])): UsedTokens(*row[2:]) for row in rows}
 
     def sent(self) -> list[SentCalls]:
         """How the calls of the file (in mode `off`: of this process) were sent."""

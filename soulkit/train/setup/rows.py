@@ -73,13 +73,13 @@ class TrainingData:
         for task in self.tasks.values():
             held_out = [row for owner, row in self.dev if owner is task]
             lines.append(parts_remark(task, held_out, dev=True))
+        few = []
         for task in self.tasks.values() if share else ():
             taken = [row.id for owner, row in self.pool if owner is task]
             if (distinct := len(set(taken))) < len(taken):
-                lines.append(
-                    f"{task.name} has only {distinct} training rows; rows are repeated to get "
-                    f"{len(taken)}, so that the task keeps its share"
-                )
+                few.append(f"{task.name} ({distinct} for {len(taken)})")
+        if few:
+            lines.append(f"rows are repeated, so that each task keeps its share: {', '.join(few)}")
         return [line for line in lines if line]
 
 
