@@ -52,7 +52,7 @@ def opening_words(task: Task, example: Example, role: str) -> float | None:
     reader = "judge" if role in PANEL_TEMPLATES else seats[0]
     fields, _ = task.within_budget(example.visible(reader))
     words = fmean(sizes.values()) + sum(map(words_of_value, fields.values()))
-    if example.source == STAND_IN:  # released rows are longer for all readers alike
+    if example.source == STAND_IN:  # released rows are longer, for every reader alike
         words += fmean(words_by_seat(task, example)) - fmean(words_by_seat(task, example, False))
     return max(words, 0.0)
 

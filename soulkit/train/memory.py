@@ -234,7 +234,7 @@ def device_kind(device: str) -> Kind:
 
 
 SERVER_WORKSPACE, ASLEEP = 4 << 30, 2 << 30
-"""Assumed bytes of a server beside weights and cache (CUDA context, activations of a prefill,
+"""Assumed bytes of a server without weights and cache (CUDA context, activations of a prefill,
 log-probs of a batch, CUDA graphs), and of a server that sleeps. Not measured."""
 CACHED = 1 << 17
 """Tokens in the cache of a server that samples well: about 100 rollouts at once."""
@@ -372,11 +372,9 @@ def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> 
             config, ways = config.model_copy(update=change), [*ways, words]
             if planned_memory(config, model, kind, free).fits:
                 return " and ".join(ways)
-    if config.lesson_tokens:
-        return " and ".join([*ways, "lower --lesson-tokens"])
-    share = USABLE * free / planned_memory(config, model, kind, free).total
-    base = f"a base of at most {share * model.parameters / 1e9:.1f} billion parameters"
-    return " and ".join([*ways, base])
+    most = USABLE * free / planned_memory(config, model, kind, free).total * model.parameters
+    smaller = f"a base of at most {most / 1e9:.1f} billion parameters"
+    return " and ".join([*ways, "lower --lesson-tokens" if config.lesson_tokens else smaller])
 
 
 def settings_that_fit(

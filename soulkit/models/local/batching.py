@@ -113,8 +113,8 @@ def participants(models: Iterable[object], count: int) -> list[Participant]:
 BATCH_TOKENS = 262_144
 """Maximum tokens that a batch holds in memory; long rows make smaller batches."""
 EXPECTED = 1024
-"""Reply tokens for which a batch has space: few replies are as long as their limit allows. It is
-fixed, so that equal requests make equal batches. Longer replies wait for each other (decode.py)."""
+"""Reply tokens that a batch reserves per row, since few replies reach their limit. The number is
+fixed, so that equal requests make equal batches. If longer replies do not fit, some rows wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class GenerationRequest:
         return s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens, self.expert is not None
 
     def size(self, expected: float) -> float:
-        """Tokens for which a batch has space for this row at first. With two contexts, rows cannot
-        wait for space, so that replies of any length need it."""
+        """Tokens that a batch reserves for this row. Rows with two contexts cannot wait for space,
+        so they get it for the longest reply."""
         if self.expert is None:
             return len(self.ids) + min(self.room, expected)
         return len(self.ids) + len(self.expert.ids) + 2 * self.room

@@ -247,7 +247,7 @@ def _known_shape(name: str) -> Footprint | None:
         parameters=layers * hidden * (2 * both + 3 * width) + tables * vocabulary * hidden + vision,
         itemsize=2, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads,
         head_dim=head_dim, intermediate=width, vocabulary=vocabulary,
-        norms=2 * hidden + both * short.startswith("qwen3"),  # which norms queries and keys
+        norms=2 * hidden + both * short.startswith("qwen3"),  # Qwen3 norms queries and keys
     )  # fmt: skip
 
 
