@@ -21,7 +21,7 @@ from soulkit.models.base import ChatModel
 from soulkit.models.codec import least_limit
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
-from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
+from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE, pick_device
 from soulkit.models.local.quantize import base_remark, require_package
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
@@ -230,6 +230,13 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
+    on_cpu = pick_device(config.device).type == "cpu"
+    if on_cpu and config.attention == "flex" and config.packing == "auto":
+        raise ConfigError(
+            "--attention flex cannot train on a CPU.",
+            "FlexAttention has no backward pass there.",
+            "Leave out --attention, or train on a GPU.",
+        )
     packed = config.quantize if config.quantize != "none" else ""
     if config.full and (packed or config.dtype in ("bfloat16", "float16")):
         raise ConfigError(

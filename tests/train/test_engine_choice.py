@@ -216,6 +216,21 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
     assert beside[0] > 2 * qwen.parameters
 
 
+@pytest.mark.parametrize(
+    ("flag", "way_out"),
+    [("max-model-len", "Use --max-context."), ("max-num-seqs", "Use --batch-size")],
+)
+def test_flags_that_cannot_be_set_are_refused_before_there_is_a_folder(
+    flag: str, way_out: str, gpu: dict[str, int]
+) -> None:
+    """Otherwise the same --out would be refused as soon as the flag is corrected."""
+    settings = of(vllm_arg={flag: "100"}, engine="vllm")
+    material = load_training_data(settings)
+    with pytest.raises(ConfigError, match=f"{flag} cannot be set") as caught:
+        EnginePlan.of(settings, None, QWEN, material)
+    assert caught.value.way_out.startswith(way_out)
+
+
 def test_sleep_without_a_server_on_the_trainers_card_is_refused(gpu: dict[str, int]) -> None:
     refuse_engine(of(vllm_sleep=True))
     refuse_engine(of(vllm_sleep=True, engine="vllm"))

@@ -35,7 +35,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from soulkit.errors import ModelLoadError
+from soulkit.errors import ConfigError, ModelLoadError
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.model import attention as attention_module
 from soulkit.train.model import fused as fused_module
@@ -65,9 +65,10 @@ from soulkit.train.model.packing import (
 )
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.run import refuse_untrainable
 from tests.support.one_by_one import Outcome, one_by_one, packed
 from tests.support.shapes import LONG, WINDOW, WORDS, build
-from tests.support.training import assert_close, policy_of
+from tests.support.training import assert_close, config, policy_of
 
 SPANS = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=9).map(
@@ -925,3 +926,10 @@ def test_repeated_keys_change_nothing(
             with as_tries(policy, costs):
                 assert_exact(policy, FIXED["seats"], 10_000)
         assert all(q == k for q, k in heads) is not shares
+
+
+def test_flex_attention_on_a_cpu_is_refused_before_anything_is_sampled() -> None:
+    chosen = {"attention": "flex", "device": "cpu"}
+    with pytest.raises(ConfigError, match="--attention flex cannot train on a CPU"):
+        refuse_untrainable(config(**chosen))
+    refuse_untrainable(config(**chosen, packing="off"))

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from soulkit.errors import ConfigError, MissingPackage, ModelLoadError
-from soulkit.models.local.quantize import base_remark, is_quantised
+from soulkit.models.local.quantize import base_remark, is_quantised, loading_arguments
 from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_environment
 from soulkit.train.model.policy import Policy
@@ -218,6 +218,15 @@ def test_a_missing_package_is_an_error_of_three_lines(
         what, why, fix = three_lines(capfd.readouterr().err)
         assert "'bitsandbytes' is not installed" in what and "--quantize nf4" in why
         assert "[nf4]" in fix
+
+
+def test_a_package_that_cannot_be_imported_is_not_a_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ModelLoadError, match="'bitsandbytes' is installed, but cannot") as caught:
+        loading_arguments("m", object(), torch.device("cpu"), torch.float32)
+    assert "leave out --quantize" in caught.value.way_out
 
 
 @needs_package

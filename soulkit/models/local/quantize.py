@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import MissingPackage, ModelLoadError
 from soulkit.models.local.weights import stored_types
+from soulkit.text import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,12 @@ def _import_package() -> None:
     sys.modules["kernels"] = None  # type: ignore[assignment]
     try:
         import bitsandbytes  # noqa: F401
+    except Exception as error:
+        raise ModelLoadError(
+            f"The package '{PACKAGE}' is installed, but cannot be imported.",
+            one_line(f"{type(error).__name__}: {error}", 200),
+            "Install a version that fits this machine and this torch, or leave out --quantize.",
+        ) from error
     finally:
         del sys.modules["kernels"]
         if fetcher is not None:

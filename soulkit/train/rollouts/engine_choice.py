@@ -26,6 +26,7 @@ from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.manager import (
     MEMORY_FLAG,
     actor_need,
+    check_needs,
     joined_needs,
     players_needs,
     served_context,
@@ -150,6 +151,9 @@ class EnginePlan:
     @classmethod
     def of(cls, config: TrainConfig, run: Run | None, base: str, material: TrainingData) -> Self:
         early = engine_of_settings(config, run)
+        if run is None and early.starts:  # before a folder is bound to these settings
+            device = other_device(pick_device(config.device))
+            check_needs([actor_need(config, base)], replace(terms_of(config), device=device))
         return cls(early, servers_on_card(config, early, base, material))
 
     def kept_free(self, config: TrainConfig) -> int:
