@@ -138,6 +138,8 @@ class Option:
     """Whether the command needs it, on the command line or in a settings file."""
     form: str = ""
     """How several texts are read together; see `text_form`."""
+    min: int | None = None
+    """Smallest number allowed."""
 
     @property
     def name(self) -> str:
@@ -161,7 +163,7 @@ COMMON = (
 """Options of every command that makes a run folder from settings."""
 PILOT = Option(
     "--pilot", int, "In a plan, play N rows first and measure the cost on them. The run continues "
-    "with the other rows.", metavar="N",
+    "with the other rows.", metavar="N", min=1,
 )  # fmt: skip
 
 
@@ -410,12 +412,6 @@ def build_command(
 
 
 def _check_plan_options(values: Mapping[str, Any]) -> None:
-    pilot = values.get("pilot")
-    if pilot is not None and pilot < 1:
-        raise ConfigError(
-            f"--pilot {pilot} plays no rows.", "It is the number of rows to play.",
-            "Give a number of at least 2, such as --pilot 20.",
-        )  # fmt: skip
     for name in ("pilot", "bounds"):
         if values.get(name) and not values["dry_run"]:
             raise ConfigError(
@@ -431,7 +427,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     shown = f"{option.help} [{start}]" if said else option.help
     info = typer.Option(
         option.flag, help=shown, metavar=metavar_of(option), show_default=False,
-        autocompletion=COMPLETERS.get(option.complete or ""),
+        autocompletion=COMPLETERS.get(option.complete or ""), min=option.min,
     )  # fmt: skip
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=False if switch else None,

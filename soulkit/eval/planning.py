@@ -61,8 +61,10 @@ def evaluation_plan(
 
 
 def _with_fit(config: EvalConfig, machine: Machine | None) -> Machine | None:
-    free, where = device_memory(config.device)
-    if machine is None or free is None or not machine.memory or starts_servers(config):
+    if machine is None or not machine.memory or starts_servers(config):
+        return machine
+    free, where = device_memory(config.device)  # imports torch
+    if free is None:
         return machine
     way = "--quantize nf4, a lower --batch-size or a smaller model"
     fits = f"fits {where}" if machine.memory <= free else f"does not fit {where}: {way}"

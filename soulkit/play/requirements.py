@@ -349,7 +349,5 @@ def planned_lines(config: PlayConfig, work: Iterable[Work], split: Split) -> lis
     keys = [gap.name.partition(" (")[0] for gap in missing_keys(config)]
     missing = ["rows"] * bool(names) + [f"a key in {key}" for key in keys]
     if config.playable and missing:
-        lines.append(
-            f"a run with --playable skips the tasks without {' or without '.join(missing)}"
-        )
+        lines.append(f"the run itself skips the tasks without {' or without '.join(missing)}")
     return lines

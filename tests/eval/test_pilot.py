@@ -86,6 +86,13 @@ def test_a_pilot_measures_the_cost_and_its_run_goes_on(
     assert summary(out)["n"] == 80
 
 
+def test_plans_of_api_models_do_not_look_for_a_gpu(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("soulkit.eval.planning.device_memory")
+    assert soul("plan", *command(server)) == 0
+
+
 def test_a_pilot_without_prices_has_no_cost(
     server: ScriptedServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +130,7 @@ def test_a_pilot_must_be_confirmed_and_keeps_to_the_limit(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--pilot", 0, "--dry-run"), "--pilot 0 plays no rows"),
+        (("--pilot", 0, "--dry-run"), "--pilot '0': Input should be greater than or equal to 1"),
         (("--pilot", 5), "--pilot has no effect here"),
         (("--bounds",), "--bounds has no effect here"),
         (("--pilot", 5, "--dry-run", "--ledger", "off"), "--pilot does not work with --ledger off"),
