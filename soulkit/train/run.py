@@ -42,7 +42,7 @@ from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, training_engine
-from soulkit.train.rollouts.engine_choice import EnginePlan, refuse_engine
+from soulkit.train.rollouts.engine_choice import EnginePlan, kept_free, refuse_engine
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.rollouts.rollout_check import RolloutCheck
@@ -131,7 +131,7 @@ def open_training(
         base = base_model(config, material, out)
         # A run within another one samples in this process.
         plan = EnginePlan.of(config, run, base, material) if servers is None else EnginePlan()
-        choice = take_pass(config, base, out, plan.kept_free(config))
+        choice = take_pass(config, base, out, kept_free(config, plan.servers))
         policy = load_policy(config, base, choice)
         policy.note = model_note(config, policy, material.corpus)
         reporter.phase("checking model and rows")

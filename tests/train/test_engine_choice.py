@@ -14,7 +14,6 @@ import torch
 from soulkit.errors import ConfigError
 from soulkit.models.local.footprint import Footprint, footprint
 from soulkit.models.vllm import settings as vllm_settings
-from soulkit.models.vllm.settings import SamplingEngine
 from soulkit.runs.conditions import Conditions
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
@@ -31,6 +30,7 @@ from soulkit.train.rollouts.engine_choice import (
     EnginePlan,
     choice_words,
     engine_of_settings,
+    kept_free,
     memory_beside_server,
     refuse_engine,
     settled_engine,
@@ -141,7 +141,7 @@ def test_8b_trainer_and_server_share_80_gb(gpu: dict[str, int], qwen: Footprint)
     (server,) = plan.servers
     assert server.context == 8192 + 4096  # max_prompt, and tomi's 256 tokens rounded up
     assert 17 * GB < server.weights < 19 * GB and server.token == 147_456
-    size = pass_beside(settings, qwen, "cuda", H100 - GB // 2, plan.kept_free(settings))
+    size = pass_beside(settings, qwen, "cuda", H100 - GB // 2, kept_free(settings, [server]))
     config_, choice, words = with_share(
         settings, plan.early, plan.servers, memory_beside_server(settings, QWEN, size)
     )
@@ -208,9 +208,8 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
 ) -> None:
     awake, asleep = of(activation_checkpointing="off"), of(vllm_sleep=True)
     server = server_memory(qwen, "auto", context=16_384, requests=512, rank=32)
-    plan = EnginePlan(SamplingEngine("vllm"), [server])
-    assert plan.kept_free(asleep) < server.least < plan.kept_free(awake)
-    size = pass_beside(asleep, qwen, "cuda", H100 - GB // 2, plan.kept_free(asleep))
+    assert kept_free(asleep, [server]) < server.least < kept_free(awake, [server])
+    size = pass_beside(asleep, qwen, "cuda", H100 - GB // 2, kept_free(asleep, [server]))
     beside = [memory_beside_server(one, QWEN, size) for one in (asleep, awake)]
     assert beside[0] < beside[1] - 4 * GB  # the inputs of 36 layers are not kept
     assert beside[0] > 2 * qwen.parameters

@@ -37,6 +37,8 @@ ENGINES = ("auto", "local", "vllm", "vllm@URL,URL")
 """Values of `engine`."""
 
 EngineKind = Literal["auto", "local", "vllm"]
+BEGUN = "as at the start of this run"
+"""Why a resumed run has its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def resolve_engine(
         return choice
     kind, why = choice.kind, ""
     if kind == "auto" and begun in ("local", "vllm"):
-        kind, why = ("vllm" if begun == "vllm" else "local"), "as at the start of this run"
+        kind, why = ("vllm" if begun == "vllm" else "local"), BEGUN
     elif kind == "auto":
         install = None if device.startswith("cpu") else vllm_version(python)
         seen = install is not None and install.on_gpu

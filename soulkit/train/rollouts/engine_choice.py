@@ -32,7 +32,13 @@ from soulkit.models.vllm.manager import (
     served_context,
     terms_of,
 )
-from soulkit.models.vllm.settings import SamplingEngine, interpreter, parse_engine, vllm_version
+from soulkit.models.vllm.settings import (
+    BEGUN,
+    SamplingEngine,
+    interpreter,
+    parse_engine,
+    vllm_version,
+)
 from soulkit.play.plan import episode_tokens
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import has_lines
@@ -58,7 +64,6 @@ from soulkit.train.setup.rows import TrainingData
 SHARED_GPU = 0.4
 """Share of the trainer's GPU for all servers, if the size of a model is unknown."""
 LOCAL = "use --engine local"
-BEGUN = "as at the start of this run"
 
 
 def refuse_engine(config: TrainConfig) -> None:
@@ -156,13 +161,6 @@ class EnginePlan:
             check_needs([actor_need(config, base)], replace(terms_of(config), device=device))
         return cls(early, servers_on_card(config, early, base, material))
 
-    def kept_free(self, config: TrainConfig) -> int:
-        """Bytes that the training should leave to servers: for a cache of CACHED tokens, or while
-        they sleep."""
-        if config.vllm_sleep:
-            return ASLEEP * len(self.servers)
-        return sum(one.with_cache(CACHED) for one in self.servers)
-
 
 def settled_engine(
     config: TrainConfig, early: SamplingEngine, policy: Policy, base: str
@@ -238,6 +236,12 @@ def server_sizes(
     return sizes
 
 
+def kept_free(config: TrainConfig, servers: Sequence[ServerMemory]) -> int:
+    """Bytes that a training should leave to servers: for a cache of CACHED tokens, or while they
+    sleep."""
+    return sum(ASLEEP if config.vllm_sleep else one.with_cache(CACHED) for one in servers)
+
+
 def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> int:
     """Bytes of the training while servers are awake. If they sleep during updates, only forward
     passes run beside them, which keep no more than one layer."""
@@ -251,8 +255,8 @@ def memory_beside_server(config: TrainConfig, base: str, size: PassChoice) -> in
 
 def room_beside(config: TrainConfig, servers: Sequence[ServerMemory], free: int) -> str:
     """What vLLM servers get of a GPU with `free` bytes beside a training, in words."""
-    plan, model = EnginePlan(SamplingEngine("vllm"), servers), footprint(config.model)
-    choice = pass_beside(config, model, "cuda", free, plan.kept_free(config))
+    kept, model = kept_free(config, servers), footprint(config.model)
+    choice = pass_beside(config, model, "cuda", free, kept)
     needed = memory_beside_server(config, config.model, choice)
     share = gpu_split(Card(total=free, free=free, held=0), needed, servers) if servers else None
     if share is not None:
