@@ -347,10 +347,11 @@ def _ablate(values: Mapping[str, Any]) -> None:
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
             planned=values["dry_run"],
         )  # fmt: skip
+    coaches = dict.fromkeys(line for run in runs for line in run.coaches if values["dry_run"])
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
-        print_note(remark)
+        if remark not in coaches:
+            print_note(remark)
     if values["dry_run"]:
-        coaches = dict.fromkeys(line for run in runs for line in run.coaches)
         plan, bounds = comparison_plan(runs), values["bounds"]
         show_plan(plan, values["json"], list(coaches), bounds=bounds)
         return

@@ -89,8 +89,8 @@ def played_rows(
 
 
 def plan_from_pilot(plan: Plan, rows: Sequence[PilotRow], folder: Path, share: float = 0.0) -> Plan:
-    """`plan` scaled by what the played rows used. `share` is their share of all rows that the run
-    plays once; 0 if the run draws rows anew."""
+    """`plan` scaled by what the played rows used. `share` is their share of all rows if the run
+    plays each row once, else 0."""
     names = {_name(task) for task in plan.tasks}
     rows = [row for row in rows if row.task in names]
     if not rows:

@@ -336,6 +336,8 @@ def test_a_comparison_is_planned_without_rows(
     assert soul(*words) == 0
     printed = capfd.readouterr()
     assert printed.err.count("counted with the published sizes: the rows of hitom") == 1
+    assert "feedback is written by rules" not in printed.err  # "coaches" has it
+    assert len(json.loads(printed.out)["coaches"]) == 1
     tasks = {part["task"]: part["examples"] for part in json.loads(printed.out)["tasks"]}
     assert tasks["hitom drafts ditto"] == tasks["hitom drafts grpo"] == 1024
 
