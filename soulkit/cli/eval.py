@@ -88,7 +88,7 @@ def group() -> None:
 def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.eval.planning import evaluation_plan
-    from soulkit.eval.run.runner import prepare
+    from soulkit.eval.run.runner import evaluation_pilot, prepare
     from soulkit.eval.run.session import batch_words
 
     reporter, pilot = ConsoleReporter("eval"), values["pilot"]
@@ -96,8 +96,6 @@ def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
         config, work = prepare(config.for_plan(), reporter, asking=False)
         plan = evaluation_plan(config, work)
     else:
-        from soulkit.eval.run.runner import evaluation_pilot
-
         plan = evaluation_pilot(config, pilot, values["out"], reporter)
     show_plan(plan, values["json"], bounds=values["bounds"], offered=True)
     for line in (*batch_words(config), *config.servers()):
