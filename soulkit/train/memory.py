@@ -290,6 +290,8 @@ def gpu_split(card: Card, needed: int, servers: Sequence[ServerMemory]) -> float
     """The share of `card` for each of the servers if the training needs `needed` bytes in all; None
     if they do not fit beside it. No server gets more than a cache for all of its requests, at a
     quarter of the context each."""
+    if card.room(needed) <= 0:  # a full card may count as one without memory
+        return None
     step = card.total / SHARES
     most = max(one.with_cache(one.requests * one.context // 4) for one in servers)
     parts = min(int(card.room(needed) / len(servers) / step), math.ceil(most / step))

@@ -37,6 +37,7 @@ from soulkit.train.rollouts.engine_choice import (
     with_share,
 )
 from soulkit.train.setup.data import load_training_data
+from tests.support.evaluation import soul
 from tests.support.training import config, policy_of, random_model
 
 GB = 10**9
@@ -160,6 +161,16 @@ def test_a_small_server_takes_no_more_than_it_can_use() -> None:
     split = gpu_split(card, 2 * GB, [tiny])
     assert split == 0.066  # weights, workspace, and 65,536 tokens
     assert gpu_split(card, 2 * GB, [tiny, tiny]) == split
+
+
+def test_a_full_card_has_no_room_and_its_plan_says_so(
+    gpu: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu["free"] = 0
+    words = ("plan", "train", "grpo", "--model", QWEN, "--task", "tomi", "--data", "synth:8")
+    assert soul(*words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "does not fit the 0 B that are free" in shown
 
 
 def test_without_room_auto_stays_here_and_vllm_is_refused_with_what_helps(
