@@ -132,6 +132,7 @@ def test_settings_are_frozen_finite_and_resolved(tmp_path: Path) -> None:
 SPEED = "changes only how fast, or how persistently, servers are asked"
 MONEY = "what calls may cost, not what they say"
 PLACE = "where the work is done or how it is reported"
+ROOM = "a run that met an episode beyond its context can go on with more"
 OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     RolesConfig: {
         "endpoints": "a file whose players are recorded one by one",
@@ -151,13 +152,17 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     },
     TrainConfig: {
         "stop_flat": "decides when to stop; the steps before are the same",
-        "show_samples": PLACE,
+        "show_samples": PLACE, "max_context": ROOM,
+        "vllm_sleep": "releases memory between rollouts",
     },
     DistillConfig: {
-        "concurrency": SPEED, "batch_size": SPEED, "gate": "judges a finished student",
+        "max_context": ROOM, "concurrency": SPEED, "batch_size": SPEED,
+        "gate": "judges a finished student",
     },
-    CheckConfig: {"concurrency": SPEED},
-    BuildConfig: {"concurrency": SPEED, "source": "the digest of the file is recorded"},
+    CheckConfig: {"concurrency": SPEED, "max_context": ROOM},
+    BuildConfig: {
+        "concurrency": SPEED, "max_context": ROOM, "source": "the digest of the file is recorded",
+    },
 }  # fmt: skip
 """Settings that a resumed run may change, and why. Every other one is part of its identity."""
 

@@ -304,9 +304,9 @@ class OptimizerSettings(Settings):
     )
     fused: Literal["auto", "off", "modules", "compile"] = _optimizer(
         "auto", flag=None,
-        help="Fuse kernels without changing results: only adapted layers (auto), also norms and "
-             "feed-forward parts (modules), or torch.compile on the parts of each layer "
-             "(compile).",
+        help="Fuse kernels without changing results: adapted layers, norms and feed-forward parts "
+             "(modules), or torch.compile on the parts of each layer (compile). auto: modules on a "
+             "GPU, only adapted layers on a CPU.",
     )  # fmt: skip
     activation_checkpointing: Literal["auto", "on", "off"] = _optimizer(
         "auto",

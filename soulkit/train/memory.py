@@ -216,7 +216,7 @@ def memory_advice(config: TrainConfig, out: Path) -> Iterator[None]:
         noted = latest_note(out, NAME) or {}
         half = max(1, noted.get("tokens", TOKENS_PER_BATCH["cuda"]) // 2)
         ways = [] if noted.get("checkpointing") else ["--activation-checkpointing on"]
-        ways += [f"--tokens-per-batch {half}", "a lower --max-tokens"]
+        ways += [f"--tokens-per-batch {half}", "a lower --batch-size or --max-tokens"]
         ways += ["--quantize nf4"] if config.quantize == "none" and not config.full else []
         raise RunError(
             "The GPU ran out of memory.",

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from soulkit.models.local.footprint import free_memory
 from soulkit.runs.records import without_tokens
 from soulkit.train.config import TrainConfig
 from soulkit.train.loss.advantage import group_advantages, singleton_of
@@ -78,8 +77,6 @@ class Step:
         self.keep(records_R)
         canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
         await self.rollouts.rest()
-        if policy.device.type == "cuda":
-            free_memory()  # torch keeps blocks of the sampler's sizes, which updates cannot use
         sampled = time.monotonic() - checked.seconds
 
         self.loop.reporter.phase("update")  # advantages and updates

@@ -212,6 +212,7 @@ def sampled(policy: Policy, tokens: int = 6) -> list[int]:
 def test_what_a_setting_stands_for() -> None:
     assert fused_parts("off") == ()
     assert fused_parts("auto") == ("lora",)
+    assert fused_parts("auto", "cuda") == ALL
     assert fused_parts("modules") == ALL
     assert fused_parts("compile") == ("lora", "compile")
 

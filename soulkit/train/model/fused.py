@@ -35,8 +35,11 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, tor
 """Largest relative distance to the original module, by dtype of its input."""
 
 
-def fused_parts(setting: FuseSetting) -> tuple[FusedPart, ...]:
-    """The parts that a setting selects; `auto` selects `lora`, which measurably helps on a CPU."""
+def fused_parts(setting: FuseSetting, device: str = "cpu") -> tuple[FusedPart, ...]:
+    """The parts that a setting selects on a kind of device; `auto` selects what measurably helps:
+    `lora` on a CPU, all modules on a GPU."""
+    if setting == "auto" and device == "cuda":
+        setting = "modules"
     choices: dict[FuseSetting, tuple[FusedPart, ...]] = {
         "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),
         "compile": ("lora", "compile"),

@@ -109,7 +109,7 @@ class Policy:
         self.shape: HeadShape | None = None
         if packing == "auto":
             self._pack(attention)
-        fuse(self.decoder, fused_parts(fused), self.remarks.append)
+        fuse(self.decoder, fused_parts(fused, self.device.type), self.remarks.append)
 
     def _pack(self, attention: Literal["auto", "sdpa", "flex"]) -> None:
         """Turn packing on, after checks; leave it off for a model with other layers than

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from soulkit.errors import CallError, ProviderError, SoulError, TaskError
 from soulkit.models.base import Cast, Player, Sampler, TrainedWeights
+from soulkit.models.local.footprint import free_memory
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.reporting import Reporter
 from soulkit.runs.records import RecordWriter
@@ -55,15 +58,18 @@ def with_reward(record: Record) -> Record:
     return replace(record, score=lost)
 
 
-def step_failure(records: Sequence[Record]) -> CallError | None:
+def step_failure(records: Sequence[Record]) -> Exception | None:
     """The error if no draft of a step was scored or all its feedback failed; else None.
 
-    It stops the run, which could otherwise spend hours on a server that is down.
+    It stops the run, which could otherwise spend hours on a server that is down. Without memory for
+    a single reply it is torch's error, for which a training has its own advice.
     """
     drafts = [r for r in records if r.kind == "draft"]
     scored = [r for r in drafts if r.score.scored]
     if drafts and not scored:
         last = drafts[-1].score
+        if last.words.startswith(torch.OutOfMemoryError.__name__):
+            return torch.OutOfMemoryError(last.words)
         return _of_reason(last.reason)(
             f"None of {len(drafts)} drafts was scored; the last one failed with {last.reason}: "
             f"{last.words}"
@@ -184,9 +190,11 @@ class Rollouts:
         return self.sampler.policy_version
 
     async def rest(self) -> None:
-        """Let servers release their memory, which an update needs."""
+        """Release the memory of the sampler on a GPU, which an update needs."""
         if isinstance(self.sampler, ServedPolicy):
             await self.sampler.pusher.sleep()
+        if torch.cuda.is_available():
+            free_memory()  # torch keeps blocks of the sampler's sizes, which updates cannot use
 
     async def sample(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of all jobs, sampled with the weights from the last `take`."""
