@@ -353,9 +353,11 @@ def card_lines(
     """The plan on GPUs of common sizes. `beside`: free bytes → words about other models there."""
     for size in CARDS:
         plan = planned_memory(config, model, "cuda", size, cache)
-        verdict = "fits" if plan.fits else "does not fit"
+        verdict, most = "fits", byte_size(plan.total)
+        if not plan.fits:
+            verdict, most = "does not fit", f"{most}; a pass may fill {USABLE:.0%}"
         words = settings_that_fit(config, model, "cuda", plan, size, beside)
-        yield f"on {size / 1e9:.0f} GB: {verdict} ({byte_size(plan.total)}): {words}"
+        yield f"on {size / 1e9:.0f} GB: {verdict} ({most}): {words}"
 
 
 def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> str:

@@ -232,7 +232,7 @@ def saved_sizes(policy: Policy, pack: Pack) -> dict[int, int]:
     return sizes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("small_chunks")
 def test_a_quantised_base_agrees_with_measured_peaks(
     dtype: str, folders: Callable[[str], Path]

@@ -281,6 +281,7 @@ def test_a_server_with_the_full_base_does_not_pass_the_verification(
 
 
 @needs_package
+@pytest.mark.slow
 def test_no_kernel_is_fetched_from_the_hub(folder: Path, tmp_path: Path) -> None:
     """bitsandbytes imports `kernels` on some CPUs, which downloads and runs code."""
     (tmp_path / "kernels.py").write_text("def get_kernel(*a, **k): raise SystemExit('fetched')")
