@@ -37,6 +37,8 @@ from soulkit.version import __version__
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
+BEGUN = "as at the start of this run"
+"""Why a resumed run has a setting that is otherwise chosen by the machine."""
 PACKAGES = (
     *("torch", "transformers", "peft", "tokenizers", "vllm", "openai", "huggingface-hub"),
     *("datasets", "pyarrow", "numpy", "pydantic", "jinja2"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import RunError
 from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
-from soulkit.runs.folder import is_run, latest_note, note_start, read_config
+from soulkit.runs.folder import BEGUN, is_run, latest_note, note_start, read_config
 from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 
@@ -189,7 +189,7 @@ def take_pass(config: TrainConfig, base: str, folder: Path, kept_free: int = 0) 
                 config, model, tokens=longest, checkpointing=again, kind=kind
             )  # fmt: skip
             choice = PassChoice(checkpointing=again, tokens=tokens, memory=memory)
-            return replace(choice, words=f"{choice.size}: as at the start of this run")
+            return replace(choice, words=f"{choice.size}: {BEGUN}")
     return pass_beside(config, model, kind, free, kept_free)
 
 

@@ -238,6 +238,13 @@ def windows_of(model: Any) -> Windows | None:
     return Windows({_FULL: None, _SLIDING: window})
 
 
+def head_sizes(config: Any) -> tuple[int, int, int]:
+    """Number of query heads, number of key heads, and their width, of a language model's config."""
+    heads: int = config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return heads, keys, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
 def _cache_name(model: Any) -> str:
     """The name of the model's cache argument."""
     named = inspect.signature(model.forward).parameters

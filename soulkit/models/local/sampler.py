@@ -48,6 +48,7 @@ from soulkit.models.local.decode import (
     Replies,
     Windows,
     decode_batch,
+    head_sizes,
     in_row_order,
     left_pad,
     run_decoder,
@@ -143,18 +144,17 @@ def batch_tokens(model: Any, *, deterministic: bool) -> int:
     """Tokens whose keys and values a batch may hold: BATCH_TOKENS, on a GPU also at most half of
     the free memory. `deterministic`: half of what weights and optimizer leave of the whole card,
     which is the same when a run is resumed."""
-    weights = list(model.parameters())
-    device = weights[0].device
+    device = next(model.parameters()).device
     if device.type != "cuda":
         return batching.BATCH_TOKENS
+    weights = list(model.parameters())
     free, whole = torch.cuda.mem_get_info(device)
     if deterministic:
         free = whole - sum(w.nbytes + 12 * w.numel() * w.requires_grad for w in weights)
     else:  # torch keeps freed memory for itself
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    _, heads, width = head_sizes(config)
     itemsize = next(w.element_size() for w in weights if w.is_floating_point())
     token = 2 * config.num_hidden_layers * heads * width * itemsize
     return max(1, min(batching.BATCH_TOKENS, free // 2 // token))
@@ -402,11 +402,9 @@ class LocalModel(CodecModel):
             return self._generate_once(batch, version)
         except torch.OutOfMemoryError as error:
             if self.deterministic or len(batch) == 1:  # other batches would give other bits
-                line, ways = (
-                    str(error).partition(". ")[0],
-                    "--batch-size, --max-tokens or --max-context",
-                )
-                raise torch.OutOfMemoryError(f"{line}. Lower {ways}.") from error
+                line = str(error).partition(". ")[0]
+                advice = "Lower --batch-size, --max-tokens or --max-context."
+                raise torch.OutOfMemoryError(f"{line}. {advice}") from error
         free_memory()  # after the `except`, whose error still refers to the batch
         half = len(batch) // 2
         log.warning("%s: no memory for %d replies at once; trying %d. To avoid this, lower "

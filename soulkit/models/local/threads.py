@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from soulkit.runs.folder import latest_note, note_start
+from soulkit.runs.folder import BEGUN, latest_note, note_start
 
 NAME = "threads"
 """Field of `environment.json` with the number of threads of a start."""
@@ -63,7 +63,7 @@ def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> T
     if (number := _of_variable(os.environ.get(VARIABLE, ""))) is not None:
         return ThreadChoice(number, VARIABLE, asked=True)
     if recorded is not None:
-        return ThreadChoice(recorded, "as at the start of this run")
+        return ThreadChoice(recorded, BEGUN)
     return ThreadChoice(1, "for reproducible sums") if alike else idle_core_threads()
 
 

@@ -30,6 +30,7 @@ from pydantic import field_validator
 from soulkit.config import ASKING, Settings, section
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
+from soulkit.runs.folder import BEGUN
 
 HERE = ("local", "rollouts")
 """Traits of commands whose actor runs on this machine or on the user's own servers."""
@@ -37,8 +38,6 @@ ENGINES = ("auto", "local", "vllm", "vllm@URL,URL")
 """Values of `engine`."""
 
 EngineKind = Literal["auto", "local", "vllm"]
-BEGUN = "as at the start of this run"
-"""Why a resumed run has its engine."""
 
 
 @dataclass(frozen=True, slots=True)

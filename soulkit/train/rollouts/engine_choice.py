@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -33,14 +32,13 @@ from soulkit.models.vllm.manager import (
     terms_of,
 )
 from soulkit.models.vllm.settings import (
-    BEGUN,
     SamplingEngine,
     interpreter,
     parse_engine,
     vllm_version,
 )
 from soulkit.play.plan import episode_tokens
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import BEGUN, Run
 from soulkit.runs.jsonl import has_lines
 from soulkit.text import byte_size
 from soulkit.train.config import TrainConfig
@@ -225,7 +223,7 @@ def server_sizes(
     own = [replace(actor_need(config, base), lora_rank=config.lora.r)] if starts else []
     sizes = []
     for need in joined_needs([*players_needs(config), *own]).values():
-        model, limit = footprint(need.model), context_of(Path(need.model).expanduser())
+        model, limit = footprint(need.model), context_of(need.model)
         if model is None:
             return []
         context = served_context(terms, need)
