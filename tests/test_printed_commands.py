@@ -73,6 +73,8 @@ NOT_RUN = {
     'soul eval api --base-url "https://': "asks Azure; tests/cli/test_addresses.py asks a stand-in",
     "soul eval api --base-url https://": "asks a provider; tests/cli/test_addresses.py asks a "
     "stand-in",
+    ".venv/bin/python -m benchmarks.gpu_step": "needs a GPU; "
+    "tests/train/test_fused.py runs it on a CPU",
     "soul plan train ditto --config examples/one_80gb.yaml": "the file has its output; "
     "tests/train/test_recipe.py plans it again",
     "soul train ditto --config examples/": "needs models, rows and cards; "
