@@ -321,6 +321,28 @@ class OptimizerSettings(Settings):
         return ("on" if value else "off") if isinstance(value, bool) else value
 
 
+class RanksSettings(Settings):
+    """The processes of a training job (ranks). They change how long it takes, not what it learns,
+    up to rounding."""
+
+    gpus: int = setting(
+        1, gt=0, section="Machine",
+        help="GPUs to use; with --device cpu, processes. Under torchrun, its number of processes.",
+    )  # fmt: skip
+    sampler_gpus: int = setting(
+        0, ge=0, section="Machine", only=RL, metavar="K",
+        help="With --engine vllm: use K of the --gpus for sampling servers, the rest for training.",
+    )  # fmt: skip
+    shard: bool = setting(
+        False, section="Machine",
+        help="Split the weights of the base model over the GPUs (FSDP2) instead of copying them.",
+    )  # fmt: skip
+    launcher: Literal["local", "ray"] = setting(
+        "local", section="Machine",
+        help="Start the processes on this machine, or on a Ray cluster (extra `ray`).",
+    )  # fmt: skip
+
+
 class MonitoringSettings(Settings):
     """Checkpoints, measurements and checks during training."""
 
@@ -413,12 +435,12 @@ else:
 
 class TrainConfig(
     MethodSettings, RolloutSettings, LossSettings, OptimizerSettings, MonitoringSettings,
-    MeasurementSettings, PlayConfig,
+    RanksSettings, MeasurementSettings, PlayConfig,
 ):  # fmt: skip
     """Settings of one training run, for all built-in methods."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
-        "stop_flat", "show_samples", "vllm_sleep",
+        "stop_flat", "show_samples", "vllm_sleep", *RanksSettings.model_fields,
     }  # fmt: skip
 
     brought: ClassVar[str] = ""
