@@ -12,18 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soulkit.errors import RunError
+from soulkit.models.local.loading import ADAPTER, save_adapter
+from soulkit.models.local.sampler import LocalModel
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import prepare_step
 from soulkit.train.model.update import Tally, update
 from soulkit.train.state.checkpoint import (
     POSITION,
+    TRAINED,
     DamagedCheckpoint,
     Position,
     _digest,
+    _files,
     _sha256,
     damage,
     export_best,
@@ -89,6 +94,60 @@ def test_training_goes_on_to_the_bit(tmp_path: Path, folder: Path, full: bool) -
         assert torch.equal(a, b)
         for slot, value in optimizer.state[a].items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(fresh.state[b][slot]))
+
+
+def whole_modules(folder: Path, into: Path) -> Path:
+    """An adapter that also trains a whole module and biases."""
+    base = LocalModel.load(folder).model
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"],
+                      bias="lora_only", task_type="CAUSAL_LM")  # fmt: skip
+    into.mkdir()
+    save_adapter(get_peft_model(base, lora, adapter_name=ADAPTER), into)
+    return into
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["lora", "modules", "full"])
+def test_weights_are_stored_once(tmp_path: Path, folder: Path, kind: str, dtype: str) -> None:
+    settings: dict[str, object] = {"dtype": dtype}
+    if kind == "full":
+        settings |= {"full": True, "method": "sft"}
+    elif kind == "modules":
+        settings["adapter"] = str(whole_modules(folder, tmp_path / "adapter"))
+    policy = policy_of(folder, move=0.01, **settings)
+    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    assert not (saved / TRAINED).exists()
+    again = policy_of(folder, move=0.3, **settings)
+    load_checkpoint(saved, again, adam(again))
+    assert again.version() == policy.version()
+
+
+def test_a_weight_that_the_model_folder_lacks_or_rounds_is_stored_beside_it(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, again = policy_of(folder, **SMALL), policy_of(folder, move=0.3, **SMALL)
+    usual = Policy.save
+
+    def save(policy: Policy, place: Path, step: int | None = None) -> None:
+        usual(policy, place, step)
+        _, (second, b), *rest = load_file(place / FILES[0]).items()
+        save_file({second: b.to(torch.bfloat16), **dict(rest)}, place / FILES[0])
+
+    monkeypatch.setattr(Policy, "save", save)
+    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    assert len(load_file(saved / TRAINED)) == 2
+    load_checkpoint(saved, again, adam(again))
+    assert again.version() == policy.version()
+
+
+def test_an_earlier_checkpoint_with_all_weights_apart_is_read(tmp_path: Path, folder: Path) -> None:
+    policy, again = policy_of(folder, **SMALL), policy_of(folder, move=0.3, **SMALL)
+    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    save_file({name: p.detach().clone() for name, p in policy.trained}, saved / TRAINED)
+    (saved / FILES[0]).write_bytes(b"of another format")
+    sign(saved)
+    load_checkpoint(saved, again, adam(again))
+    assert again.version() == policy.version()
 
 
 def test_before_the_first_update_there_is_no_optimizer_state(tmp_path: Path, folder: Path) -> None:
@@ -158,7 +217,7 @@ def halve(path: Path) -> None:
 
 
 FILES = ("adapter_model.safetensors", "optimizer.safetensors", "position.json",
-         "trained.safetensors", "adapter_config.json")  # fmt: skip
+         "adapter_config.json")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -186,7 +245,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
 ) -> None:
     policy = policy_of(folder, **SMALL)
     for number in (2, 4):
-        flip(write(tmp_path, policy, number) / "trained.safetensors")
+        flip(write(tmp_path, policy, number) / FILES[0])
     before = policy.version()
     for _ in range(2):
         with pytest.raises(RunError, match="All 2 checkpoints") as raised:
@@ -211,7 +270,7 @@ def test_a_whole_checkpoint_of_the_same_weights_is_left_alone(tmp_path: Path, fo
     inode = saved.stat().st_ino
     save_checkpoint(tmp_path, policy, adam(policy), position(policy))
     assert saved.stat().st_ino == inode and read_position(saved).dev == 0.5
-    flip(saved / "trained.safetensors")
+    flip(saved / FILES[0])
     save_checkpoint(tmp_path, policy, adam(policy), position(policy))
     assert saved.stat().st_ino != inode and not damage(saved)
     assert names(tmp_path) == ["step_000002"]
@@ -285,7 +344,7 @@ def test_the_best_model_is_copied_without_the_state_of_training(
     assert (tmp_path / "best" / weights).read_bytes() == (good / weights).read_bytes()
 
 
-STATE_FILES = ("trained.safetensors", "optimizer.safetensors", "teacher.safetensors")
+STATE_FILES = ("adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors")
 
 Tensors = dict[str, Tensor]
 
@@ -309,7 +368,7 @@ def sign(path: Path) -> None:
     """Note the files of a checkpoint as they are now, as if they had been written so."""
     noted = json.loads((path / POSITION).read_text())
     del noted["sha256"]
-    noted["files"] = {name: _sha256(path / name) for name in noted["files"]}
+    noted["files"] = {one.name: _sha256(one) for one in _files(path)}
     (path / POSITION).write_text(json.dumps({**noted, "sha256": _digest(noted)}))
     read_position(path)
 
@@ -343,6 +402,10 @@ def test_other_tensors_than_those_that_are_trained(
     file: str, change: Callable[[Tensors], Tensors], text: str, folder: Path, tmp_path: Path
 ) -> None:
     path = saved(tmp_path, policy_of(folder, **SMALL))
+    if (file, change) == (STATE_FILES[0], stranger):  # the model's file may have more: an older one
+        file = TRAINED
+        policy = policy_of(folder, **SMALL)
+        save_file({name: p.detach().clone() for name, p in policy.trained}, path / file)
     save_file(change(load_file(path / file)), path / file)
     sign(path)
     again = policy_of(folder, **SMALL)
@@ -352,7 +415,8 @@ def test_other_tensors_than_those_that_are_trained(
         return
     with pytest.raises(RunError, match=r"step_000001 do not match its record") as caught:
         load_checkpoint(path, again, adam(again))
-    assert file in caught.value.why and (text or "missing") in caught.value.why
+    where = "the saved model" if file == STATE_FILES[0] else file
+    assert where in caught.value.why and (text or "missing") in caught.value.why
     assert "lora_" in caught.value.why and caught.value.why.count("lora_") <= 6
 
 
@@ -392,7 +456,7 @@ def test_all_weights_of_a_model_are_put_back_or_named(folder: Path, tmp_path: Pa
     policy = policy_of(folder, move=0.0, **full)
     jolt(policy, 0.01, 1)
     path = saved(tmp_path, policy)
-    save_file(half(load_file(path / STATE_FILES[0])), path / STATE_FILES[0])
+    save_file(half(load_file(path / "model.safetensors")), path / "model.safetensors")
     sign(path)
     again = policy_of(folder, move=0.0, **full)
     with pytest.raises(RunError) as caught:

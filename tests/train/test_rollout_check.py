@@ -64,7 +64,7 @@ def weights(run: Path) -> dict[str, bytes]:
     """Adapter and optimizer of the newest checkpoint."""
     newest = checkpoints(run / "checkpoints")[-1]
     return {name: (newest / name).read_bytes()
-            for name in ("trained.safetensors", "optimizer.safetensors")}  # fmt: skip
+            for name in ("adapter_model.safetensors", "optimizer.safetensors")}  # fmt: skip
 
 
 def honestly(body: Body) -> Body:

@@ -3,7 +3,9 @@
 A checkpoint is a folder `step_000050` that is written under a temporary name, synced and renamed,
 so it is never half-written. `position.json` has the position of the run and the SHA-256 of every
 file and of itself, which are verified before loading. A resume uses the newest intact checkpoint,
-renames damaged newer ones, and reports that.
+renames damaged newer ones, and reports that. It reads the trained weights from the files of the
+model; `trained.safetensors` has only those weights that these files do not hold to the bit. Older
+checkpoints have all of them there.
 
 Besides the newest checkpoints, those with the best dev score are kept (without dev scores, those
 with the lowest validation loss). The ranking is read from the folders, so it survives a resume. No
@@ -16,17 +18,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
-from soulkit.models.local.loading import modes_by_umask
+from soulkit.models.local.loading import ADAPTER, modes_by_umask
 from soulkit.models.local.weights import misfit_of
 from soulkit.train.model.policy import Policy
 
@@ -113,7 +116,8 @@ def save_checkpoint(
 
     def fill(aside: Path) -> None:
         policy.save(aside, position.step)
-        save_file(_trained_tensors(policy), aside / TRAINED)
+        if rest := _not_in_model(aside, policy):
+            save_file(_plain(rest), aside / TRAINED)
         save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
         if policy.ema is not None:
             save_file(_plain(policy.ema), aside / TEACHER)
@@ -271,7 +275,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     if fault := damage(path):
         raise DamagedCheckpoint(path, fault)
     position = read_position(path)
-    weights = _tensors(path, TRAINED, dict(policy.trained))
+    weights = _trained_weights(path, policy)
     with torch.no_grad():
         for name, parameter in policy.trained:
             parameter.copy_(weights[name])
@@ -288,6 +292,15 @@ def _tensors(path: Path, file: str, places: Mapping[str, torch.Tensor]) -> dict[
     if fault := misfit_of(tensors, places):
         raise _other_weights(path, f"In {file}: {fault}.")
     return tensors
+
+
+def _trained_weights(path: Path, policy: Policy) -> dict[str, torch.Tensor]:
+    """The trained weights in checkpoint `path`; RunError unless all are there and fit."""
+    rest = load_file(path / TRAINED) if (path / TRAINED).is_file() else {}
+    weights = _model_weights(path, [name for name, _ in policy.trained if name not in rest]) | rest
+    if fault := misfit_of(weights, dict(policy.trained)):
+        raise _other_weights(path, f"In {TRAINED if rest else 'the saved model'}: {fault}.")
+    return weights
 
 
 def _other_weights(path: Path, detail: str) -> RunError:
@@ -387,8 +400,28 @@ def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
 
-def _trained_tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    return _plain(dict(policy.trained))
+def _model_weights(folder: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Those of the weights `names` that a model's files in `folder` have under PEFT's names."""
+    saved = {name.replace(f".{ADAPTER}", "").replace(".modules_to_save", ""): name
+             for name in names}  # fmt: skip
+    tensors: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        if saved and path.name not in STATE:
+            with safe_open(path, framework="pt") as file:
+                tensors |= {saved[key]: file.get_tensor(key) for key in saved.keys() & file.keys()}
+    return tensors
+
+
+def _not_in_model(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
+    """The trained weights that the model's files in `folder` do not hold to the bit."""
+    held = _model_weights(folder, [name for name, _ in policy.trained])
+    return {name: p for name, p in policy.trained
+            if name not in held or not _same_bits(held[name], p.detach().cpu())}  # fmt: skip
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
