@@ -342,6 +342,17 @@ class RanksSettings(Settings):
         help="Start the processes on this machine, or on a Ray cluster (extra `ray`).",
     )  # fmt: skip
 
+    @property
+    def training_gpus(self) -> int:
+        """Number of ranks: the GPUs that do not sample. ConfigError if none is left."""
+        if self.sampler_gpus < self.gpus:
+            return self.gpus - self.sampler_gpus
+        raise ConfigError(
+            f"--sampler-gpus {self.sampler_gpus} leaves no GPU for training.",
+            f"The run uses {self.gpus} in all (--gpus).",
+            f"Use --gpus {self.sampler_gpus + 1} or more, or a smaller --sampler-gpus.",
+        )
+
 
 class MonitoringSettings(Settings):
     """Checkpoints, measurements and checks during training."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from soulkit.train.rollouts.engine_choice import (
     engine_of_settings,
     kept_free,
     memory_beside_server,
+    place,
+    placed_terms,
     refuse_engine,
     settled_engine,
     with_share,
@@ -224,6 +227,68 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
     beside = [memory_beside_server(one, QWEN, size) for one in (asleep, awake)]
     assert beside[0] < beside[1] - 4 * GB  # the inputs of 36 layers are not kept
     assert beside[0] > 2 * qwen.parameters
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "servers"),
+    [(("cpu", 0, 1, 0), ["cpu"], ["auto"]), (("cpu", 0, 2, 2), ["cpu"] * 2, ["auto"] * 2),
+     (("cuda", 1, 1, 0), [0], [0]), (("cuda", 4, 1, 0), [0], [1]), (("cuda:2", 4, 1, 0), [2], [0]),
+     (("cuda:2", 4, 1, 3), [2], [0, 1, 3]), (("cuda", 8, 6, 2), range(6), [6, 7]),
+     (("cuda:0", 8, 4, 0), range(4), [4]),  # one that no rank uses
+     (("cuda", 4, 4, 0), range(4), [0]),  # the first rank's, never another's
+     (("cuda", 1, 4, 0), range(4), [0])],  # each rank sees only its own
+)  # fmt: skip
+def test_servers_use_gpus_that_no_rank_uses(
+    asked: tuple[str, int, int, int], ranks: Sequence[str | int], servers: Sequence[str | int]
+) -> None:
+    placed = place(*asked)
+    named = [tuple(f"cuda:{one}" if isinstance(one, int) else one for one in part)
+             for part in (ranks, servers)]  # fmt: skip
+    assert [placed.ranks, placed.servers] == named
+    assert placed.shared == (servers == [0] and 0 in ranks)
+
+
+@pytest.mark.parametrize("asked", [("cuda", 8, 7, 2), ("cuda", 1, 1, 1), ("cuda", 1, 4, 1)])
+def test_servers_without_a_gpu_are_refused(asked: tuple[str, int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="There is no GPU for 1 of"):
+        place(*asked)
+
+
+def test_gpus_for_samplers_mean_vllm_and_are_not_shared(gpu: dict[str, int]) -> None:
+    gpu["cards"] = 4
+    settings = of(gpus=4, sampler_gpus=2)
+    plan = EnginePlan.of(settings, None, QWEN, load_training_data(settings))
+    assert (plan.early.kind, plan.early.why) == ("vllm", "--sampler-gpus") and not plan.servers
+    assert settings.training_gpus == 2 and placed_terms(settings).gpus == ("cuda:2", "cuda:3")
+    assert with_share(settings, plan.early, (), 0)[0].vllm_arg == {}
+    assert engine_of_settings(of(gpus=3)).kind == "vllm"  # one GPU is left
+    every = engine_of_settings(of(gpus=4))
+    assert every.kind == "local" and "--sampler-gpus" in every.why
+    assert engine_of_settings(of(gpus=4, engine="vllm")).kind == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"engine": "local"}, "--sampler-gpus 1 has no effect"), ({"gpus": 1}, "leaves no GPU"),
+     ({"engine": "vllm@http://127.0.0.1:1"}, "has no effect"), ({"full": True}, "--full does not"),
+     ({"vllm_sleep": True}, "--vllm-sleep has no effect")],
+)  # fmt: skip
+def test_gpus_for_samplers_that_nobody_uses_are_refused(
+    settings: dict[str, Any], words: str, gpu: dict[str, int]
+) -> None:
+    gpu["cards"] = 2
+    asked = of(**{"gpus": 2, "sampler_gpus": 1, **settings})
+    with pytest.raises(ConfigError, match=words):
+        refuse_engine(asked)
+
+
+def test_a_run_that_sampled_in_its_processes_takes_no_samplers(
+    gpu: dict[str, int], tmp_path: Path
+) -> None:
+    run = Run.open(tmp_path / "run", "train grpo", of().identity())
+    run.episodes.write_text("{}\n")
+    with pytest.raises(ConfigError, match="has no effect"):
+        engine_of_settings(of(gpus=2, sampler_gpus=1), run)
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,11 @@ def _on_cpu(spec: ServerSpec, install: VllmInstall) -> bool:
 
 
 def _visible(device: str, visible: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES for `cuda:N`: the N-th of the visible devices."""
-    number = device.partition(":")[2]
+    """CUDA_VISIBLE_DEVICES for `cuda:N` or `cuda:N,M`: the N-th of the visible devices."""
+    numbers = device.partition(":")[2].split(",")
     shown = [name.strip() for name in visible.split(",")] if visible else None
-    if number.isdecimal() and (shown is None or int(number) < len(shown)):
-        return number if shown is None else shown[int(number)]
+    if all(one.isdecimal() and (shown is None or int(one) < len(shown)) for one in numbers):
+        return ",".join(numbers if shown is None else [shown[int(one)] for one in numbers])
     raise ConfigError(
         f"There is no device '{device}'.",
         f"CUDA_VISIBLE_DEVICES={visible} shows {len(shown)}, counted from 0." if shown

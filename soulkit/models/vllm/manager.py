@@ -3,9 +3,9 @@
     needs of actor and players ──▶ one server per model, started one by one ──▶ samplers
     running servers (--engine vllm@URL) ──────────────────────────────────────────┘
 
-Each server measures free GPU memory when it starts, so they start one after the other, before
-anything is played. Leaving the `with` block stops them; if the process dies, a supervisor stops
-them.
+Each server measures free GPU memory when it starts, so models start one after the other, before
+anything is played. On several GPUs a model has a server on each, all with the same weights. Leaving
+the `with` block stops them; if the process dies, a supervisor stops them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from soulkit.errors import ModelLoadError, SoulError, UserError
+from soulkit.errors import ConfigError, ModelLoadError, SoulError, UserError
 from soulkit.models.api.transport import fitted, lowered_line, open_files
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.local.loading import ADAPTER_CONFIG, checkpoint_json, model_place
@@ -40,7 +41,7 @@ from soulkit.models.vllm.capabilities import (
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.command import ServerSpec, server_command
 from soulkit.models.vllm.replicas import Replicas
-from soulkit.models.vllm.server import VllmServer
+from soulkit.models.vllm.server import VllmServer, stop_all
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
 from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Segment
@@ -62,6 +63,8 @@ EPISODE = 16_384
 """Tokens of an episode if its rows are not known: prompt and reply of 8,192 each."""
 INSTRUCTIONS = 8_192
 """Tokens of a player's prompt beside the episode: its instructions and the fields of the row."""
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+"""Flags that spread one server over several GPUs."""
 STEP = 4_096
 """Served contexts are multiples of this."""
 REQUESTS = (64, 512)
@@ -85,6 +88,8 @@ class ServerTerms:
     limit_s: float = 300.0
     dtype: str = "auto"
     device: str = "auto"
+    gpus: tuple[str, ...] = ()
+    """Devices of every model's servers; empty: one server on `device`."""
     max_context: int | None = None
     """Context of every server, set by --max-context; None: see `served_context`."""
     episode: int | None = None
@@ -215,15 +220,36 @@ def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> Server
     )  # fmt: skip
 
 
+def server_devices(terms: ServerTerms, need: ServerNeed) -> list[str]:
+    """The device of each server of a model, `cuda:2,3` for one that its flags spread over two
+    GPUs; ConfigError if the GPUs cannot be divided that way."""
+    gpus, flags = terms.gpus or (terms.device,), dict(need.args)
+    sizes = [int(size) for flag in PARALLEL if (size := flags.get(flag, "")).isdecimal()]
+    width = max(math.prod(sizes), 1) if len(gpus) > 1 else 1
+    if len(gpus) % width:
+        raise ConfigError(
+            f"{len(gpus)} GPUs cannot be divided among servers of {width} GPUs each.",
+            f"The flags of '{need.model}' spread a server over {width} GPUs.",
+            f"Use --sampler-gpus {len(gpus) // width * width or width}, or change --vllm-arg.",
+        )
+    numbers = [gpu.partition(":")[2] for gpu in gpus]
+    return [
+        f"cuda:{','.join(numbers[n : n + width])}" if numbers[n] else gpus[n]
+        for n in range(0, len(gpus), width)
+    ]
+
+
 def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
     """Check needs before any server starts: ModelLoadError for a missing folder, ConfigError
-    without vLLM and for flags that soulkit sets itself."""
+    without vLLM, for flags that soulkit sets itself, and for GPUs that cannot be divided."""
     install = vllm_version(terms.python) if needs else None
     for need in needs:
         model_place(need.model)
         if install is None:
             raise no_vllm(terms.python, attachable=False)
-        server_command(server_spec(terms, need), install, port=1)
+        for device in server_devices(terms, need):
+            spec = replace(server_spec(terms, need), device=device)
+            server_command(spec, install, port=1)
 
 
 @dataclass(slots=True)
@@ -253,7 +279,7 @@ class VllmServers:
         self.folder, self.terms, self.reporter = folder, terms, reporter
         self._attached, self._attached_model = tuple(attached), attached_model
         self._expected: dict[Any, ServerNeed] = {}
-        self._running: dict[Any, VllmServer] = {}
+        self._running: dict[Any, list[VllmServer]] = {}
         self._specs: dict[Any, ServerSpec] = {}
         self._served: dict[Any, _Served] = {}
         self._codecs: dict[Any, Codec] = {}
@@ -320,29 +346,35 @@ class VllmServers:
         if key in self._running and self._specs[key] == spec:
             return
         self._stop_one(key)
-        begun = time.monotonic()
+        begun, devices = time.monotonic(), server_devices(self.terms, self._expected[key])
         with self.reporter.starting(
             f"starting vLLM with {spec.model}", self.terms.limit_s
         ) as watch:
-            server = VllmServer.start(
-                spec, self.folder / LOGS, limit_s=self.terms.limit_s, watch=watch
-            )
-        self._running[key], self._specs[key] = server, spec
-        seconds = time.monotonic() - begun
+            servers = VllmServer.start_all(
+                [replace(spec, device=device) for device in devices], self.folder / LOGS,
+                limit_s=self.terms.limit_s, watch=watch,
+            )  # fmt: skip
+        self._running[key], self._specs[key] = servers, spec
+        seconds, logs = time.monotonic() - begun, ", ".join(str(one.log) for one in servers)
+        where = f" by {len(servers)} servers on {', '.join(devices)}" * (len(servers) > 1)
         self.reporter.note(
-            f"vllm {server.version} serves {spec.model} after {seconds:.0f} s, with contexts of "
-            f"{spec.max_context:,} tokens (--max-context); log: {server.log}"
+            f"vllm {servers[0].version} serves {spec.model}{where} after {seconds:.0f} s, with "
+            f"contexts of {spec.max_context:,} tokens (--max-context); log: {logs}"
         )
 
     def _ready(self, key: Any) -> _Served:
         """A new fleet for each run: a closed one, or one that lost a server, cannot be reused."""
-        need, server = self._expected[key], self._running.get(key)
+        need, servers = self._expected[key], self._running.get(key)
         codec = self._codec(key)
-        if server is not None:
-            fleet = self._fleet([Address(server.url, server.key)], {server.url: server.check})
-            abilities = ServerCapabilities(
-                served=server.served, version=server.version, adapters=need.lora_rank is not None
+        if servers:
+            fleet = self._fleet(
+                [Address(one.url, one.key) for one in servers],
+                {one.url: one.check for one in servers},
             )
+            abilities = ServerCapabilities(
+                served=servers[0].served, version=servers[0].version,
+                adapters=need.lora_rank is not None,
+            )  # fmt: skip
         else:
             fleet = self._fleet(attached_addresses(self._attached))
             abilities = asyncio.run(probe_servers(fleet, need.model, codec))
@@ -453,14 +485,12 @@ class VllmServers:
             self._leave(key)
 
     def _stop_one(self, key: Any) -> None:
-        server = self._running.pop(key, None)
+        servers = self._running.pop(key, [])
         self._specs.pop(key, None)
         self._served.pop(key, None)
-        if server is None:
-            return
         try:
-            server.stop()
-        except UserError as error:  # continue with the other servers
+            stop_all(servers)
+        except UserError as error:  # continue with the other models
             self.reporter.note(f"{error.what} {error.why}")
 
     def _leave(self, key: Any) -> None:

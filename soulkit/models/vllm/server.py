@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -192,7 +192,7 @@ class Supervised:
                 start_new_session=True,
             )  # fmt: skip
         except BaseException:
-            self._let_go()
+            self.let_go()
             os.close(self._status)
             raise
         finally:
@@ -218,7 +218,7 @@ class Supervised:
         if os.getpid() != self._owner:
             return []
         end = time.monotonic() + limit_s
-        self._let_go()
+        self.let_go()
         try:
             self._gone.wait(self._grace_s + _SPARE_S)
         finally:  # also if the wait is interrupted
@@ -228,7 +228,8 @@ class Supervised:
             time.sleep(0.02)
         return left
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Ask the supervisor to stop it, without waiting for that."""
         if self._link in _links:
             _links.remove(self._link)
             os.close(self._link)
@@ -326,23 +327,32 @@ class VllmServer:
         last line about once a second; if it raises, or on an interrupt, the start is aborted and
         cleaned up.
         """
-        install = vllm_version(spec.python)
+        return cls.start_all([spec], folder, limit_s=limit_s, watch=watch)[0]
+
+    @classmethod
+    def start_all(
+        cls, specs: Sequence[ServerSpec], folder: Path, *, limit_s: float = START_S,
+        watch: Callable[[float, str], None] | None = None,
+    ) -> list[VllmServer]:  # fmt: skip
+        """As `start`, for servers of one model on different devices, which start together."""
+        install = vllm_version(specs[0].python)
         if install is None:
-            raise no_vllm(spec.interpreter, attachable=True)
-        end, log = time.monotonic() + limit_s, _new_log(folder, spec.model)
-        for last in (*[False] * (_PORTS - 1), True):
-            server = cls(spec, install, log, free_port())
-            try:
-                if server._comes_up(end, watch) or last:
-                    break
-            except BaseException:
-                server.stop()
-                raise
-            server.stop()
-        if server._running.ended:
-            server.stop()
-            raise server._not_up(diagnosis(log, server._since))
-        return server
+            raise no_vllm(specs[0].interpreter, attachable=True)
+        end, servers = time.monotonic() + limit_s, list[VllmServer]()
+        try:
+            for spec in specs:
+                servers.append(cls(spec, install, _new_log(folder, spec.model), free_port()))
+            for n, spec in enumerate(specs):
+                tries = 1
+                while not servers[n]._comes_up(end, watch):
+                    servers[n].stop()
+                    if tries == _PORTS:
+                        raise servers[n]._not_up(diagnosis(servers[n].log, servers[n]._since))
+                    servers[n], tries = cls(spec, install, servers[n].log, free_port()), tries + 1
+        except BaseException:
+            stop_all(servers)
+            raise
+        return servers
 
     @property
     def url(self) -> str:
@@ -452,6 +462,14 @@ class VllmServer:
         killed = self._running.code in (None, -signal.SIGKILL, -signal.SIGTERM)
         again = "Run the same command again."
         return f"{again if killed and not words.is_known else words.way_out} Log: {self.log}"
+
+
+def stop_all(servers: Sequence[VllmServer]) -> None:
+    """Stop servers at the same time; ServerFailed as in `stop`, once all have been stopped."""
+    with ExitStack() as stops:
+        for server in servers:
+            server._running.let_go()
+            stops.callback(server.stop)
 
 
 def free_port() -> int:

@@ -24,7 +24,6 @@ from soulkit.models.vllm.manager import (
     VllmServers,
     actor_need,
     players_needs,
-    terms_of,
     unstarted_player,
 )
 from soulkit.models.vllm.settings import SamplingEngine
@@ -37,7 +36,7 @@ from soulkit.train.rollouts.engine_choice import (
     EnginePlan,
     longest_rollout,
     memory_beside_server,
-    other_device,
+    placed_terms,
     settled_engine,
     with_share,
 )
@@ -174,7 +173,7 @@ def training_engine(
     refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
     if words and policy.device.type == "cuda":
         reporter.note(words)
-    terms = replace(terms_of(config), device=other_device(policy.device))
+    terms = placed_terms(config)
     if choice.kind == "vllm":
         terms = replace(terms, dtype=policy.computed)
     servers = shared or VllmServers(

@@ -3,12 +3,14 @@
     auto ──▶ the engine of the earlier rollouts ──▶ vLLM, if it is installed for a GPU, can serve
              the trained model, and has room beside the training ──▶ transformers in this process
 
-On a single GPU both share the memory: the training keeps what its passes need, the servers get the
-rest (`train/memory.py`). With several GPUs, servers use another one.
+Servers use GPUs that no training rank uses: `--sampler-gpus K` of them, else one. If there is none,
+they share that of the first rank: the training keeps what its passes need, the servers get the rest
+(`train/memory.py`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -24,6 +26,7 @@ from soulkit.models.local.quantize import is_quantised
 from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.manager import (
     MEMORY_FLAG,
+    ServerTerms,
     actor_need,
     check_needs,
     joined_needs,
@@ -40,7 +43,7 @@ from soulkit.models.vllm.settings import (
 from soulkit.play.plan import episode_tokens
 from soulkit.runs.folder import BEGUN, Run
 from soulkit.runs.jsonl import has_lines
-from soulkit.text import byte_size
+from soulkit.text import byte_size, counted
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     ASLEEP,
@@ -66,11 +69,11 @@ LOCAL = "use --engine local"
 
 def refuse_engine(config: TrainConfig) -> None:
     """ConfigError for training that vLLM cannot sample for, and for flags without effect."""
-    choice = engine_of_settings(config)
+    choice, placed = engine_of_settings(config), placement(config)
     if choice.kind == "vllm":
         _refuse_unserved(config, choice)
     refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
-    if config.vllm_sleep and not (choice.starts and on_trainers_card(pick_device(config.device))):
+    if config.vllm_sleep and not (choice.starts and placed.shared):
         raise ConfigError(
             "--vllm-sleep has no effect: this run starts no vLLM server on the trainer's GPU.",
             "The option releases the server's memory during updates on the same card.",
@@ -126,11 +129,23 @@ def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingE
     """The engine of a training before its model is loaded; never auto. `run` is the run to
     resume."""
     choice = parse_engine(config.engine)
-    if choice.kind != "auto":
-        return choice
+    choice = choice if choice.kind != "auto" else _automatic(config, run)
+    if config.sampler_gpus and not choice.starts:
+        raise ConfigError(
+            f"--sampler-gpus {config.sampler_gpus} has no effect: this run starts no vLLM server.",
+            "The servers are running already." if choice.attached
+            else "The training processes sample their rollouts themselves.",
+            "Leave out --sampler-gpus, or use --engine vllm.",
+        )  # fmt: skip
+    return choice
+
+
+def _automatic(config: TrainConfig, run: Run | None) -> SamplingEngine:
     begun = begun_engine(run).get("kind") if run is not None else None
     if run is not None and (begun or has_lines(run.episodes)):
         return SamplingEngine("vllm" if begun == "vllm" else "local", why=BEGUN)
+    if config.sampler_gpus:
+        return SamplingEngine("vllm", why="--sampler-gpus")
     if config.method == "sft" or pick_device(config.device).type != "cuda":
         return SamplingEngine("local")
     try:
@@ -140,6 +155,9 @@ def engine_of_settings(config: TrainConfig, run: Run | None = None) -> SamplingE
     install = vllm_version(interpreter(config.vllm_python))
     if install is None or not (install.on_gpu and install.supported):
         return SamplingEngine("local", why="no supported vLLM for the GPU is installed")
+    placed = placement(config)
+    if placed.shared and len(placed.ranks) > 1:
+        return SamplingEngine("local", why="every GPU trains; --sampler-gpus K gives some to vLLM")
     return SamplingEngine("vllm", why="installed, and there is a GPU")
 
 
@@ -155,8 +173,7 @@ class EnginePlan:
     def of(cls, config: TrainConfig, run: Run | None, base: str, material: TrainingData) -> Self:
         early = engine_of_settings(config, run)
         if run is None and early.starts:  # before a folder is bound to these settings
-            device = other_device(pick_device(config.device))
-            check_needs([actor_need(config, base)], replace(terms_of(config), device=device))
+            check_needs([actor_need(config, base)], placed_terms(config))
         return cls(early, servers_on_card(config, early, base, material))
 
 
@@ -187,21 +204,50 @@ def choice_words(choice: SamplingEngine) -> str:
     return f"{who} samples the rollouts: {choice.why}" if choice.why else ""
 
 
-# --- one card for trainer and server --------------------------------------------------------------
+# --- the GPUs of one machine ----------------------------------------------------------------------
 
 
-def on_trainers_card(trainer: torch.device) -> bool:
-    """Whether a server would use the trainer's GPU, because there is no other one."""
-    return trainer.type == "cuda" and other_device(trainer) == f"cuda:{trainer.index or 0}"
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of the training ranks of a machine, and of its vLLM servers."""
+
+    ranks: tuple[str, ...]
+    servers: tuple[str, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether a server uses the GPU of a rank, because there is no other one."""
+        return self.servers[0] in self.ranks
 
 
-def other_device(trainer: torch.device) -> str:
-    """Device for servers: another GPU than the trainer's, if there is one."""
-    if trainer.type != "cuda":
-        return "auto"
-    here = trainer.index or 0
-    others = [number for number in range(torch.cuda.device_count()) if number != here]
-    return f"cuda:{(others or [here])[0]}"
+def place(first: str, visible: int, ranks: int, sampler_gpus: int) -> Placement:
+    """Place `ranks`, of which the first uses the device `first`, and servers on a machine with
+    `visible` GPUs; ConfigError if there are not enough."""
+    kind, _, number = first.partition(":")
+    if kind != "cuda":
+        return Placement((first,) * ranks, ("auto",) * max(sampler_gpus, 1))
+    training = [int(number or 0)] if ranks == 1 else list(range(ranks))
+    others = [one for one in range(visible) if one not in training]
+    if sampler_gpus > len(others):
+        raise ConfigError(
+            f"There is no GPU for {sampler_gpus - len(others)} of {sampler_gpus} servers.",
+            f"This process sees {counted(visible, 'GPU')}; the training uses {ranks}.",
+            "Use a smaller --gpus or --sampler-gpus, or check CUDA_VISIBLE_DEVICES.",
+        )
+    servers = others[: max(sampler_gpus, 1)] or training[:1]
+    return Placement(*(tuple(f"cuda:{one}" for one in part) for part in (training, servers)))
+
+
+def placement(config: TrainConfig) -> Placement:
+    """The devices of a training on this machine."""
+    device, visible = pick_device(config.device), torch.cuda.device_count()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.training_gpus
+    return place(str(device), visible, ranks, config.sampler_gpus)
+
+
+def placed_terms(config: TrainConfig) -> ServerTerms:
+    """The terms of the servers of a training."""
+    return replace(terms_of(config), gpus=placement(config).servers)
 
 
 def servers_on_card(
@@ -209,7 +255,7 @@ def servers_on_card(
 ) -> list[ServerMemory]:
     """Memory of the servers that start on the trainer's card; empty if there is none, if the user
     sets their share, or if the size of a model is unknown."""
-    if MEMORY_FLAG in config.vllm_arg or not on_trainers_card(pick_device(config.device)):
+    if MEMORY_FLAG in config.vllm_arg or not placement(config).shared:
         return []
     return server_sizes(config, choice.starts, base, material)
 
@@ -269,13 +315,13 @@ def with_share(
     """The settings with a memory limit for servers on the trainer's card, the engine, and a line
     about both. `needed`: bytes of the training while servers are awake. Without enough room auto
     becomes local; ConfigError if vLLM was requested."""
-    device, words = pick_device(config.device), choice_words(choice)
+    words = choice_words(choice)
     starts = len(config.checkpoints("vllm")) + choice.starts
-    if not starts or MEMORY_FLAG in config.vllm_arg or not on_trainers_card(device):
+    if not starts or MEMORY_FLAG in config.vllm_arg or not placement(config).shared:
         return config, choice, words
     share: float | None = SHARED_GPU / starts
     if servers:
-        card = card_of(device)
+        card = card_of(pick_device(config.device))
         share = gpu_split(card, needed, servers)
         if share is None:
             if choice.starts:

@@ -156,7 +156,13 @@ def test_threads_and_memory_of_a_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("device", "visible", "seen"),
-    [("cuda:1", None, "1"), ("cuda:1", "4,5", "5"), ("cuda:0", "GPU-ab,GPU-cd", "GPU-ab")],
+    [
+        ("cuda:1", None, "1"),
+        ("cuda:1", "4,5", "5"),
+        ("cuda:0", "GPU-ab,GPU-cd", "GPU-ab"),
+        ("cuda:1,2", None, "1,2"),
+        ("cuda:0,2", "4,5,6", "4,6"),
+    ],
 )
 def test_a_device_is_one_of_those_that_are_visible(
     device: str, visible: str | None, seen: str
@@ -166,7 +172,7 @@ def test_a_device_is_one_of_those_that_are_visible(
     assert environment["CUDA_VISIBLE_DEVICES"] == seen
 
 
-@pytest.mark.parametrize("device", ["cuda:2", "cuda:x", "cuda:"])
+@pytest.mark.parametrize("device", ["cuda:2", "cuda:x", "cuda:", "cuda:0,2"])
 def test_a_device_that_is_not_visible_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="There is no device"):
         server_environment(

@@ -29,6 +29,7 @@ from soulkit.models.vllm.manager import (
     adapter_rank,
     player_need,
     players_needs,
+    server_devices,
     terms_of,
 )
 from soulkit.models.vllm.replicas import TRIES, NoServerLeft, Replicas
@@ -300,7 +301,7 @@ def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path
     with VllmServers(tmp_path / "run", terms, reporter=Heard(remarks)) as servers:
         servers.expect([ServerNeed(model=str(models[0]), lora_rank=8)])  # of a later run
         servers.prepare([one, other, one])
-        first, second = (servers._running[need.key] for need in (one, other))
+        (first,), (second,) = (servers._running[need.key] for need in (one, other))
         assert [value_of(a, "--model") for a in starts(tmp_path)] == [str(p) for p in models]
         lengths = [value_of(a, "--max-model-len") for a in starts(tmp_path)]
         assert lengths == ["128", "64"], "no more than a model holds"
@@ -318,6 +319,46 @@ def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path
     assert sorted(file.name for file in (tmp_path / "run" / "vllm").iterdir()) == [
         "one.log", "other.log",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_model_has_a_server_on_every_gpu(models: tuple[Path, Path], tmp_path: Path) -> None:
+    need, remarks = ServerNeed(model=str(models[0]), lora_rank=8), list[str]()
+    terms = ServerTerms(python=tiny_vllm.interpreter(tmp_path), gpus=("auto", "auto"))
+    with VllmServers(tmp_path / "run", terms, reporter=Heard(remarks)) as servers:
+        servers.prepare([need])
+        servers.prepare([need])  # they are kept
+        first, second = servers._running[need.key]
+        assert servers.fleet(need).urls == (first.url, second.url) and len(starts(tmp_path)) == 2
+        listed = asyncio.run(servers.fleet(need).each("/v1/models"))
+        assert set(listed) == {first.url, second.url}
+        assert len(asyncio.run(said_by(servers, need)).token_ids) == 4
+    assert not alive(first.group) and not alive(second.group)
+    assert "by 2 servers on auto, auto after" in remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "devices"),
+    [((), {}, ["cuda"]), ((), {"tensor-parallel-size": "2"}, ["cuda"]),
+     (("cuda:2", "cuda:3"), {}, ["cuda:2", "cuda:3"]),
+     (("cuda:2", "cuda:3"), {"tensor-parallel-size": "2"}, ["cuda:2,3"]),
+     (("cuda:1", "cuda:2", "cuda:3", "cuda:5"), {"pipeline-parallel-size": "2"},
+      ["cuda:1,2", "cuda:3,5"]),
+     (("cuda:1",), {"tensor-parallel-size": "2"}, ["cuda:1"]),
+     (("auto", "auto"), {}, ["auto"] * 2)],
+)  # fmt: skip
+def test_parallel_servers_get_several_gpus_each(
+    gpus: tuple[str, ...], flags: dict[str, str], devices: list[str]
+) -> None:
+    need = ServerNeed(model="m/m", args=tuple(flags.items()))
+    assert server_devices(ServerTerms(device="cuda", gpus=gpus), need) == devices
+
+
+def test_gpus_that_cannot_be_divided_are_refused() -> None:
+    need = ServerNeed(model="m/m", args=(("tensor-parallel-size", "2"),))
+    with pytest.raises(ConfigError, match="3 GPUs cannot be divided") as error:
+        server_devices(ServerTerms(gpus=("cuda:1", "cuda:2", "cuda:3")), need)
+    assert "--sampler-gpus 2" in error.value.way_out
 
 
 async def said_by(servers: VllmServers, need: ServerNeed) -> Completion:
