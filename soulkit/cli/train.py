@@ -181,11 +181,17 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     with reporter.working("starting"):
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import overruled
+        from soulkit.train.ranks.follower import follow
+        from soulkit.train.ranks.world import is_follower
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.setup.feedback_check import zero_weight_remark
         from soulkit.train.state.metrics import read_step_lines
         from soulkit.train.state.stops import flat_total, steps_before, with_more_steps
 
+    if is_follower():
+        if not values["dry_run"]:
+            follow()
+        return
     if remark := overruled(method):
         print_note(remark)
     flags = settings_of(method, values)

@@ -36,9 +36,11 @@ from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.memory import memory_advice, note_pass, take_pass
-from soulkit.train.model.policy import Policy, load_policy
-from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.teacher import teacher_of
 from soulkit.train.planning import refuse_unfitting, training_plan
+from soulkit.train.ranks.follower import leading, load_student, load_teachers
+from soulkit.train.ranks.world import alone
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, training_engine
@@ -100,7 +102,9 @@ def train(
     RunError names the differences. `ready` is the result of `prepare_training`, if that was already
     called.
     """
-    with memory_advice(config, out), open_training(config, out, ready, reporter) as parts:
+    with leading(), memory_advice(config, out), open_training(
+        config, out, ready, reporter
+    ) as parts:  # fmt: skip
         return run_coroutine(_train(*parts, reporter))
 
 
@@ -108,7 +112,7 @@ async def train_probe(
     material: TrainingData, out: Path, servers: VllmServers | None = None
 ) -> None:
     """Train silently within another training run, whose `servers` may host players."""
-    with open_training(material.config, out, material, SILENT, servers) as parts:
+    with alone(), open_training(material.config, out, material, SILENT, servers) as parts:
         await _train(*parts, SILENT)
 
 
@@ -132,7 +136,7 @@ def open_training(
         # A run within another one samples in this process.
         plan = EnginePlan.of(config, run, base, material) if servers is None else EnginePlan()
         choice = take_pass(config, base, out, kept_free(config, plan.servers))
-        policy = load_policy(config, base, choice)
+        policy = load_student(config, base, choice)
         policy.note = model_note(config, policy, material.corpus)
         reporter.phase("checking model and rows")
         teacher = prepare_models(config, policy, material)
@@ -177,10 +181,7 @@ def _confirm(material: TrainingData, out: Path, reporter: Reporter) -> None:
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
-    """Run the checks that need the model, start its moving average, and load the teacher.
-
-    The moving average exists before the loop resumes, which then restores the saved one.
-    """
+    """Run the checks that need the model, start its moving average, and load the teacher."""
     limit = context_limit(policy.model, None)
     if material.corpus is not None:
         check_facts(config, material.corpus)
@@ -190,10 +191,7 @@ def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) 
         check_lessons(policy, limit, material.pool)
         return None
     check_training_prompts(policy, least_limit(limit, config.max_context), material, config)
-    teacher = load_teacher(config, material.objective, policy)
-    if config.teacher == "ema" and material.objective.reader == "self":
-        start_ema(policy)
-    return teacher
+    return load_teachers(config, material.objective, policy)
 
 
 def adapter_remark(config: TrainConfig) -> str:

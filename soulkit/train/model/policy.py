@@ -53,6 +53,7 @@ from soulkit.train.model.attention import (
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.world import on_all_ranks, ranks
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """dtype names of safetensors → those of torch."""
@@ -150,14 +151,23 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @on_all_ranks
     def version(self) -> str:
-        """First 16 hex digits of the SHA-256 of the trained weights, recorded in rollouts."""
+        """First 16 hex digits of the SHA-256 of the trained weights, recorded in rollouts.
+
+        RankError if they differ between ranks.
+        """
         digest = hashlib.sha256()
         for name, parameter in self.trained:
             digest.update(name.encode())
             flat = parameter.detach().cpu().contiguous().view(torch.uint8)
             digest.update(flat.numpy().tobytes())
-        return digest.hexdigest()[:16]
+        version = digest.hexdigest()[:16]
+        ranks().same("The weights", version)
+        return version
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a policy is loaded by every rank, and not sent")
 
     @contextmanager
     def base(self) -> Iterator[None]:
@@ -165,12 +175,25 @@ class Policy:
         with self.model.disable_adapter():
             yield
 
-    def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
+    def packs(
+        self, spans: Sequence[Span], budget: int | None = None, *, divided: bool = True
+    ) -> list[Pack]:
         """Forward passes over at most `budget` computed tokens of `spans`, or one longer sequence.
 
-        With `budget` None, the policy's own number applies.
+        With `budget` None, the policy's own number applies. `divided`: the ranks share them, so
+        they are planned for an even division.
         """
         budget = budget or self.tokens
+        if not divided:
+            return self._packs(spans, budget)
+        plan = partial(self._packs, spans)
+        return ranks().best_plan(plan, budget, self.cost, self.device.type)
+
+    def cost(self, pack: Pack) -> float:
+        """Cost of a pack, forward and backward."""
+        return (self.shape or HeadShape()).cost(pack)
+
+    def _packs(self, spans: Sequence[Span], budget: int) -> list[Pack]:
         if self.turn is None:
             return plan_packs(spans, budget, self.shape)
         packs = []
@@ -209,6 +232,13 @@ class Policy:
         with self._recomputing():
             states = self.decoder(**self._inputs(pack), use_cache=False)[0]
         return states.reshape(-1, states.shape[-1])
+
+    def empty_pass(self) -> None:
+        """A forward pass over two tokens, and a backward pass where gradients are on, that change
+        nothing: in a sharded job every rank takes part in as many passes."""
+        states = self.states(Pack((0,), (Span((0, 1), (False, True), ()),)))
+        if torch.is_grad_enabled():
+            (states.sum() * 0).backward()
 
     def _states_by_depth(self, pack: Pack) -> list[Tensor]:
         """Hidden states after the embeddings and after every layer, as in `states`."""

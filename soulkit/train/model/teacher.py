@@ -30,6 +30,7 @@ from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.world import on_all_ranks, ranks
 
 
 def task_teachers(config: TrainConfig) -> dict[str, str]:
@@ -173,26 +174,41 @@ class Teacher:
         """Per span, log-probs [n_trained] of its trained tokens."""
         return self.scores(spans, budget, tasks)[0]
 
+    @on_all_ranks
     def scores(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Per span, log-probs and entropies, both [n_trained]."""
-        logs: list[Tensor] = [torch.empty(0)] * len(spans)
-        spreads = list(logs)
-        for expert, pack, places in self._passes(spans, budget, tasks):
+        world, found = ranks(), dict[int, tuple[Tensor, Tensor]]()
+        passes = list(self._passes(spans, budget, tasks))
+        for one in world.share(passes, lambda one: self.policy.cost(one[1])):
+            expert, pack, places = one or ("", None, [])
             with self.reading(expert):
+                if pack is None:
+                    self.policy.empty_pass()
+                    continue
                 scored = self.policy.score(pack)
             for row, index in enumerate(places):
-                logs[index] = scored.log_prob[scored.owner == row]
-                spreads[index] = scored.entropy[scored.owner == row]
-        return logs, spreads
+                mine = scored.owner == row
+                found[index] = scored.log_prob[mine], scored.entropy[mine]
+        found = self._gathered(found)
+        logs = [found[i][0] for i in range(len(spans))]
+        return logs, [found[i][1] for i in range(len(spans))]
+
+    def _gathered(self, mine: dict[int, tuple[Tensor, Tensor]]) -> dict[int, tuple[Tensor, Tensor]]:
+        """What all ranks found, by index."""
+        world, device = ranks(), self.policy.device
+        if world.size == 1:
+            return mine
+        parts = world.gather({i: (a.cpu(), b.cpu()) for i, (a, b) in mine.items()})
+        return {i: (a.to(device), b.to(device)) for part in parts for i, (a, b) in part.items()}
 
     def hidden(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> Tensor:
         """Hidden states [total n_trained, width] at the trained tokens' parents, span by span."""
         states: list[Tensor] = [torch.empty(0)] * len(spans)
-        for expert, pack, places in self._passes(spans, budget, tasks):
+        for expert, pack, places in self._passes(spans, budget, tasks, divided=False):
             lengths = [span.n_trained for span in pack.spans]
             with self.reading(expert):
                 parts = self.policy.hidden(pack).split(lengths)
@@ -201,10 +217,11 @@ class Teacher:
         return torch.cat(states)
 
     def _passes(
-        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str]
-    ) -> Iterator[tuple[str, Pack, list[int]]]:
+        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str], *,
+        divided: bool = True,
+    ) -> Iterator[tuple[str, Pack, list[int]]]:  # fmt: skip
         for expert, places in self._readers(len(spans), tasks).items():
-            for pack in self.policy.packs([spans[i] for i in places], budget):
+            for pack in self.policy.packs([spans[i] for i in places], budget, divided=divided):
                 yield expert, pack, [places[i] for i in pack.indices]
 
     def _readers(self, count: int, tasks: Sequence[str]) -> dict[str, list[int]]:

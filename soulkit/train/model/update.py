@@ -39,6 +39,7 @@ from soulkit.train.model.policy import Policy, Scored
 from soulkit.train.model.prepare import Prepared, gap_among, gaps_of, log_probs
 from soulkit.train.model.teacher import move_ema
 from soulkit.train.objectives.sequences import Loss, TrainSequence
+from soulkit.train.ranks.world import ranks
 from soulkit.train.state.metrics import Learned, SamplerGap, TokenMeans
 from soulkit.train.state.stops import Skips
 
@@ -250,6 +251,7 @@ def _divergence_term(share: Share) -> Tensor:
         raise ValueError("a divergence needs a teacher and the student's hidden states")
     read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
     tasks = [s.task for s in share.sequences]
+    # Not divided: this pack is on this rank only.
     teacher_hidden = teacher.hidden(read, config.tokens_per_batch, tasks)
 
     def compare(student: Tensor, other: Tensor) -> Tensor:
@@ -421,14 +423,19 @@ def update(
     counts = denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
     computed = [i for i in indices if has_gradient(prepared, i, config)]
     check_fixed(prepared, computed)
-    spans = [prepared.sequences[i].span for i in computed]
+    spans, world = [prepared.sequences[i].span for i in computed], ranks()
     optimizer.zero_grad(set_to_none=True)
     total, counted = 0.0, Tally(moved=tally.moved)
-    for pack in policy.packs(spans, config.tokens_per_batch):
+    for pack in world.share(policy.packs(spans, config.tokens_per_batch), policy.cost):
+        if pack is None:
+            policy.empty_pass()
+            continue
         packed = [computed[i] for i in pack.indices]
         loss = pack_loss(policy, pack, prepared, packed, counts, config, counted)
         loss.backward()
         total += float(loss.detach())
+    world.add_gradients(policy.trained)
+    total, counted = _of_all_ranks(total, counted)
     norm = take_step(policy, optimizer, total, config)
     silent = sorted(set(indices) - set(computed))
     measured = prepared.entropy is not None
@@ -436,6 +443,17 @@ def update(
     tally.take(counted)
     tally.moved = tally.moved or bool(computed)
     return Update(total, norm, bool(computed))
+
+
+def _of_all_ranks(total: float, counted: Tally) -> tuple[float, Tally]:
+    """Loss and counts of a mini-batch, added up over the ranks."""
+    if ranks().size == 1:
+        return total, counted
+    counted.gaps = [gap.cpu() for gap in counted.gaps]
+    parts, whole = ranks().gather((total, counted)), Tally(moved=counted.moved)
+    for _, part in parts:
+        whole.take(part)
+    return sum(loss for loss, _ in parts), whole
 
 
 def take_step(

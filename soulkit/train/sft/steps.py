@@ -11,10 +11,11 @@ recomputing and without entropies.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from soulkit.train.model.packing import Pack, pack_entries
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.update import NotFinite, take_step
 from soulkit.train.objectives.sequences import Span, gold_spans
+from soulkit.train.ranks.world import on_all_ranks, ranks
 from soulkit.train.setup.feedback_check import lesson_feedback
 from soulkit.train.setup.rows import TaskRows, batch, lesson_print, no_gold_words
 from soulkit.train.sft.encode import LessonEncoder
@@ -182,6 +184,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
         )
 
 
+@on_all_ranks
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig,
     skips: Skips | None = None, sources: Sequence[str] = (),
@@ -197,9 +200,11 @@ def imitate(
     prompts = sum(len(span.ids) - 1 for span in spans) - replies
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    sums = LossSums()
-    for pack in policy.packs(used, config.tokens_per_batch):
+    total, sums, world = 0.0, LossSums(), ranks()
+    for pack in world.share(policy.packs(used, config.tokens_per_batch), policy.cost):
+        if pack is None:
+            policy.empty_pass()
+            continue
         is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans).to(policy.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
         scored = imitation_loss(policy, pack, weight)
@@ -208,7 +213,11 @@ def imitate(
         total += float(losses.sum()) / replies
         if sources:
             sums.add(losses, scored.owner[is_reply], [sources[i] for i in pack.indices])
-    seen = Learned(tokens=replies, sequences=len(spans), skipped=0)
+    world.add_gradients(policy.trained)
+    parts = world.gather((total, sums))
+    total, sums = sum(loss for loss, _ in parts), LossSums.of(part for _, part in parts)
+    balance = world.imbalance()
+    seen = Learned(tokens=replies, sequences=len(spans), skipped=0, imbalance=balance)
     try:
         norm = take_step(policy, optimizer, total, config)
     except NotFinite as error:
@@ -235,6 +244,15 @@ class LossSums:
         for source, nats, tokens in zip(sources, sums.tolist(), counts, strict=True):
             self.nats[source] += nats
             self.tokens[source] += tokens
+
+    @classmethod
+    def of(cls, parts: Iterable[LossSums]) -> LossSums:
+        """The sums over all parts."""
+        whole = cls()
+        for part in parts:
+            whole.nats.update(part.nats)
+            whole.tokens.update(part.tokens)
+        return whole
 
     def means(self) -> dict[str, float]:
         """Source → nats per token."""
@@ -363,17 +381,22 @@ class Validation:
 
     def losses(self) -> dict[str, float | None]:
         """Source → loss; None if it is not finite."""
-        return {name: self._loss(spans) for name, spans in self.spans.items()}
+        budget = self.config.tokens_per_batch
+        return {name: mean_nll(self.policy, spans, budget) for name, spans in self.spans.items()}
 
-    @torch.no_grad()
-    def _loss(self, spans: Sequence[Span]) -> float | None:
-        sums = LossSums()
-        for pack in self.policy.packs(spans, self.config.tokens_per_batch):
-            tokens = sum(span.n_trained for span in pack.spans)
-            # Unlike Policy.score, this does not compute entropies.
-            scored = imitation_loss(
-                self.policy, pack, torch.ones(tokens, device=self.policy.device)
-            )
-            sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
-        loss = sums.means().get("", float("nan"))
-        return loss if loss == loss and abs(loss) != float("inf") else None
+
+@on_all_ranks
+@torch.no_grad()
+def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float | None:
+    """Mean −log π of the trained tokens, in nats; None if it is not finite."""
+    sums, world = LossSums(), ranks()
+    for pack in world.share(policy.packs(spans, budget), policy.cost):
+        if pack is None:
+            policy.empty_pass()
+            continue
+        tokens = sum(span.n_trained for span in pack.spans)
+        # Unlike Policy.score, this does not compute entropies.
+        scored = imitation_loss(policy, pack, torch.ones(tokens, device=policy.device))
+        sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
+    loss = LossSums.of(world.gather(sums)).means().get("", math.nan)
+    return loss if math.isfinite(loss) else None

@@ -31,6 +31,7 @@ from soulkit.runs.jsonl import JsonlWriter
 from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
+from soulkit.train.ranks.follower import make_optimizer, same_state
 from soulkit.train.rollouts.feedback import newest_rollout_line
 from soulkit.train.state.checkpoint import (
     Merit,
@@ -120,15 +121,11 @@ class Loop:
         `policy.ema` must exist if the run uses one, so that a resume can restore it. Damaged
         checkpoints are named on stderr; RunError if none is intact.
         """
-        optimizer = torch.optim.AdamW(
-            [p for _, p in policy.trained],
-            lr=config.lr,
-            betas=(0.9, config.beta2),
-            weight_decay=config.weight_decay,
-        )
+        optimizer = make_optimizer(policy, config)
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
                    JsonlWriter(run.metrics), tracker, journal, stream, reporter)  # fmt: skip
         loop._resume()
+        same_state(policy, optimizer)
         return loop
 
     def _resume(self) -> None:

@@ -241,6 +241,8 @@ class Learned(Flat):
     kl_base: float | None = named_field("kl/base")
     tokens: int | None = named_field("tokens/trained")
     sequences: int | None = named_field("sequences/trained")
+    imbalance: float | None = named_field("ranks/imbalance")
+    """Cost of the busiest rank / mean over the ranks; None in a process alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
