@@ -30,12 +30,12 @@ from soulkit.train.state.checkpoint import (
     _digest,
     _files,
     _sha256,
+    among_best,
     damage,
     export_best,
     load_checkpoint,
     prune,
     ranking,
-    ranks,
     read_position,
     resume_checkpoint,
     save_checkpoint,
@@ -318,10 +318,10 @@ def test_the_best_stay_beside_the_newest(tmp_path: Path, folder: Path) -> None:
                       ("step_000005", 0.25)]  # fmt: skip
     prune(tmp_path, 1, 2)
     assert names(tmp_path) == ["step_000002", "step_000004", "step_000006"]
-    assert ranks(tmp_path, (True, 0.75), 2) and ranks(tmp_path, (True, 0.8), 2)
-    assert not ranks(tmp_path, (True, 0.7), 2) and ranks(tmp_path, (True, 0.1), 3)
-    assert not ranks(tmp_path, (False, 9.0), 2)  # of a loss, on no scale of theirs
-    assert not ranks(tmp_path, None, 2) and not ranks(tmp_path, (True, 1.0), 0)
+    assert among_best(tmp_path, (True, 0.75), 2) and among_best(tmp_path, (True, 0.8), 2)
+    assert not among_best(tmp_path, (True, 0.7), 2) and among_best(tmp_path, (True, 0.1), 3)
+    assert not among_best(tmp_path, (False, 9.0), 2)  # of a loss, on no scale of theirs
+    assert not among_best(tmp_path, None, 2) and not among_best(tmp_path, (True, 1.0), 0)
     prune(tmp_path, 1, 0)
     assert names(tmp_path) == ["step_000006"]
 

@@ -179,7 +179,7 @@ class Teacher:
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Per span, log-probs and entropies, both [n_trained]."""
-        world, found = ranks(), dict[int, tuple[Tensor, Tensor]]()
+        world, scores = ranks(), dict[int, tuple[Tensor, Tensor]]()
         passes = list(self._passes(spans, budget, tasks))
         for one in world.share(passes, lambda one: self.policy.cost(one[1])):
             expert, pack, places = one or ("", None, [])
@@ -189,18 +189,20 @@ class Teacher:
                     continue
                 scored = self.policy.score(pack)
             for row, index in enumerate(places):
-                mine = scored.owner == row
-                found[index] = scored.log_prob[mine], scored.entropy[mine]
-        found = self._gathered(found)
-        logs = [found[i][0] for i in range(len(spans))]
-        return logs, [found[i][1] for i in range(len(spans))]
+                tokens = scored.owner == row
+                scores[index] = scored.log_prob[tokens], scored.entropy[tokens]
+        scores = self._gathered(scores)
+        logs = [scores[i][0] for i in range(len(spans))]
+        return logs, [scores[i][1] for i in range(len(spans))]
 
-    def _gathered(self, mine: dict[int, tuple[Tensor, Tensor]]) -> dict[int, tuple[Tensor, Tensor]]:
+    def _gathered(
+        self, local: dict[int, tuple[Tensor, Tensor]]
+    ) -> dict[int, tuple[Tensor, Tensor]]:
         """What all ranks found, by index."""
         world, device = ranks(), self.policy.device
         if world.size == 1:
-            return mine
-        parts = world.gather({i: (a.cpu(), b.cpu()) for i, (a, b) in mine.items()})
+            return local
+        parts = world.gather({i: (a.cpu(), b.cpu()) for i, (a, b) in local.items()})
         return {i: (a.to(device), b.to(device)) for part in parts for i, (a, b) in part.items()}
 
     def hidden(

@@ -92,9 +92,9 @@ class Ranks:
         places, load = divide([cost(pack) for pack in packs], self.size)
         if self.size > 1 and packs:
             self._loads.append(load)
-        mine: list[T | None] = [packs[i] for i in places[self.rank]]
+        part: list[T | None] = [packs[i] for i in places[self.rank]]
         most = max(map(len, places)) if self.sharded else 0
-        return mine + [None] * (most - len(mine))
+        return part + [None] * (most - len(part))
 
     def best_plan(
         self, plan: Callable[[int], list[T]], budget: int, cost: Callable[[T], float], kind: str
@@ -140,13 +140,13 @@ class Ranks:
                     p.grad = part.view_as(p).clone() if p.grad is None else p.grad
                     p.grad.copy_(part.view_as(p))
 
-    def gather(self, mine: T) -> list[T]:
-        """`mine` of every rank, by rank. Tensors in it must be on the CPU."""
+    def gather(self, part: T) -> list[T]:
+        """`part` of every rank, by rank. Tensors in it must be on the CPU."""
         if self.size == 1:
-            return [mine]
+            return [part]
         every: list[Any] = [None] * self.size
         with _exchange():
-            dist.all_gather_object(every, mine, group=self.objects)
+            dist.all_gather_object(every, part, group=self.objects)
         return every
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:

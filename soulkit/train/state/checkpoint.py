@@ -345,7 +345,7 @@ def ranking(folder: Path) -> list[tuple[Path, Merit]]:
     return sorted(scored, key=lambda one: (one[1], one[0].name), reverse=True)
 
 
-def ranks(folder: Path, merit: Merit | None, keep_best: int) -> bool:
+def among_best(folder: Path, merit: Merit | None, keep_best: int) -> bool:
     """Whether weights with this key would be among the `keep_best` best checkpoints."""
     if merit is None or not keep_best:
         return False

@@ -36,9 +36,9 @@ from soulkit.train.rollouts.feedback import newest_rollout_line
 from soulkit.train.state.checkpoint import (
     Merit,
     Position,
+    among_best,
     merit_of,
     prune,
-    ranks,
     resume_checkpoint,
     save_checkpoint,
 )
@@ -215,7 +215,7 @@ class Loop:
     def _due(self, worth: Merit | None) -> bool:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
         late = time.monotonic() - self._saved_at >= 60 * self.config.checkpoint_minutes
-        return turn or late or ranks(self.run.checkpoints, worth, self.config.keep_best)
+        return turn or late or among_best(self.run.checkpoints, worth, self.config.keep_best)
 
     def checkpoint(self, line: StepLine | None = None, *, within_step: bool = False) -> None:
         """Write a checkpoint; `line` has the scores of these weights, if known.
