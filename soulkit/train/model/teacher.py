@@ -147,6 +147,8 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 State = Literal["live", "base", "ema"]
+TokenScores = tuple[Tensor, Tensor]
+"""Log-probs and entropies of a sequence's trained tokens, both [n_trained]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Teacher:
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Per span, log-probs and entropies, both [n_trained]."""
-        world, scores = ranks(), dict[int, tuple[Tensor, Tensor]]()
+        world, scores = ranks(), dict[int, TokenScores]()
         passes = list(self._passes(spans, budget, tasks))
         for one in world.share(passes, lambda one: self.policy.cost(one[1])):
             expert, pack, places = one or ("", None, [])
