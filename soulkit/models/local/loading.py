@@ -538,15 +538,18 @@ def adapter_hash(adapter: str | Path) -> str:
 
 
 def save_model(
-    model: Any, tokenizer: Any, folder: Path, note: Mapping[str, Any] | None = None
-) -> None:
-    """Save the adapter of `model` (or all weights if it has none) and all files needed to use
-    it."""
+    model: Any, tokenizer: Any, folder: Path, note: Mapping[str, Any] | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Save the adapter of `model` (or all weights if it has none) and all files needed to use it.
+    `weights`: the weights of a model that does not hold them whole."""
     folder.mkdir(parents=True, exist_ok=True)
     if is_peft(model):
         save_adapter(model, folder)
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(
+            folder, state_dict=weights, max_shard_size="5GB" if weights else "50GB"
+        )
     _save_tokenizer(tokenizer, folder)
     if note is not None:
         write_json(folder / NOTE, note)

@@ -207,12 +207,14 @@ class LocalModel(CodecModel):
         quantize: Quantize = "none",
         batch_size: int = 64,
         max_context: int | None = None,
+        move: bool = True,
     ) -> LocalModel:
         """Load a folder or `owner/name@revision` from the Hub, with a LoRA adapter if given.
 
         `device` auto: a GPU if there is one; `dtype` auto: float32 on a CPU, else the checkpoint's
-        own; `quantize` quantises the base while loading. Only safetensors files are read, and no
-        code from the model's folder is run. ModelLoadError names what is missing.
+        own; `quantize` quantises the base while loading. Without `move`, the weights stay in the
+        memory of the host. Only safetensors files are read, and no code from the model's folder is
+        run. ModelLoadError names what is missing.
         """
         where = locate(path)
         folder = None if adapter is None else adapter_folder(adapter)  # fails before the download
@@ -221,7 +223,9 @@ class LocalModel(CodecModel):
         version = ""
         if folder is not None:
             model, version = load_adapter(model, folder), adapter_hash(folder)
-        model.to(place).eval()
+        if move:
+            model.to(place)
+        model.eval()
         label = str(where) if where.on_hub else Path(where.where).name
         return cls(
             model,

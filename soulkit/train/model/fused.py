@@ -24,6 +24,7 @@ from torch import Tensor
 from soulkit.models.local.decode import CACHE_NAMES
 from soulkit.text import one_line
 from soulkit.train.model.attention import NAME, allow_forms, packed_attention
+from soulkit.train.ranks.sharding import whole_parts
 
 FusedPart = Literal["lora", "norm", "mlp", "compile"]
 FuseSetting = Literal["auto", "off", "modules", "compile"]
@@ -68,7 +69,7 @@ def fuse(
         if name not in parts:
             continue
         try:
-            counts[name] = change(decoder)
+            counts[name] = sum(map(change, whole_parts(decoder)))
         except Exception as error:
             if name == "lora":  # nothing is compiled
                 raise

@@ -34,6 +34,7 @@ from soulkit.models.local.loading import (
     is_peft,
     load_adapter,
     lora_targets,
+    pick_device,
     save_model,
 )
 from soulkit.models.local.quantize import is_quantised
@@ -53,6 +54,7 @@ from soulkit.train.model.attention import (
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.sharding import split_over_ranks, whole, whole_weights
 from soulkit.train.ranks.world import on_all_ranks, ranks
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
@@ -160,7 +162,7 @@ class Policy:
         digest = hashlib.sha256()
         for name, parameter in self.trained:
             digest.update(name.encode())
-            flat = parameter.detach().cpu().contiguous().view(torch.uint8)
+            flat = whole(parameter.detach()).cpu().contiguous().view(torch.uint8)
             digest.update(flat.numpy().tobytes())
         version = digest.hexdigest()[:16]
         ranks().same("The weights", version)
@@ -365,7 +367,7 @@ class Policy:
     def save(self, folder: Path, step: int | None = None) -> None:
         """Save the adapter, or all weights if they are trained, as a Hugging Face folder."""
         note = None if self.note is None else {**self.note, "step": step}
-        save_model(self.model, self.tokenizer, folder, note)
+        save_model(self.model, self.tokenizer, folder, note, whole_weights(self))
 
 
 def _kernel(
@@ -412,10 +414,28 @@ def load_policy(
 ) -> Policy:
     """The base model in `folder` with a new or given adapter, or with all weights trained. Without
     a `choice`, passes have the default size, with activations stored unless the setting is `on`."""
+    load = partial(_trained_model, config, folder)
+    model, tokenizer, stored = split_over_ranks(load, pick_device(config.device))
+    again = choice.checkpointing if choice else config.activation_checkpointing == "on"
+    policy = Policy(
+        model, tokenizer, config.temperature, packing=config.packing,
+        attention=config.attention, activation_checkpointing=again,
+        tokens=choice.tokens if choice else None, fused=config.fused, thinking=config.thinking,
+    )  # fmt: skip
+    policy.stored = stored
+    policy.max_context = config.max_context
+    return policy
+
+
+def _trained_model(config: TrainConfig, folder: Path | str) -> tuple[Any, Any, str]:
+    """The model with its adapter, the tokenizer, and the dtype of the stored checkpoint."""
     # In bfloat16 typical updates are too small for most weights and are rounded away. The weights
     # of an adapter are always float32.
     dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
-    loaded = LocalModel.load(folder, device=config.device, dtype=dtype, quantize=config.quantize)
+    loaded = LocalModel.load(
+        folder, device=config.device, dtype=dtype, quantize=config.quantize,
+        move=not ranks().sharded,
+    )  # fmt: skip
     from peft import LoraConfig  # imports bitsandbytes, whose warnings loading has turned off
 
     torch.manual_seed(config.seed)
@@ -441,15 +461,7 @@ def load_policy(
             lora_dropout=0.0, task_type="CAUSAL_LM",
         )  # fmt: skip
         model = _adapted(model, lora, folder, packed)
-    again = choice.checkpointing if choice else config.activation_checkpointing == "on"
-    policy = Policy(
-        model, loaded.tokenizer, config.temperature, packing=config.packing,
-        attention=config.attention, activation_checkpointing=again,
-        tokens=choice.tokens if choice else None, fused=config.fused, thinking=config.thinking,
-    )  # fmt: skip
-    policy.stored = packed or STORED.get("/".join(sorted(stored)), "")
-    policy.max_context = config.max_context
-    return policy
+    return model, loaded.tokenizer, packed or STORED.get("/".join(sorted(stored)), "")
 
 
 def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError
-from soulkit.models.local.loading import NOTE, adapter_folder, load_adapter
+from soulkit.models.local.loading import NOTE, adapter_folder, load_adapter, pick_device
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import weights_hash
 from soulkit.train.config import TrainConfig
@@ -30,6 +31,7 @@ from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.sharding import split_over_ranks
 from soulkit.train.ranks.world import on_all_ranks, ranks
 
 
@@ -66,12 +68,18 @@ def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple
 
     With several, the expert on task T is the adapter `adapter_names(experts)[T]`.
     """
+    load = partial(_frozen_model, config, experts)
+    return split_over_ranks(load, pick_device(config.device))
+
+
+def _frozen_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
     loaded = LocalModel.load(
         config.teacher_model or config.model,
         adapter=None if experts else config.teacher_adapter,
         device=config.device,
         dtype=config.dtype,
         quantize="none" if config.teacher_model else config.quantize,
+        move=not ranks().sharded,
     )
     model = loaded.model
     for folder, name in _by_folder(experts).items():

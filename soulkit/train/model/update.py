@@ -39,7 +39,8 @@ from soulkit.train.model.policy import Policy, Scored
 from soulkit.train.model.prepare import Prepared, gap_among, gaps_of, log_probs
 from soulkit.train.model.teacher import move_ema
 from soulkit.train.objectives.sequences import Loss, TrainSequence
-from soulkit.train.ranks.world import ranks
+from soulkit.train.ranks.sharding import clip_split
+from soulkit.train.ranks.world import is_split, ranks
 from soulkit.train.state.metrics import Learned, SamplerGap, TokenMeans
 from soulkit.train.state.stops import Skips
 
@@ -509,6 +510,8 @@ def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
 def clip_gradients(policy: Policy, most: float) -> float:
     """Scale the gradients to a norm of at most `most`; returns the norm before clipping."""
     gradients = [p for _, p in policy.trained if p.grad is not None]
+    if any(map(is_split, gradients)):
+        return clip_split(gradients, most)
     return float(torch.nn.utils.clip_grad_norm_(gradients, most)) if gradients else 0.0
 
 

@@ -18,7 +18,7 @@ from soulkit.train.memory import PassChoice
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema
 from soulkit.train.objectives.base import Objective
-from soulkit.train.ranks.world import join, launched, leave, on_all_ranks, ranks
+from soulkit.train.ranks.world import is_split, join, launched, leave, on_all_ranks, ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of a weight, besides its number of updates."""
@@ -55,10 +55,11 @@ def follow() -> None:
 def load_student(config: TrainConfig, folder: str, choice: PassChoice) -> Policy:
     """The trained policy. Rank 0 loads first, so that only it downloads."""
     world = ranks()
-    if world.rank:
+    world.sharded = config.shard and world.size > 1
+    if world.rank and not world.sharded:
         world.gather(None)
     policy = load_policy(config, folder, choice)
-    if not world.rank:
+    if not world.rank and not world.sharded:
         world.gather(None)
     world.shared["policy"] = policy
     return policy
@@ -81,14 +82,22 @@ def load_teachers(config: TrainConfig, objective: Objective, policy: Policy) -> 
 @on_all_ranks
 def make_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW over the trained weights."""
+    # Pieces of split weights and whole ones cannot be in one of torch's operations on lists.
+    trained = [[p for _, p in policy.trained if is_split(p) is split] for split in (False, True)]
     optimizer = torch.optim.AdamW(
-        [p for _, p in policy.trained],
+        [{"params": group} for group in trained if group],
         lr=config.lr,
         betas=(0.9, config.beta2),
         weight_decay=config.weight_decay,
     )
     ranks().shared["optimizer"] = optimizer
     return optimizer
+
+
+@on_all_ranks
+def same_weights(policy: Policy) -> None:
+    """Give all ranks the trained weights of rank 0, except pieces of split weights."""
+    ranks().copy_from_first([p for _, p in policy.trained])
 
 
 def same_state(policy: Policy, optimizer: torch.optim.Optimizer) -> None:

@@ -124,7 +124,9 @@ class Ranks:
     # -- exchanging --------------------------------------------------------------------------------
 
     def add_gradients(self, trained: Sequence[tuple[str, Any]]) -> None:
-        """Replace every gradient by its sum over the ranks; those that no rank has stay None."""
+        """Replace every gradient by its sum over the ranks; those that no rank has stay None.
+        FSDP has added up those of split weights."""
+        trained = [(name, p) for name, p in trained if not is_split(p)]
         if self.size == 1 or not trained:
             return
         with _exchange():
@@ -150,10 +152,11 @@ class Ranks:
         return every
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite `tensors` with those of rank 0."""
+        """Overwrite `tensors` with those of rank 0, except pieces of split weights."""
         with _exchange():
             for tensor in tensors if self.size > 1 else ():
-                dist.broadcast(tensor.data, src=0)
+                if not is_split(tensor):
+                    dist.broadcast(tensor.data, src=0)
 
     def same(self, what: str, value: str) -> None:
         """RankError if `value` is not the same on every rank."""
@@ -262,6 +265,11 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
         changes = {name: one for name, one in news.items() if one is not old[name]}
         return replace(value, **changes) if changes else value
     return value
+
+
+def is_split(tensor: Any) -> bool:
+    """Whether every rank has only a piece of `tensor` (a DTensor)."""
+    return hasattr(tensor, "full_tensor")
 
 
 def divide(costs: Sequence[float], size: int) -> tuple[list[list[int]], list[float]]:

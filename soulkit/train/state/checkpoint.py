@@ -27,11 +27,15 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.optim import Optimizer
 
 from soulkit.errors import RunError
 from soulkit.models.local.loading import ADAPTER, modes_by_umask
 from soulkit.models.local.weights import misfit_of
 from soulkit.train.model.policy import Policy
+from soulkit.train.ranks.follower import same_weights
+from soulkit.train.ranks.sharding import FirstRankTensors, put_pieces, whole_on_first
+from soulkit.train.ranks.world import is_split, on_all_ranks
 
 POSITION, TRAINED = "position.json", "trained.safetensors"
 OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"
@@ -276,14 +280,22 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         raise DamagedCheckpoint(path, fault)
     position = read_position(path)
     weights = _trained_weights(path, policy)
+    _put(policy, optimizer, weights)
     with torch.no_grad():
         for name, parameter in policy.trained:
-            parameter.copy_(weights[name])
+            if not is_split(parameter):
+                parameter.copy_(weights[name])
+    same_weights(policy)
     if policy.version() != position.policy:
         raise _other_weights(path, "The hash of the weights differs from the recorded one.")
     _restore_teacher(path, policy)
     _restore_optimizer(path, policy, optimizer)
     return position
+
+
+def _put(policy: Policy, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    if any(is_split(parameter) for _, parameter in policy.trained):
+        put_pieces(policy, optimizer, FirstRankTensors(tensors))
 
 
 def _tensors(path: Path, file: str, places: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -397,7 +409,7 @@ def _copy_model(source: Path, aside: Path) -> None:
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     # Cloned, because safetensors refuses tied weights, which share memory.
-    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    return {name: t.clone().contiguous() for name, t in whole_on_first(tensors).items()}
 
 
 def _model_weights(folder: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
@@ -414,9 +426,14 @@ def _model_weights(folder: Path, names: Collection[str]) -> dict[str, torch.Tens
 
 def _not_in_model(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
     """The trained weights that the model's files in `folder` do not hold to the bit."""
-    held = _model_weights(folder, [name for name, _ in policy.trained])
-    return {name: p for name, p in policy.trained
-            if name not in held or not _same_bits(held[name], p.detach().cpu())}  # fmt: skip
+    held, trained = _model_weights(folder, [n for n, _ in policy.trained]), _on_first(policy)
+    return {name: weight for name, weight in trained.items()
+            if name not in held or not _same_bits(held[name], weight)}  # fmt: skip
+
+
+@on_all_ranks
+def _on_first(policy: Policy) -> dict[str, torch.Tensor]:
+    return whole_on_first(dict(policy.trained))
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -424,6 +441,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
+@on_all_ranks
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """State by `weight:slot`; empty before the first update."""
     slots = {slot for state in optimizer.state.values() for slot in state}
@@ -431,7 +449,7 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
         {
             f"{name}:{slot}": _slot(optimizer, parameter, slot)
             for name, parameter in policy.trained
-            for slot in slots
+            for slot in sorted(slots)  # as on other ranks
         }
     )
 
@@ -458,7 +476,10 @@ def _restore_optimizer(path: Path, policy: Policy, optimizer: torch.optim.Optimi
     }
     if fault := misfit_of(tensors, places):
         raise _other_weights(path, f"In {OPTIMIZER}: {fault}.")
+    _put(policy, optimizer, tensors)
     for name, parameter in stated:
+        if is_split(parameter):
+            continue
         # AdamW keeps its step count on the CPU and its moments on the parameter's device.
         optimizer.state[parameter] = {
             slot: tensors[f"{name}:{slot}"].to("cpu" if slot == STEP else parameter.device)

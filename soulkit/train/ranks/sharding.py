@@ -1,0 +1,166 @@
+"""Base weights that are split over the ranks of a job (`--shard`), with FSDP2.
+
+Each rank keeps a piece of every decoder layer. The pieces of a layer are put together for its pass
+and dropped after it. Whole on every rank stay the output layer (ranks call it a different number of
+times), embeddings that share its weights, and adapters: the optimizer, clipping, the moving
+average, checkpoints and servers see ordinary tensors, whose gradients are added up as in a job
+without `--shard`. With all weights trained, FSDP adds up the gradients of the pieces, and a rank
+has the optimizer state of its own pieces only.
+
+Every pass needs all ranks, so a rank without a pack takes part with an empty one.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVarTuple
+
+import torch
+from torch import Tensor
+
+from soulkit.models.local.loading import is_peft
+from soulkit.train.ranks.world import is_split, on_all_ranks, ranks
+
+Rest = TypeVarTuple("Rest")
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def split_over_ranks(
+    load: Callable[[], tuple[Any, *Rest]], device: torch.device
+) -> tuple[Any, *Rest]:
+    """What `load` returns: a model and other things. In a sharded job it must leave the model in
+    the memory of the host, and the model is then split and moved to `device`.
+
+    The ranks of a host load one after the other, so that its memory holds one whole model. Rank 0
+    is the first, so that only it downloads.
+    """
+    world = ranks()
+    if not world.sharded:
+        return load()
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.type, (world.size,))
+    hosts = world.gather(socket.gethostname())
+    turn = hosts[: world.rank].count(hosts[world.rank])
+    for number in range(max(Counter(hosts).values())):
+        if number == turn:
+            loaded = load()
+            split(loaded[0], mesh)
+            loaded[0].to(device)
+        world.gather(None)
+    return loaded
+
+
+def split(model: Any, mesh: Any) -> None:
+    """Split the base weights of `model` over the ranks of a device mesh, layer by layer."""
+    from torch.distributed.fsdp import fully_shard
+
+    causal = model.get_base_model() if is_peft(model) else model
+    decoder, head = causal.get_decoder(), causal.get_output_embeddings()
+    whole = {p for p in model.parameters() if not p.dim()} | set(head.parameters())
+    if is_peft(model):
+        own = model.base_model.prefix  # of the names of adapter weights, trained or not
+        whole |= {p for name, p in model.named_parameters() if p.requires_grad or own in name}
+    embedding = decoder.get_input_embeddings()
+    apart = [] if embedding.weight is head.weight else [embedding]
+    for part in (*decoder.layers, *apart, decoder):
+        # Not even the last part stays whole after a pass: its weights may change before the next.
+        fully_shard(part, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
+        part.set_gradient_divide_factor(1.0)  # sums, not means
+        part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+
+
+def whole_parts(decoder: Any) -> Iterator[Any]:
+    """The decoder, or, if it is split, its layers and its last norm one by one, each with whole
+    weights until the next is asked for."""
+    if not hasattr(decoder, "unshard"):
+        yield decoder
+        return
+    layers = [(layer, layer) for layer in decoder.layers]
+    for part, inner in (*layers, (decoder, getattr(decoder, "norm", torch.nn.Module()))):
+        part.unshard()
+        try:
+            yield inner
+        finally:
+            part.reshard()
+
+
+# --- weights of which every rank has a piece ------------------------------------------------------
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """`tensor` with the pieces of all ranks, which must ask for it together."""
+    return tensor.full_tensor() if is_split(tensor) else tensor
+
+
+def whole_on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` as `whole`, in the memory of the host of rank 0; empty on other ranks. Tensors that
+    share their memory still do."""
+    kept, by_place = {}, dict[int, Tensor]()
+    for name, tensor in tensors.items():
+        held = whole(tensor.detach())
+        if not ranks().rank:
+            place = id(tensor) if is_split(tensor) else tensor.data_ptr()
+            kept[name] = by_place.setdefault(place, held.cpu())
+    return kept
+
+
+def whole_weights(policy: Any) -> dict[str, Tensor] | None:
+    """Name → weight of a model whose trained weights are split; None for any other."""
+    return _whole_weights(policy) if any(is_split(p) for _, p in policy.trained) else None
+
+
+@on_all_ranks
+def _whole_weights(policy: Any) -> dict[str, Tensor]:
+    return whole_on_first(policy.model.state_dict())
+
+
+class FirstRankTensors:
+    """Tensors by `weight` or `weight:state`, which only rank 0 has; others know their names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor | None]) -> None:
+        self.tensors = tensors
+
+    def __reduce__(self) -> Any:
+        numbers = {k: None if t is None or t.dim() else t for k, t in self.tensors.items()}
+        return FirstRankTensors, (numbers,)
+
+
+@on_all_ranks
+def put_pieces(policy: Any, optimizer: torch.optim.Optimizer, held: FirstRankTensors) -> None:
+    """Give every rank its pieces of split weights and of their optimizer state."""
+    from torch.distributed.tensor import distribute_tensor
+
+    places = {name: p for name, p in policy.trained if is_split(p)}
+    for key, tensor in held.tensors.items():
+        name, _, state = key.partition(":")
+        if (p := places.get(name)) is None:
+            continue
+        if tensor is None or tensor.dim():
+            like = torch.empty(p.shape) if tensor is None else tensor
+            mesh, dtype = p.device_mesh, p.dtype
+            tensor = distribute_tensor(like.to(p.device, dtype), mesh, p.placements)
+        if state:
+            optimizer.state[p][state] = tensor
+        else:
+            p.detach().copy_(tensor)
+
+
+def clip_split(weights: Sequence[Any], most: float) -> float:
+    """As torch's `clip_grad_norm_`, if gradients of some `weights` are split over the ranks."""
+    pieces = [p.grad.to_local() for p in weights if is_split(p)]
+    plain = [p.grad for p in weights if not is_split(p)]
+    squares = ranks().gather(_squared_norm(pieces))
+    norm = math.sqrt(sum(squares) + _squared_norm(plain))
+    for gradient in (*pieces, *plain):
+        gradient.mul_(min(1.0, most / (norm + 1e-6)))
+    return norm
+
+
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors)) ** 2 if tensors else 0.0
