@@ -50,13 +50,13 @@ def split_over_ranks(
     for number in range(max(Counter(hosts).values())):
         if number == turn:
             loaded = load()
-            split(loaded[0], mesh)
+            split_layers(loaded[0], mesh)
             loaded[0].to(device)
         world.gather(None)
     return loaded
 
 
-def split(model: Any, mesh: Any) -> None:
+def split_layers(model: Any, mesh: Any) -> None:
     """Split the base weights of `model` over the ranks of a device mesh, layer by layer."""
     from torch.distributed.fsdp import fully_shard
 
