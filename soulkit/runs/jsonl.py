@@ -138,10 +138,17 @@ class JsonlWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append several lines with one sync; all are on disk when it returns."""
-        lines = b"".join(_line(record, self._compact) for record in records)
+        self.write_lines([self.line(record) for record in records])
+
+    def line(self, record: Mapping[str, Any]) -> bytes:
+        """One line for `write_lines`. ValueError for NaN and infinities."""
+        return _line(record, self._compact)
+
+    def write_lines(self, lines: Iterable[bytes]) -> None:
+        """Like `write_all`, with the results of `line`."""
         start = self.offset
         try:
-            _write_all(self._fd, lines)
+            _write_all(self._fd, b"".join(lines))
             os.fsync(self._fd)
         except OSError:
             # Remove a partial line (full disk), which would merge with the next one.

@@ -406,7 +406,7 @@ class ServedPolicy:
         if recorded_reply is not None:
             return recorded_reply
         reply = await self.model.complete(context, sampling, call)
-        self.journal.write([key], [reply])
+        await self.journal.record(key, reply)
         return reply
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,6 +197,117 @@ def test_a_journal_from_before_servers_were_recorded_is_read(tmp_path: Path) -> 
     assert line["rows"][0]["reply"].pop("server") == "http://127.0.0.1:1"
     path.write_text(json.dumps(line) + "\n")
     assert Journal(path).one(journal_key(0)) == ODD
+
+
+OLDER = (
+    '{"policy": "v1", "prompts": [[1, 2, 3], [1, 2, 4]], "rows": [{"call": {"role": "actor", '
+    '"example_id": "\u00e9"}, "sampling": {"max_tokens": 5, "seed": 1}, "prompt": 0, "reply": '
+    '{"text": "two"}}, {"call": {"role": "actor", "example_id": "\u00e9", "rollout": 1}, '
+    '"sampling": {"max_tokens": 5, "seed": 1}, "prompt": 1, "reply": {"text": "one"}}]}\n'
+)
+"""A line of a journal that listed its prompts."""
+
+
+def test_a_journal_with_prompts_is_read_and_goes_on(tmp_path: Path) -> None:
+    path, keys = tmp_path / "j.jsonl", [journal_key(0), journal_key(1, prompt=(1, 2, 4))]
+    path.write_text(OLDER)
+    Journal(path).write([journal_key(2)], [ODD])
+    read = Journal(path)
+    assert read.batch(keys) == [
+        Completion(text="two", prompt_ids=(1, 2, 3)),
+        Completion(text="one", prompt_ids=(1, 2, 4)),
+    ]
+    assert read.one(journal_key(1)) is None and read.one(journal_key(2)) == ODD
+
+
+def dialogue(turns: int = 30, tokens: int = 2000) -> list[tuple[JournalKey, Completion]]:
+    """Replies to prompts that grow by `tokens` a turn."""
+    prompts = [tuple(range(10**6, 10**6 + turn * tokens)) for turn in range(1, turns + 1)]
+    return [(journal_key(turn, prompt=ids), replace(ODD, prompt_ids=ids))
+            for turn, ids in enumerate(prompts)]  # fmt: skip
+
+
+def test_long_prompts_fill_neither_the_disk_nor_the_memory(tmp_path: Path) -> None:
+    path, replies = tmp_path / "j.jsonl", dialogue()
+    for key, reply in replies:
+        Journal(path).write([key], [reply])
+    assert path.stat().st_size < 1000 * len(replies)
+    tracemalloc.start()
+    read = Journal(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    assert all(read.one(key) == reply for key, reply in replies)
+
+
+def test_single_replies_share_writes_that_do_not_block_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, gaps, synced, usual = tmp_path / "j.jsonl", [0.0], [0], os.fsync
+
+    def slow(handle: int) -> None:
+        usual(handle)
+        synced[0] += 1
+        time.sleep(0.2)
+
+    async def record(journal: Journal, rollout: int) -> None:
+        await journal.record(journal_key(rollout), ODD)
+        assert Journal(path).one(journal_key(rollout)) == ODD
+
+    async def tick() -> None:
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(0)
+            gaps.append(time.monotonic() - start)
+
+    async def run() -> None:
+        journal, ticks = Journal(path), asyncio.create_task(tick())
+        await asyncio.gather(*(record(journal, rollout) for rollout in range(20)))
+        ticks.cancel()
+        journal.close()
+
+    monkeypatch.setattr(os, "fsync", slow)
+    asyncio.run(run())
+    assert max(gaps) < 0.2 and synced[0] <= 3
+    assert len(Journal(path)) == 20
+
+
+def test_a_reply_that_cannot_be_written_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+
+    async def record(*replies: Completion) -> list[object]:
+        records = [journal.record(journal_key(i), reply) for i, reply in enumerate(replies)]
+        return await asyncio.gather(*records, return_exceptions=True)
+
+    assert [type(x) for x in asyncio.run(record(ODD, reply("", float("nan")), ODD))] == [
+        type(None), ValueError, type(None)
+    ]  # fmt: skip
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda handle: os.write(-1, b""))
+        assert isinstance(asyncio.run(record(ODD))[0], OSError)
+    assert len(Journal(journal.path)) == 2
+    journal.void("v1", 0, "")  # takes back the reply that could not be written, too
+    assert Journal(journal.path).one(journal_key(0)) is None
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_cancelled_reply_is_still_written(tmp_path: Path, void: bool) -> None:
+    """And before a void record that follows it."""
+    journal = Journal(tmp_path / "j.jsonl")
+
+    async def run() -> None:
+        journal._writer.submit(time.sleep, 0.2)  # the disk is busy
+        task = asyncio.create_task(journal.record(journal_key(0), ODD))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(run())
+    if void:
+        journal.void("v1", 0, "")
+    journal.close()
+    assert Journal(journal.path).one(journal_key(0)) == (None if void else ODD)
+    assert journal.path.read_text().count("reply") == 1
 
 
 @pytest.mark.parametrize(
