@@ -55,7 +55,7 @@ def packed(policy: Policy, spans: Sequence[Span], w: Weights, v: Weights, budget
     logs: list[Any] = [None] * len(spans)
     entropies: list[Any] = [None] * len(spans)
     for pack in policy.packs(spans, budget):
-        scored = policy.score(pack, entropy=True)
+        scored = policy.score(pack, entropy="gradient")
         assert_order(pack, scored.owner)
         a, b = (torch.cat([x[i] for i in pack.indices]) for x in (w, v))
         (scored.log_prob @ a + scored.entropy @ b).backward()

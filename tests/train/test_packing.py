@@ -138,6 +138,18 @@ def test_a_pack_ends_between_groups_rather_than_within_one() -> None:
     assert [pack.computed for pack in packs] == [420, 420]
 
 
+def test_a_pack_with_enough_tokens_ends_where_it_shares_little() -> None:
+    spans = grown_spans(6, 4, 100, 10)  # 140 tokens a group
+    assert [p.computed for p in in_tries(spans, 1000, enough=200)] == [280, 280, 280]
+    header = random_ids(random.Random(9), 5)
+    headed = [span((*header, *s.ids), 10) for s in spans]
+    for enough in (141, 200):  # five of 145 tokens are no small part
+        assert [p.computed for p in in_tries(headed, 1000, enough=enough)] == [285, 285, 285]
+    assert [p.computed for p in in_tries(headed, 10_000)] == [5 + 6 * 140]
+    (whole,) = in_tries(grown_spans(1, 16, 100, 10), 1000, enough=200)
+    assert whole.computed == 260
+
+
 def test_a_group_larger_than_the_budget_is_cut_and_its_prompt_computed_again() -> None:
     packs = list(in_tries(grown_spans(1, 8, 100, 50), 300))
     assert [pack.computed for pack in packs] == [300, 300]
@@ -894,7 +906,7 @@ def test_a_policy_reads_the_same_with_both_kernels(kind: str, tmp_path: Path) ->
         policy = policy_of(folder, attention=attention, lora={"r": 4, "alpha": 8})
         assert policy.kernel == attention
         with torch.no_grad():
-            scores.append(policy.score(pack_of(spans)))
+            scores.append(policy.score(pack_of(spans), entropy="values"))
     torch.testing.assert_close(scores[0].log_prob, scores[1].log_prob, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores[0].entropy, scores[1].entropy, rtol=1e-5, atol=1e-5)
 

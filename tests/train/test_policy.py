@@ -94,7 +94,8 @@ def test_log_probs_are_the_samplers(folder: Path, temperature: float) -> None:
 def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(policy: Policy) -> None:
     some = [s.span for s in step_of(2, examples=1)]
     (pack,) = policy.packs(some, 10_000)
-    plain, with_entropy = policy.score(pack), policy.score(pack, entropy=True)
+    plain, with_entropy = (policy.score(pack, entropy=how) for how in ("values", "gradient"))
+    assert policy.score(pack).entropy.isnan().all()
     assert not plain.entropy.requires_grad and with_entropy.entropy.requires_grad
     torch.testing.assert_close(plain.entropy, with_entropy.entropy.detach())
     assert float(plain.entropy.min()) >= 0
@@ -107,7 +108,7 @@ def loss_grads(policy: Policy, some: list[Span], budget: int = 10_000) -> dict[s
     for _, parameter in policy.trained:
         parameter.grad = None
     for pack in policy.packs(some, budget):
-        scores = policy.score(pack, entropy=True)
+        scores = policy.score(pack, entropy="gradient")
         weights = torch.tensor([1.0 + i % 3 for i in pack.indices])[scores.owner]
         ((scores.log_prob + 0.1 * scores.entropy) * weights).sum().backward()
     return gradients(policy)

@@ -415,7 +415,7 @@ def test_every_span_is_read_by_the_expert_of_its_task(
     several = Teacher(expert_teacher_of(opd(base, experts, packing=packing), student))
     assert not several.policy.trained
     all_spans = spans()
-    logs, spreads = several.scores(all_spans, budget, TASKS)
+    logs, spreads = several.scores(all_spans, budget, TASKS, "values")
     hidden = several.hidden(all_spans, budget, TASKS)
     edges = torch.tensor([0, *(s.n_trained for s in all_spans)]).cumsum(0).tolist()
     assert not several.policy.trained and not hidden.requires_grad
@@ -427,7 +427,7 @@ def test_every_span_is_read_by_the_expert_of_its_task(
         assert not torch.allclose(logs[i], readings[other][i], atol=1e-2)
         states = single[task].hidden([all_spans[i]], None)
         assert torch.allclose(hidden[edges[i] : edges[i + 1]], states, atol=1e-5)
-        assert len(spreads[i]) == all_spans[i].n_trained
+        assert len(spreads[i]) == all_spans[i].n_trained and (spreads[i] > 0).all()
 
 
 @pytest.mark.parametrize("form", ["token", "logits"])

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.loss.losses import kl_penalty
-from soulkit.train.model.policy import Policy
+from soulkit.train.model.packing import Pack
+from soulkit.train.model.policy import Entropies, Policy, Scored
 from soulkit.train.model.prepare import correction_of, lost_twins, prepare_step, sampler_ratios
 from soulkit.train.model.update import (
     NotFinite,
@@ -569,6 +570,32 @@ def test_entropy_is_that_of_all_tokens_of_a_part_those_without_an_advantage_too(
     measured = {part: means.parts[f"{part}/entropy"] for part in expected}
     assert measured == pytest.approx(expected, rel=1e-4)
     assert means.ratio == pytest.approx(1.0, abs=1e-5) and means.clipped == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["values"]),
+        ({"entropy_coef": 0.1}, ["gradient"]),
+        ({"mini_batch_prompts": 1, "kl_coef": 0.1}, ["values", "none", "none", "none"]),
+    ],
+)
+def test_entropy_is_computed_once(
+    folder: Path, changes: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes: old log-probs, base, updates; at the end two for the distance to the base."""
+    policy, settings = policy_of(folder, **LOOSE), config(**LOOSE, **changes)
+    computed: list[str] = []
+
+    def spied(self: Policy, pack: Pack, entropy: Entropies = "none", **how: Any) -> Scored:
+        computed.append(entropy)
+        return score(self, pack, entropy=entropy, **how)
+
+    score = Policy.score
+    monkeypatch.setattr(Policy, "score", spied)
+    sequences = [s for s in step_of(19, examples=2) if s.part == "draft"]
+    assert learn(policy, still(policy), sequences, settings).means.entropy is not None
+    assert computed == [*expected, "none", "none"]
 
 
 def test_tokens_without_an_advantage_are_tokens_that_were_not_clipped(folder: Path) -> None:

@@ -258,7 +258,7 @@ def test_every_token_of_a_rollout_counts_for_the_server_that_sampled_it(policy: 
         key="k", example_id="e", task="t", kind="draft", rollout=0, episode=episode,
         score=Score(value=None, reward=None),
     )  # fmt: skip
-    scores = scores_by_key(policy, trained_spans(trace), None)
+    scores = scores_by_key(policy, trained_spans(trace), None, "none")
     compared, unchecked = by_server([unscored], scores)
     apart = {server: Distance.between(*pair) for server, pair in compared.items()}
     assert unchecked == {"a": 1} and {s: len(pair[0]) for s, pair in compared.items()} == {

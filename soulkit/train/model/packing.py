@@ -391,6 +391,8 @@ class HeadShape:
     costs: Costs = DEFAULT_COSTS
     windows: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
     """(sliding window or None for full attention, share of the layers with it)."""
+    enough: int = sys.maxsize
+    """Tokens after which a pack ends as soon as little is shared with the next sequence."""
 
     def cost(self, pack: Pack) -> float:
         """Cost of a pack, forward and backward, in masked pairs in one layer."""
@@ -412,7 +414,7 @@ def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> l
     rows = list(in_rows(spans, budget))
     if shape is None or not spans:
         return rows
-    tries = list(in_tries(spans, budget, shape.costs.pays))
+    tries = list(in_tries(spans, budget, shape.costs.pays, shape.enough))
     cheaper = sum(map(shape.cost, tries)) < sum(map(shape.cost, rows))
     return tries if cheaper else rows
 
@@ -433,17 +435,24 @@ def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
         yield _pack(spans, batch, trie=False)
 
 
-def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> Iterator[Pack]:
+SMALL_PART = 1 / 32
+"""Part of a pack that is computed again without hesitation, if the pack has enough tokens."""
+
+
+def in_tries(
+    spans: Sequence[Span], budget: int, pays: Pays | None = None, enough: int = sys.maxsize
+) -> Iterator[Pack]:
     """Packs of sequences sorted by their ids, so that shared prefixes are adjacent.
 
     With `pays` None, every prefix is shared. A full pack ends at the point in its second half where
-    the shared prefix is shortest, because the next pack computes that prefix again.
+    the shared prefix is shortest, because the next pack computes that prefix again. A pack with
+    `enough` tokens ends where that prefix is a small part of it, usually between two groups.
     """
     order = sorted(range(len(spans)), key=lambda i: spans[i].ids)
     overlap = [0, *(_overlap(spans[a], spans[b], pays) for a, b in pairwise(order))]
     first = 0
     while first < len(order):
-        last = _fill(spans, order, overlap, first, budget)
+        last = _fill(spans, order, overlap, first, budget, enough)
         yield _pack(spans, order[first:last], trie=True, pays=pays)
         first = last
 
@@ -454,11 +463,14 @@ def _overlap(a: Span, b: Span, pays: Pays | None) -> int:
 
 
 def _fill(
-    spans: Sequence[Span], order: list[int], overlap: list[int], first: int, budget: int
-) -> int:
+    spans: Sequence[Span], order: list[int], overlap: list[int], first: int, budget: int,
+    enough: int,
+) -> int:  # fmt: skip
     """Where the pack that begins at `first` ends."""
     used = [0]  # tokens of order[first : first + i]
     for at in range(first, len(order)):
+        if used[-1] >= enough and overlap[at] <= SMALL_PART * used[-1]:
+            return at
         length = len(spans[order[at]].ids)
         used.append(used[-1] + length - (overlap[at] if at > first else 0))
         if used[-1] > budget and at > first:

@@ -60,6 +60,9 @@ from soulkit.train.ranks.world import on_all_ranks, ranks
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """dtype names of safetensors → those of torch."""
 
+Entropies = Literal["none", "values", "gradient"]
+"""Whether entropies are computed, and whether with gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -67,7 +70,7 @@ class Scored:
 
     log_prob: Tensor
     entropy: Tensor
-    """In nats; detached unless requested with gradient."""
+    """In nats; NaN if not requested."""
     owner: Tensor
     """Index of the token's sequence in the batch."""
     hidden: Tensor | None = None
@@ -216,7 +219,7 @@ class Policy:
         """Logits / temperature, float32 [n, vocabulary], from hidden states [n, width]."""
         return self.causal.get_output_embeddings()(hidden).float() / self.temperature
 
-    def score(self, pack: Pack, *, entropy: bool = False, hidden: bool = False) -> Scored:
+    def score(self, pack: Pack, *, entropy: Entropies = "none", hidden: bool = False) -> Scored:
         """Log-probs (and entropies) of every trained token of `pack`, sequence after sequence.
 
         Shared prefixes are computed once and their gradients add up. `hidden` needs `gathers`.
@@ -277,7 +280,7 @@ class Policy:
         }
 
     def _read_all(
-        self, rows: Tensor, place: np.ndarray, places: Entries, entropy: bool
+        self, rows: Tensor, place: np.ndarray, places: Entries, entropy: Entropies
     ) -> tuple[Tensor, Tensor]:
         """(log-prob, entropy) per entry; `rows` are hidden states or logits of distinct parents."""
         size = self._rows_at_once
@@ -297,13 +300,16 @@ class Policy:
         return log_prob, spread
 
     def _read(
-        self, rows: Tensor, place: Tensor, target: Tensor, entropy: bool
+        self, rows: Tensor, place: Tensor, target: Tensor, entropy: Entropies
     ) -> tuple[Tensor, Tensor]:
         logits = self.logits(rows) if self.gathers else rows.float() / self.temperature
         norm = torch.logsumexp(logits, -1)
-        with torch.set_grad_enabled(entropy and torch.is_grad_enabled()):
+        log_prob = logits[place, target] - norm[place]
+        if entropy == "none":
+            return log_prob, torch.full_like(log_prob, torch.nan, requires_grad=False)
+        with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
             spread = norm - (torch.softmax(logits, -1) * logits).sum(-1)
-        return logits[place, target] - norm[place], spread[place]
+        return log_prob, spread[place]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(array, dtype=np.int64)).to(self.device)

@@ -21,7 +21,7 @@ from soulkit.train.loss.advantage import (
     spread_over_tokens,
 )
 from soulkit.train.loss.losses import importance_weights
-from soulkit.train.model.policy import Policy
+from soulkit.train.model.policy import Entropies, Policy
 from soulkit.train.model.teacher import Teacher
 from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.train.state.metrics import SamplerCorrection, SamplerGap
@@ -62,21 +62,28 @@ def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list
 
 
 def scores_of(
-    policy: Policy, spans: Sequence[Span], budget: int | None, known: Scores | None = None
+    policy: Policy,
+    spans: Sequence[Span],
+    budget: int | None,
+    known: Scores | None,
+    entropy: Entropies,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Per span, log-probs and entropies of its trained tokens [n_trained], without gradient;
     `known` ones are not computed again."""
     if not known:
-        return Teacher(policy).scores(spans, budget)
+        return Teacher(policy).scores(spans, budget, entropy=entropy)
     missing = [span for span in spans if span.key not in known]
-    found = {**scores_by_key(policy, missing, budget), **known}
+    found = {**scores_by_key(policy, missing, budget, entropy), **known}
     return [found[span.key][0] for span in spans], [found[span.key][1] for span in spans]
 
 
-def scores_by_key(policy: Policy, spans: Sequence[Span], budget: int | None) -> Scores:
+def scores_by_key(
+    policy: Policy, spans: Sequence[Span], budget: int | None, entropy: Entropies
+) -> Scores:
     """Log-probs and entropies of spans, each computed once."""
     single = {span.key: span for span in spans}
-    scored = zip(*Teacher(policy).scores(list(single.values()), budget), strict=True)
+    scores = Teacher(policy).scores(list(single.values()), budget, entropy=entropy)
+    scored = zip(*scores, strict=True)
     return dict(zip(single, scored, strict=True))
 
 
@@ -112,11 +119,11 @@ def prepare_step(
     metrics: dict[str, float] = {}
     correction = SamplerCorrection()
     if needs_old(sequences, config):
-        old, entropy = scores_of(policy, spans, budget, known)
+        old, entropy = scores_of(policy, spans, budget, known, "values")
     if old is not None and config.sampler_cap is not None:
         # Copies need the scores of their refined twins, even if those are not trained.
         twins = lost_twins(rewarded, before)
-        scored, _ = scores_of(policy, [twin.span for twin in twins], budget, known)
+        scored, _ = scores_of(policy, [twin.span for twin in twins], budget, known, "none")
         ratios = sampler_ratios(rewarded, old, list(zip(twins, scored, strict=True)))
         weights = capped_weights(ratios, old, config.sampler_cap)
         correction = correction_of(ratios, config.sampler_cap)

@@ -28,7 +28,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import weights_hash
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.packing import Pack
-from soulkit.train.model.policy import Policy
+from soulkit.train.model.policy import Entropies, Policy
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.ranks.sharding import split_over_ranks
@@ -186,9 +186,13 @@ class Teacher:
 
     @on_all_ranks
     def scores(
-        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
+        self,
+        spans: Sequence[Span],
+        budget: int | None,
+        tasks: Sequence[str] = (),
+        entropy: Entropies = "none",
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Per span, log-probs and entropies, both [n_trained]."""
+        """Per span, log-probs and entropies (NaN unless requested), both [n_trained]."""
         world, scores = ranks(), dict[int, TokenScores]()
         passes = list(self._passes(spans, budget, tasks))
         for one in world.share(passes, lambda one: self.policy.cost(one[1])):
@@ -197,7 +201,7 @@ class Teacher:
                 if pack is None:
                     self.policy.empty_pass()
                     continue
-                scored = self.policy.score(pack)
+                scored = self.policy.score(pack, entropy=entropy)
             for row, index in enumerate(places):
                 tokens = scored.owner == row
                 scores[index] = scored.log_prob[tokens], scored.entropy[tokens]

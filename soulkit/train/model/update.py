@@ -35,7 +35,7 @@ from soulkit.train.loss.losses import (
     token_weight,
 )
 from soulkit.train.model.packing import Pack
-from soulkit.train.model.policy import Policy, Scored
+from soulkit.train.model.policy import Entropies, Policy, Scored
 from soulkit.train.model.prepare import Prepared, gap_among, gaps_of, log_probs
 from soulkit.train.model.teacher import move_ema
 from soulkit.train.objectives.sequences import Loss, TrainSequence
@@ -152,7 +152,9 @@ def pack_loss(
     """
     kinds = [prepared.sequences[i].loss for i in indices]
     compared = "divergence" in kinds
-    scored = policy.score(pack, entropy=config.entropy_coef > 0, hidden=compared)
+    logged = prepared.entropy is None and "policy" in kinds  # else `note_entropy` logs it
+    entropy: Entropies = "gradient" if config.entropy_coef > 0 else "values" if logged else "none"
+    scored = policy.score(pack, entropy=entropy, hidden=compared)
     if prepared.gap is None and not tally.moved:  # still the weights that sampled
         logs = scored.log_prob.detach().split([span.n_trained for span in pack.spans])
         tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs))

@@ -114,14 +114,15 @@ class RolloutCheck:
         return CheckedRollouts(scores, gap, push, time.monotonic() - started)
 
     def _scores(self, records: Sequence[Record], sequences: Sequence[TrainSequence]) -> Scores:
-        """Log-probs and entropies of the replies and of the sequences that the update needs."""
+        """Log-probs of the replies, and log-probs and entropies that the update needs."""
         config, policy = self.loop.config, self.loop.policy
         trained = [s for s in sequences if s.weight > 0]
         wanted = [s.span for s in trained if s.loss == "policy"]
         spans = [span for trace in traces_of(records) for span in trained_spans(trace)]
-        if needs_old(trained, config):
+        old = needs_old(trained, config)
+        if old:
             spans += wanted
-        return scores_by_key(policy, spans, config.tokens_per_batch)
+        return scores_by_key(policy, spans, config.tokens_per_batch, "values" if old else "none")
 
     def _refuse_wrong(self, step: int, apart: Mapping[str, Distance]) -> None:
         """WrongWeights if a server's gap is too large; the step is then void in the journal."""
