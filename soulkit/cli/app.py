@@ -33,7 +33,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soulkit.api_keys import printable
-from soulkit.cli.parse_errors import USAGE, CommandTable, help_instead, usage_error
+from soulkit.cli.parse_errors import USAGE, WORDS, CommandTable, help_instead, usage_error
 from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -185,7 +185,12 @@ class LazyGroup(TyperGroup):
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[WORDS] = tuple(args)
         name, command, rest = super().resolve_command(ctx, args)
+        if os.environ.get("WORLD_SIZE", "1") != "1" and name:
+            from soulkit.train.ranks.launch import check_launched
+
+            check_launched(name)
         return name, load(name) if command and name else None, rest
 
 

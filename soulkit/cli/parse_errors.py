@@ -20,6 +20,8 @@ from soulkit.text import one_line
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of the parser's usage errors, for which Typer has no public name."""
+WORDS = "soulkit.words"
+"""Key of the context's `meta` with the words of the command line after `soul`."""
 RUNS = Path("runs")
 """Where commands look for runs when none is named."""
 _START = re.compile(r"\s*\[(default|required)\b.*")

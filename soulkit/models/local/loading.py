@@ -35,6 +35,7 @@ from soulkit.models.local.quantize import (
     loading_arguments,
     require_package,
 )
+from soulkit.models.local.threads import local_processes
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
     check_base,
@@ -230,11 +231,18 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device; `auto` is a GPU if there is one. ModelLoadError if it does not work."""
+    """The torch device; `auto` is a GPU if there is one. ModelLoadError if it does not work.
+
+    Each process of a training job has the GPU with its number on this machine.
+    """
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if local_processes() == 1:
+            return torch.device(name)
+    if name == "cuda" and local_processes() > 1 and torch.cuda.device_count() > 1:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

@@ -2,7 +2,8 @@
 
 The number requested, else the number the run has used so far, else one if sums must be
 reproducible, else the number of idle cores. Threads of one sum wait for each other: on a busy
-machine, two can take ten times as long as one.
+machine, two can take ten times as long as one. The processes of a training job share the cores of
+their machine.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> T
         return ThreadChoice(asked, "--threads", asked=True)
     if (number := _of_variable(os.environ.get(VARIABLE, ""))) is not None:
         return ThreadChoice(number, VARIABLE, asked=True)
-    if recorded is not None:
+    if recorded is not None and (alike or local_processes() == 1):
         return ThreadChoice(recorded, BEGUN)
     return ThreadChoice(1, "for reproducible sums") if alike else idle_core_threads()
 
@@ -77,9 +78,18 @@ def _of_variable(text: str) -> int | None:
 @cache
 def idle_core_threads() -> ThreadChoice:
     """The number of idle cores at the first call, at least one and at most torch's default."""
-    cores, idle = len(allowed_cores()), idle_cores()
+    cores, idle, processes = len(allowed_cores()), idle_cores(), local_processes()
+    if processes > 1:  # the others may be starting: which cores are idle says little
+        idle, why = cores / processes, f"{cores} cores for {processes} processes"
+    else:
+        why = f"{idle:.1f} of {cores} cores idle"
     number = max(1, min(usual_threads(), math.floor(idle + ALMOST)))
-    return ThreadChoice(number, f"{idle:.1f} of {cores} cores idle; change with --threads N")
+    return ThreadChoice(number, f"{why}; change with --threads N")
+
+
+def local_processes() -> int:
+    """Number of processes of this training job on this machine, as its launcher set it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 @cache

@@ -37,6 +37,7 @@ from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
+from soulkit.train.ranks.world import ranks
 from soulkit.train.setup.rows import TrainingData, corpus_facts
 from soulkit.types import Example, Sampling
 
@@ -137,9 +138,10 @@ def _adapter(name: str | None) -> str | None:
 
 
 def machine_print(device: torch.device) -> dict[str, Any]:
-    """Properties of the machine that affect the last bits of results."""
-    cpu = device.type == "cpu"
+    """Properties of the machine, and of the job, that affect the last bits of results."""
+    cpu, size = device.type == "cpu", ranks().size
     return {
+        **({"ranks": size} if size > 1 else {}),
         "threads": torch.get_num_threads(),
         "device": device.type if cpu else torch.cuda.get_device_name(device),
         "kernels": torch.backends.cpu.get_cpu_capability(),
@@ -194,10 +196,11 @@ def _changes(before: Conditions, now: Conditions, config: TrainConfig) -> Iterat
     for role, name, first, second in adapters:
         if first != second:
             yield f"The weights of the {role} '{name}' have changed since this run was started"
-    was, machine = old.machine or {}, new.machine or {}
+    alone, options = {"ranks": 1}, {"ranks": "gpus", "threads": "threads"}
+    was, machine = alone | (old.machine or {}), alone | (new.machine or {})
     for key in sorted({*was, *machine}):
         if was.get(key) != machine.get(key):
-            hint = f" (--threads {was.get(key)})" if key == "threads" else ""
+            hint = f" (--{options[key]} {was.get(key)})" if key in options else ""
             yield (f"This deterministic run was started with {key} {was.get(key)}{hint}, but now "
                    f"it is {machine.get(key)}")  # fmt: skip
 

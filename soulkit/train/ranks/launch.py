@@ -1,0 +1,234 @@
+"""Starts the ranks of a training job on this machine, and checks how a launcher started this one.
+
+`soul train … --gpus N` starts the same command line N times with torch's elastic agent, which sets
+RANK, WORLD_SIZE and so on, as torchrun does. Rank 0 has this process's terminal; the others write
+log files. Signals go to rank 0 only, which saves a checkpoint and ends the others. There is no
+automatic restart: the same command resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ConfigError, RunStopped
+
+if TYPE_CHECKING:
+    from soulkit.train.config import TrainConfig
+
+FOLDER = "SOULKIT_RANKS"
+"""Variable with the folder of the ranks' logs; set for ranks that `launch` started."""
+PID = "0.pid"
+"""File in that folder with the process id of rank 0, as soon as it handles signals."""
+LOST = 3
+"""Exit code of rank 0 under `launch` if another rank ended: `launch` explains it."""
+LOG_LINES = 8
+"""Last lines shown of the log of a rank that failed."""
+NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that every launcher sets besides WORLD_SIZE."""
+RESUME = "Run the same command again; it resumes from the newest checkpoint."
+
+
+# --- how this process was started -----------------------------------------------------------------
+
+
+def check_launched(command: str) -> None:
+    """ConfigError if a launcher started this process for a command that runs in one process, or
+    did not say which rank it is. Only rank 0 prints it."""
+    text = os.environ.get("WORLD_SIZE") or "1"
+    if text == "1":
+        return
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    if not text.isdecimal() or missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {text}, but {missing[0] if missing else 'it'} is not "
+            f"{'set' if missing else 'a number'}.",
+            "Launchers such as torchrun set these variables for each process of a training job.",
+            "Start it with `soul train … --gpus N` or torchrun, or unset WORLD_SIZE.",
+        )
+    if command == "train":
+        return
+    if os.environ["RANK"] != "0":
+        raise SystemExit(2)
+    raise ConfigError(
+        f"`soul {command}` runs in one process, but a launcher started {text} (WORLD_SIZE).",
+        "Every process would do the same work. Only `soul train METHOD` divides it.",
+        f"Run `soul {command}` without torchrun or srun, or unset WORLD_SIZE.",
+    )
+
+
+def refuse_ranks(config: TrainConfig, command: str) -> None:
+    """ConfigError for settings of several ranks where training runs in one process."""
+    name = f"--gpus {config.gpus}" if config.gpus > 1 else "--launcher ray"
+    if config.gpus > 1 or config.launcher != "local":
+        raise ConfigError(
+            f"{name} does not work with {command}.",
+            "It trains in one process. Only the command `soul train METHOD` starts several.",
+            f"Leave out {name.split()[0]}, or use `soul train METHOD {name}` for each method.",
+        )
+
+
+def ranks_to_start(config: TrainConfig) -> int:
+    """Number of ranks that this process has to start; 0 if it trains itself, alone or as a rank.
+
+    ConfigError if they cannot be started, or if a launcher started another number.
+    """
+    wanted, size = config.gpus - config.sampler_gpus, int(os.environ.get("WORLD_SIZE") or 1)
+    if size > 1:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        if config.gpus > 1 and wanted != size:
+            raise ConfigError(
+                f"--gpus {config.gpus} asks for {wanted} training processes, but the launcher "
+                f"started {size}.",
+                "Under torchrun, its --nnodes and --nproc-per-node set their number.",
+                "Leave out --gpus.",
+            )
+        _refuse_missing_gpus(config, here, f"--nproc-per-node {here}")
+        return 0
+    if config.gpus == 1:
+        return 0
+    _refuse_missing_gpus(config, config.gpus, f"--gpus {config.gpus}")
+    return wanted
+
+
+def _refuse_missing_gpus(config: TrainConfig, number: int, option: str) -> None:
+    """ConfigError unless this machine has `number` GPUs, or the processes use the CPU."""
+    import torch
+
+    if config.device == "cpu":
+        return
+    if config.device not in ("auto", "cuda"):
+        raise ConfigError(
+            f"--device {config.device} does not work with {option}.",
+            "Each process needs its own GPU: process i of a machine uses cuda:i.",
+            "Leave out --device, and choose GPUs with CUDA_VISIBLE_DEVICES.",
+        )
+    gpus = torch.cuda.device_count()
+    if number > gpus != 1 or (number > gpus and "WORLD_SIZE" not in os.environ):
+        raise ConfigError(
+            f"{option} needs {number} GPUs, but this machine has {gpus or 'none'}.",
+            "Each process needs its own GPU.",
+            f"Use {option.split()[0]} {gpus}" * (gpus > 1) or "Leave it out"
+            + f", or use --device cpu for {number} processes on the CPU.",
+        )
+
+
+# --- starting ranks -------------------------------------------------------------------------------
+
+
+def launch(words: Sequence[str], number: int) -> int:
+    """Run `soul WORDS` in `number` ranks and return the exit code of rank 0.
+
+    RunStopped if a rank ended without an explanation of its own.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    folder = Path(tempfile.mkdtemp(prefix="soul-ranks-"))
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _start(words, number, folder)
+        except BaseException as error:  # noqa: BLE001 - raised or explained below
+            ended.append(error)
+
+    os.environ[FOLDER] = str(folder)
+    logging.disable(logging.ERROR)  # the agent reports what `launch` explains
+    try:
+        _wait(threading.Thread(target=run, daemon=True), folder / PID)
+    finally:
+        logging.disable(logging.NOTSET)
+        del os.environ[FOLDER]
+    error = ended[0] if ended else None
+    if error is not None and not isinstance(error, ChildFailedError):
+        raise error
+    failures = error.failures if error is not None else {}
+    code = explained_code({rank: one.exitcode for rank, one in failures.items()})
+    if code is None:
+        raise _explanation(failures, folder)  # the folder with the logs stays
+    shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _start(words: Sequence[str], number: int, folder: Path) -> None:
+    """Start the ranks, and return when all have ended; ChildFailedError if one has failed."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=number, max_restarts=0, monitor_interval=0.1,
+        run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        logs_specs=DefaultLogsSpecs(str(folder), dict.fromkeys(range(1, number), Std.ALL)),
+    )  # fmt: skip
+    elastic_launch(config, sys.executable)("-m", "soulkit", *words)
+
+
+def _wait(agent: threading.Thread, pid_file: Path) -> None:
+    """Run `agent`, passing signals of this process on to rank 0.
+
+    In the main thread the agent would handle them itself, and end all ranks after 30 seconds, even
+    during a checkpoint.
+    """
+    waiting: list[int] = []
+    with _signals_to(waiting):
+        agent.start()
+        while agent.is_alive():
+            agent.join(0.1)
+            if waiting and pid_file.is_file() and (pid := pid_file.read_text().strip()):
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), waiting.pop(0))
+
+
+@contextmanager
+def _signals_to(waiting: list[int]) -> Iterator[None]:
+    """Add signals that end a process to `waiting` instead, unless they are ignored."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda n, _: waiting.append(n))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def explained_code(codes: Mapping[int, int]) -> int | None:
+    """Exit code of the job if its ranks ended with `codes` (only those that failed); None if rank 0
+    did not choose it. A negative code is a signal."""
+    first = codes.get(0, 0)
+    if not codes or (first > 0 and first != LOST):
+        return first
+    return None
+
+
+def _explanation(failures: Mapping[int, Any], folder: Path) -> RunStopped:
+    """The error that names the rank that ended first, after the last lines of its log."""
+    # A killed rank takes others along; one that only lost another rank is not the cause.
+    rank = min(failures, key=lambda r: (failures[r].exitcode > 0, r == 0, r))
+    code = failures[rank].exitcode
+    log = next(folder.glob(f"*/attempt_0/{rank}/stderr.log"), None)
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log else []
+    for line in lines:
+        sys.stderr.write(f"[rank {rank}] {line}\n")
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    memory = " Often its memory ran out." if code == -signal.SIGKILL else ""
+    return RunStopped(
+        f"Rank {rank} on {socket.gethostname()} (process {failures[rank].pid}) {how}.",
+        f"{f'Its log is {log}.' if lines else 'It wrote no message.'}{memory}",
+        RESUME,
+    )
