@@ -1,6 +1,8 @@
 """`python -m soulkit` is `soul`."""
 
+import sys
+
 from soulkit.cli.app import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -185,7 +185,6 @@ class LazyGroup(TyperGroup):
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        ctx.meta[WORDS] = tuple(args)
         name, command, rest = super().resolve_command(ctx, args)
         if os.environ.get("WORLD_SIZE", "1") != "1" and name:
             from soulkit.train.ranks.launch import check_launched
@@ -330,6 +329,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def run_words(words: Sequence[str]) -> int:
     """Run the command in `words` and return its exit code, or raise its error."""
+    WORDS.set(list(words))
     try:
         code = typer.main.get_group(app).main(
             args=list(words), prog_name="soul", complete_var=COMPLETE_VARIABLE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from soulkit.text import one_line
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of the parser's usage errors, for which Typer has no public name."""
-WORDS = "soulkit.words"
-"""Key of the context's `meta` with the words of the command line after `soul`."""
+WORDS: ContextVar[Sequence[str]] = ContextVar("words", default=())
+"""The command line after `soul`, without --debug."""
 RUNS = Path("runs")
 """Where commands look for runs when none is named."""
 _START = re.compile(r"\s*\[(default|required)\b.*")

@@ -7,6 +7,7 @@ below. A method from an installed package is a subcommand like any other.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ from soulkit.cli.options import (
     suite_in,
     tasks_in,
 )
-from soulkit.cli.parse_errors import CommandTable, no_command
+from soulkit.cli.parse_errors import WORDS, CommandTable, no_command
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
@@ -181,21 +182,22 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     with reporter.working("starting"):
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import overruled
-        from soulkit.train.ranks.follower import follow
-        from soulkit.train.ranks.world import is_follower
+        from soulkit.train.ranks.launch import launch, ranks_to_start
+
+    if _follows(values):
+        return
+    flags = settings_of(method, values)
+    config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
+    if not values["dry_run"] and (number := ranks_to_start(config)):
+        raise typer.Exit(launch(_words(), number))
+    with reporter.working("starting"):
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.setup.feedback_check import zero_weight_remark
         from soulkit.train.state.metrics import read_step_lines
         from soulkit.train.state.stops import flat_total, steps_before, with_more_steps
 
-    if is_follower():
-        if not values["dry_run"]:
-            follow()
-        return
     if remark := overruled(method):
         print_note(remark)
-    flags = settings_of(method, values)
-    config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
         _show_plan(config, values)
         return
@@ -219,6 +221,29 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
         _print(out, summary)
+
+
+def _follows(values: Mapping[str, Any]) -> bool:
+    """Whether this process is a rank other than 0; then it has done its part of the training."""
+    from soulkit.train.ranks.world import is_follower, launched
+
+    if not launched():
+        return False
+    if not values["dry_run"]:
+        from soulkit.train.ranks.watch import watch
+
+        watch()
+        if is_follower():
+            from soulkit.train.ranks.follower import follow
+
+            follow()
+    return is_follower()
+
+
+def _words() -> tuple[str, ...]:
+    """The words of this command line after `soul`, for the processes that train."""
+    debug = logging.getLogger("soulkit").level == logging.DEBUG
+    return (*WORDS.get(), *["--debug"] * debug)
 
 
 def _new_path(config: TrainConfig) -> Path:

@@ -33,6 +33,7 @@ from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.base import method_class, rollout_methods
+from soulkit.train.ranks.launch import refuse_ranks
 from soulkit.train.state.stops import identity_before, steps_before, with_more_steps
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ def plan_arms(
             config = config.for_plan() if planned else config
             runs.append(PlannedRun(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in runs:
+        refuse_ranks(run.config, "soul train ablate")
         refuse_unplayable(run.config)
     runs = arms_with_players(runs)
     for run in runs:

@@ -7,7 +7,7 @@ weights, moving average and optimizer state, and then runs commands until rank 0
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,7 +18,15 @@ from soulkit.train.memory import PassChoice
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema
 from soulkit.train.objectives.base import Objective
-from soulkit.train.ranks.world import is_split, join, launched, leave, on_all_ranks, ranks
+from soulkit.train.ranks.world import (
+    RankLost,
+    is_split,
+    join,
+    launched,
+    leave,
+    on_all_ranks,
+    ranks,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of a weight, besides its number of updates."""
@@ -34,8 +42,9 @@ def leading() -> Iterator[None]:
     try:
         yield
         world.stop()
-    except Exception:
-        world.stop()
+    except BaseException:  # also a stop by a signal
+        with suppress(RankLost):
+            world.stop()
         raise
     finally:
         leave()

@@ -119,8 +119,8 @@ def _refuse_missing_gpus(config: TrainConfig, number: int, option: str) -> None:
         raise ConfigError(
             f"{option} needs {number} GPUs, but this machine has {gpus or 'none'}.",
             "Each process needs its own GPU.",
-            f"Use {option.split()[0]} {gpus}" * (gpus > 1) or "Leave it out"
-            + f", or use --device cpu for {number} processes on the CPU.",
+            f"Use {option.split()[0]} {gpus}" * (gpus > 1)
+            or "Leave it out" + f", or use --device cpu for {number} processes on the CPU.",
         )
 
 

@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from soulkit.errors import RunError
+from soulkit.errors import RunStopped
 from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.ranks.watch import stop_watch, watch
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,6 +37,8 @@ P = ParamSpec("P")
 LIMIT = timedelta(minutes=30)
 """Time limit of a collective operation; rank 0 may play rollouts for any time between commands."""
 UNLIMITED = timedelta(days=30)
+FIRST = "soulkit/first"
+"""Key in the store of the job, set when rank 0 joins."""
 BUCKET = 1 << 27
 """Most gradients that are added up at once; an adapter of an 8B model has 87 million."""
 LEAST_TOKENS = {"cpu": 64, "cuda": 1024}
@@ -44,8 +47,12 @@ EVEN = 1.05
 """Imbalance below which no better plan is looked for."""
 
 
-class RankError(RunError):
-    """Another rank of the training has ended or disagrees."""
+class RankError(RunStopped):
+    """The ranks of the training disagree."""
+
+
+class RankLost(RankError):
+    """Another rank of the training has ended or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +305,13 @@ def _buckets(parameters: Sequence[Any]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _exchange() -> Iterator[None]:
-    """RankError for a failed exchange."""
+    """RankLost for a failed exchange."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # torch has no narrower class for a lost connection
-        raise RankError(
+        raise RankLost(
             "Another rank of this training ended or does not answer.",
             f"torch reports: {str(error).strip().splitlines()[0][:200]}",
             "Its own error says why. The same command resumes from the newest checkpoint.",
@@ -323,9 +330,9 @@ def ranks() -> Ranks:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def alone(*, unless_sharded: bool = False) -> Iterator[None]:
     """Context in which this process is alone, for a training within another one."""
-    token = _ALONE.set(Ranks())
+    token = _ALONE.set(ranks() if unless_sharded and ranks().sharded else Ranks())
     try:
         yield
     finally:
@@ -366,16 +373,22 @@ def join(*, sharded: bool = False) -> Ranks:
     global _world
     if _world.size > 1 or not launched():
         return _world
-    place = local_rank() or 0
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if place < gpus:
-        torch.cuda.set_device(place)
+    watched, gpus = watch(), torch.cuda.device_count()
+    if gpus:  # a launcher may show each process only its own
+        torch.cuda.set_device((local_rank() or 0) % gpus)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if place < gpus else "gloo", timeout=LIMIT)
+        store, rank, size = next(dist.rendezvous("env://", timeout=UNLIMITED))
+        if rank == 0:
+            store.set(FIRST, "")
+        store.wait([FIRST], UNLIMITED)  # rank 0 may prepare for any time before it joins
+        store.set_timeout(LIMIT)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=LIMIT,
+                                store=store, rank=rank, world_size=size)  # fmt: skip
     objects = dist.new_group(backend="gloo", timeout=LIMIT)
     commands = dist.new_group(backend="gloo", timeout=UNLIMITED)
     _world = Ranks(dist.get_rank(), dist.get_world_size(), sharded, objects=objects,
                    commands=commands)  # fmt: skip
+    watched.join_ranks()
     return _world
 
 
@@ -383,6 +396,7 @@ def leave() -> None:
     """End this rank's part in the job."""
     global _world
     if _world.size > 1:
+        stop_watch()
         _world = Ranks()
         dist.destroy_process_group()
 

@@ -197,7 +197,7 @@ def _changes(before: Conditions, now: Conditions, config: TrainConfig) -> Iterat
         if first != second:
             yield f"The weights of the {role} '{name}' have changed since this run was started"
     alone, options = {"ranks": 1}, {"ranks": "gpus", "threads": "threads"}
-    was, machine = alone | (old.machine or {}), alone | (new.machine or {})
+    was, machine = {**alone, **(old.machine or {})}, {**alone, **(new.machine or {})}
     for key in sorted({*was, *machine}):
         if was.get(key) != machine.get(key):
             hint = f" (--{options[key]} {was.get(key)})" if key in options else ""

@@ -32,6 +32,7 @@ from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.ranks.follower import make_optimizer, same_state
+from soulkit.train.ranks.world import alone
 from soulkit.train.rollouts.feedback import newest_rollout_line
 from soulkit.train.state.checkpoint import (
     Merit,
@@ -167,7 +168,8 @@ class Loop:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self.step:
-                self.checkpoint(within_step=True)
+                with alone(unless_sharded=True):  # another rank may be lost
+                    self.checkpoint(within_step=True)
             raise
         self._forget_sampled()
 
