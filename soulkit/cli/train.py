@@ -46,6 +46,7 @@ from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
 from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
+from soulkit.train.ranks.launch import check_launched
 
 if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
@@ -356,6 +357,7 @@ def _gap(rewards: Rewards) -> str:
 
 
 def _ablate(values: Mapping[str, Any]) -> None:
+    check_launched("train ablate")
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.report.ablation import write_ablation
