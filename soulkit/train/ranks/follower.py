@@ -6,6 +6,7 @@ weights, moving average and optimizer state, and then runs commands until rank 0
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +19,9 @@ from soulkit.train.memory import PassChoice
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema
 from soulkit.train.objectives.base import Objective
+from soulkit.train.ranks.launch import FOLDER, LOST
 from soulkit.train.ranks.world import (
+    RankError,
     RankLost,
     is_split,
     join,
@@ -42,9 +45,11 @@ def leading() -> Iterator[None]:
     try:
         yield
         world.stop()
-    except BaseException:  # also a stop by a signal
+    except BaseException as error:  # also a stop by a signal
         with suppress(RankLost):
             world.stop()
+        if isinstance(error, RankLost) and FOLDER in os.environ:
+            raise SystemExit(LOST) from error  # the process that started the ranks explains it
         raise
     finally:
         leave()
@@ -56,6 +61,8 @@ def follow() -> None:
     take_threads(None, None)
     try:
         world.follow()
+    except RankError as error:
+        raise SystemExit(1) from error  # rank 0 or its launcher explains it
     finally:
         leave()
 

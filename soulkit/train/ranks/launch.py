@@ -208,12 +208,11 @@ def _signals_to(waiting: list[int]) -> Iterator[None]:
 
 
 def explained_code(codes: Mapping[int, int]) -> int | None:
-    """Exit code of the job if its ranks ended with `codes` (only those that failed); None if rank 0
-    did not choose it. A negative code is a signal."""
+    """Exit code of a job in which `codes` lists the ranks that failed: that of rank 0, but None if
+    rank 0 was killed, or ended because of another rank. A negative code is a signal."""
     first = codes.get(0, 0)
-    if not codes or (first > 0 and first != LOST):
-        return first
-    return None
+    because = first == LOST or (first == 1 and min(codes.values()) < 0)
+    return first if not codes or (first > 0 and not because) else None
 
 
 def _explanation(failures: Mapping[int, Any], folder: Path) -> RunStopped:

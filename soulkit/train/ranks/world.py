@@ -377,7 +377,9 @@ def join(*, sharded: bool = False) -> Ranks:
     if gpus:  # a launcher may show each process only its own
         torch.cuda.set_device((local_rank() or 0) % gpus)
     if not dist.is_initialized():
-        store, rank, size = next(dist.rendezvous("env://", timeout=UNLIMITED if place else LIMIT))
+        store, rank, size = next(
+            dist.rendezvous("env://", timeout=UNLIMITED if watched.rank else LIMIT)
+        )
         if rank == 0:
             store.set(FIRST, "")
         store.wait([FIRST], UNLIMITED)  # rank 0 may prepare for any time before it joins
