@@ -231,9 +231,9 @@ def _follows(values: Mapping[str, Any]) -> bool:
     if not launched():
         return False
     if not values["dry_run"]:
-        from soulkit.train.ranks.watch import watch
+        from soulkit.train.ranks.watch import start_watch
 
-        watch()
+        start_watch()
         if is_follower():
             from soulkit.train.ranks.follower import follow
 

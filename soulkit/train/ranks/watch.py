@@ -123,7 +123,7 @@ def _set_signals(action: signal.Handlers) -> None:
 _watch: Watch | None = None
 
 
-def watch() -> Watch:
+def start_watch() -> Watch:
     """The watch of this rank, started by the first call."""
     global _watch
     if _watch is None:

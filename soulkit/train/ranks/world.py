@@ -29,7 +29,7 @@ from torch import Tensor
 
 from soulkit.errors import RunStopped
 from soulkit.train.config import TrainConfig, settings_class
-from soulkit.train.ranks.watch import stop_watch, watch
+from soulkit.train.ranks.watch import start_watch, stop_watch
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -373,7 +373,7 @@ def join(*, sharded: bool = False) -> Ranks:
     global _world
     if _world.size > 1 or not launched():
         return _world
-    watched, gpus = watch(), torch.cuda.device_count()
+    watched, gpus = start_watch(), torch.cuda.device_count()
     if gpus:  # a launcher may show each process only its own
         torch.cuda.set_device((local_rank() or 0) % gpus)
     if not dist.is_initialized():
