@@ -215,16 +215,17 @@ def test_a_server_that_was_told_to_sleep_wakes_with_the_pushed_adapter(
     assert first != second and not adapters_on(vllm_server)
 
 
-def test_an_own_server_is_shared_with_a_coach_and_stopped(
+def test_own_servers_are_shared_with_a_coach_and_stopped(
     tiny_model: Path, vllm_python: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "own"
     own = ("--coach", f"vllm:{tiny_model}", "--vllm-python", vllm_python)
+    own += ("--gpus", "3", "--sampler-gpus", "2")
     assert soul(*changed(command("ditto", tiny_model, "vllm", out, *own), "--steps", 1)) == 0
     (line,) = [line for line in read_jsonl(out / "metrics.jsonl") if "time/push" in line]
     assert line["logprob/sampler_gap_max"] <= EXACT and line["feedback/coaches"]
-    (log,) = (out / "vllm").glob("*.log")
-    assert log.read_text("utf-8", "replace")
+    logs = [log.read_text("utf-8", "replace") for log in (out / "vllm").glob("*.log")]
+    assert len(logs) == 2 and all("/v1/load_lora_adapter" in log for log in logs)
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _started_for(pid, out)]
 
 

@@ -192,6 +192,8 @@ class LocalModel(CodecModel):
         codec = Codec(tokenizer, end_ids=_end_ids(model), name=name, context_limit=limit)
         self.codec = codec.limited(max_context)
         self.deterministic, self.journal = deterministic, journal
+        self.copies = 1
+        """Number of copies of the model that generate a batch together."""
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-model")
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, Queue] = WeakKeyDictionary()
         self._closed = False
@@ -362,7 +364,8 @@ class LocalModel(CodecModel):
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
         # `generate` cannot set long rows aside, so there the limit of a reply counts.
         expected = math.inf if self._windows is None else batching.EXPECTED
-        batches = batches_of(peers, self.batch_size, self._batch_tokens(), expected)
+        rows, tokens = self.batch_size * self.copies, self._batch_tokens() * self.copies
+        batches = batches_of(peers, rows, tokens, expected)
         batch = next(b for b in batches if oldest in b)
         queue.remove(batch)
         return batch

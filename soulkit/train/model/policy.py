@@ -54,6 +54,7 @@ from soulkit.train.model.attention import (
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.sampling import rank_sampler
 from soulkit.train.ranks.sharding import split_over_ranks, whole, whole_weights
 from soulkit.train.ranks.world import on_all_ranks, ranks
 
@@ -365,9 +366,9 @@ class Policy:
         self, batch_size: int, *, deterministic: bool = False, journal: Journal | None = None
     ) -> LocalModel:
         """A ChatModel that shares the trained weights."""
-        return LocalModel(
-            self.model, self.tokenizer, batch_size=batch_size, max_context=self.max_context,
-            deterministic=deterministic, journal=journal,
+        return rank_sampler(
+            self, batch_size=batch_size, max_context=self.max_context, deterministic=deterministic,
+            journal=journal,
         )  # fmt: skip
 
     def save(self, folder: Path, step: int | None = None) -> None:

@@ -89,6 +89,8 @@ class Ranks:
     _thread: int | None = None
     """Thread that runs a command; functions it calls run on all ranks without another one."""
     _broken: bool = False
+    _count: int = 0
+    """Number of commands so far."""
     _loads: list[list[float]] = field(default_factory=list)
 
     # -- dividing ----------------------------------------------------------------------------------
@@ -212,6 +214,14 @@ class Ranks:
             named = {key: self._unpacked(value) for key, value in kwargs.items()}
             function(*map(self._unpacked, args), **named)  # type: ignore[operator]
 
+    def cancel(self) -> None:
+        """Tell the other ranks that the result of the running command is not needed any more."""
+        self.commands.get_group_store().set(f"cancel {self._count}", "")
+
+    def cancelled(self) -> bool:
+        """Whether rank 0 has cancelled the running command."""
+        return bool(self.commands.get_group_store().check([f"cancel {self._count}"]))
+
     def stop(self) -> None:
         """End the followers, unless a failed command may have left them waiting."""
         if self.size > 1 and not self._broken:
@@ -222,6 +232,7 @@ class Ranks:
         box = [command]
         with _exchange():
             dist.broadcast_object_list(box, src=0, group=self.commands, device=torch.device("cpu"))
+        self._count += 1
         return box[0]
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from soulkit.reporting import Reporter
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.world import on_all_ranks
 from soulkit.train.setup.rows import TaskRows
 from soulkit.train.state.checkpoint import remove_folder, replace_folder
 from soulkit.types import Call, Completion, Sampling, Segment
@@ -83,12 +84,15 @@ class LogprobProbe:
             prompts.append(tuple(policy.renderer.prompt_ids(context)[-most:]))
         return cls(policy, tuple(dict.fromkeys(prompts)))
 
-    def logprobs(self) -> list[list[float]]:
-        """Log-probs of the prompts with the current weights."""
+    @on_all_ranks
+    def logprobs(self, spread: float | None = None) -> list[list[float]]:
+        """Log-probs of the prompts with the current weights, or with the probe adapter of this
+        spread."""
         spans = [Span(ids, (False, *[True] * (len(ids) - 1)), ()) for ids in self.prompts]
         usual, self.policy.temperature = self.policy.temperature, 1.0
         try:
-            return [part.tolist() for part in log_probs(self.policy, spans, None)]
+            with nullcontext() if spread is None else random_factors(self.policy, spread):
+                return [part.tolist() for part in log_probs(self.policy, spans, None)]
         finally:
             self.policy.temperature = usual
 
@@ -120,8 +124,7 @@ class LogprobProbe:
         probing = ProbeAdapter(SMALLEST, before, before)
         for doubling in range(DOUBLINGS):
             spread = SMALLEST * 2**doubling
-            with random_factors(self.policy, spread):
-                probing = ProbeAdapter(spread, before, self.logprobs())
+            probing = ProbeAdapter(spread, before, self.logprobs(spread))
             if 2 * MOVED < probing.moved.largest < math.inf:
                 break
         return probing

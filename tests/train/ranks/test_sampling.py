@@ -1,0 +1,167 @@
+"""Two gloo ranks sample what one process samples. As a program, this file is one of the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.vllm.server import free_port
+from soulkit.train.model.policy import Policy
+from soulkit.train.ranks import sampling
+from soulkit.train.ranks.follower import follow, leading, load_student
+from soulkit.train.ranks.sampling import divide_rows
+from soulkit.train.ranks.world import on_all_ranks, ranks
+from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.training import config, jolt, policy_of, random_model
+
+pytestmark = pytest.mark.torch
+
+SIZE = 2
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+
+
+def test_rows_are_divided_by_work_and_keep_their_order() -> None:
+    some = random.Random(4)
+    for _ in range(200):
+        parts, most = some.randint(1, 6), some.randint(1, 9)
+        work = [some.uniform(1, 50) for _ in range(some.randint(1, parts * most))]
+        slices = divide_rows(work, parts, most)
+        assert [row for one in slices for row in work[one]] == work and len(slices) == parts
+        assert all(len(work[one]) <= most for one in slices)
+        loads = [sum(work[one]) for one in divide_rows(work, parts, len(work))]
+        assert max(loads) <= sum(work) / parts + max(work)
+
+
+@pytest.mark.slow
+def test_two_ranks_sample_what_one_process_samples(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model")
+    env = {**os.environ, "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": str(free_port())}  # fmt: skip
+    started = [
+        subprocess.Popen([sys.executable, __file__, model, tmp_path],
+                         env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(SIZE)
+    ]  # fmt: skip
+    try:
+        assert [one.wait(120) for one in started] == [0] * SIZE
+    finally:
+        for one in started:
+            one.kill()
+    told = json.loads((tmp_path / "told.json").read_text())
+    policy = policy_of(model, **SETTINGS)
+    alone = asyncio.run(replies(policy.sampler(16), policy))
+    assert len({tuple(reply["token_ids"]) for reply in alone}) > 8
+    for reply, other, again in zip(alone, told["replies"], told["again"], strict=True):
+        assert other["logprobs"] == pytest.approx(reply.pop("logprobs"), abs=1e-5)
+        assert {name: other[name] for name in reply} == reply
+        assert again == other, "bit for bit"
+    assert [sum(parts) for parts in told["sizes"]] == [8, 7, 6], "twice a rank's batch"
+    assert all(2 <= min(parts) <= max(parts) <= 4 for parts in told["sizes"])
+    assert told["journal"] == 2 and told["error"].endswith("ValueError on rank 1: broken")
+    assert told["closed"] == [f"RuntimeError on rank {n}: the model was closed" for n in (0, 1)]
+
+
+# --- the program of a rank ------------------------------------------------------------------------
+
+
+def plain(reply: Completion) -> dict[str, Any]:
+    """A reply without its time."""
+    return json.loads(json.dumps({**asdict(reply), "usage": asdict(reply.usage) | {"seconds": 0}}))
+
+
+def call(example: str, rollout: int, kind: str = "draft") -> Call:
+    return Call(role="actor", example_id=example, rollout=rollout, turn=0, purpose=kind)
+
+
+async def replies(model: LocalModel, policy: Policy) -> list[dict[str, Any]]:
+    """Fifteen drafts of prompts of other lengths, then six texts from two contexts."""
+    await model.take(policy)
+    prompts = {f"e{n}": [Segment("user", "where is the apple ? " * n)] for n in (1, 2, 3, 9)}
+    terms = Sampling(temperature=1.0, max_tokens=24, seed=3)
+    drafts = [model.complete(prompt, terms, call(name, n))
+              for name, prompt in prompts.items() for n in range(int(name[1]) % 3 + 3)]  # fmt: skip
+    said = await asyncio.gather(*drafts)
+    expert = [Segment("user", "say where the ball is .")]
+    mixed = [model.complete_mixed(prompts["e2"], expert, 0.5, terms, call("e2", n, "mixed"))
+             for n in range(6)]  # fmt: skip
+    return [plain(reply) for reply in [*said, *await asyncio.gather(*mixed)]]
+
+
+@on_all_ranks
+def move(policy: Policy) -> None:
+    jolt(policy, 0.05, seed=1)
+
+
+@on_all_ranks
+def fail_on(rank: int) -> None:
+    """Let a rank fail in its next part of a batch."""
+
+    def fail(*_: object) -> None:
+        del part._generate_once
+        raise ValueError("broken")
+
+    part = ranks().shared[sampling.PART]
+    if rank == ranks().rank:
+        part._generate_once = fail
+
+
+@on_all_ranks
+def sample_slowly() -> None:
+    def slowly(batch: Any) -> None:
+        time.sleep(0.01)
+        give_up(batch)
+
+    part = ranks().shared[sampling.PART]
+    give_up, part._give_up = part._give_up, slowly
+
+
+async def lead(model: Path, out: Path) -> dict[str, Any]:
+    policy = load_student(config(**SETTINGS), str(model), None)
+    move(policy)
+    parts: list[Any] = []
+    generate = sampling.generate_parts
+    sampling.generate_parts = lambda *args: parts.append(generate(*args)) or parts[-1]
+    told: dict[str, Any] = {}
+    for name in ("replies", "again"):
+        journal = Journal(out / f"{name}.jsonl")
+        told[name] = await replies(policy.sampler(4, deterministic=True, journal=journal), policy)
+    told["sizes"] = [[len(one) for one in batch] for batch in parts[:3]]
+    told["journal"] = len(Journal(out / "replies.jsonl"))
+    sampler, prompt = policy.sampler(4), [Segment("user", "where is the apple ? ")]
+    fail_on(1)
+    asked = [sampler.complete(prompt, Sampling(), call("e", n)) for n in (0, 1)]
+    told["error"] = str((await asyncio.gather(*asked, return_exceptions=True))[0])
+    sample_slowly()
+    sampler.codec.end_ids = frozenset()
+    long = asyncio.gather(*(sampler.complete(prompt, Sampling(max_tokens=900), call("e", n))
+                            for n in range(8)))  # fmt: skip
+    await asyncio.sleep(0.5)
+    long.cancel()
+    with suppress(asyncio.CancelledError):
+        await long
+    await sampler.close()
+    move(policy)  # waits for the batch
+    told["closed"] = parts[-1]
+    return told
+
+
+if __name__ == "__main__":
+    if int(os.environ["RANK"]):
+        follow()
+    else:
+        with leading():
+            answer = asyncio.run(lead(Path(sys.argv[1]), Path(sys.argv[2])))
+        (Path(sys.argv[2]) / "told.json").write_text(json.dumps(answer))
