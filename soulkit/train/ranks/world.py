@@ -224,8 +224,9 @@ class Ranks:
 
     def stop(self) -> None:
         """End the followers, unless a failed command may have left them waiting."""
-        if self.size > 1 and not self._broken:
-            self._tell(None)
+        with self._lock:
+            if self.size > 1 and not self._broken:
+                self._tell(None)
 
     def _tell(self, command: Any) -> Any:
         """What rank 0 says."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from soulkit.models.local.batching import GenerationRequest, fail
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.vllm.server import free_port
@@ -23,14 +24,15 @@ from soulkit.train.model.policy import Policy
 from soulkit.train.ranks import sampling
 from soulkit.train.ranks.follower import follow, leading, load_student
 from soulkit.train.ranks.sampling import divide_rows
-from soulkit.train.ranks.world import on_all_ranks, ranks
+from soulkit.train.ranks.world import RankError, on_all_ranks, ranks
+from soulkit.train.rollouts.push import LogprobProbe
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.training import config, jolt, policy_of, random_model
 
 pytestmark = pytest.mark.torch
 
 SIZE = 2
-SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "temperature": 0.7}
 
 
 def test_rows_are_divided_by_work_and_keep_their_order() -> None:
@@ -43,6 +45,17 @@ def test_rows_are_divided_by_work_and_keep_their_order() -> None:
         assert all(len(work[one]) <= most for one in slices)
         loads = [sum(work[one]) for one in divide_rows(work, parts, len(work))]
         assert max(loads) <= sum(work) / parts + max(work)
+
+
+def test_the_end_of_the_run_is_no_failed_reply() -> None:
+    async def failed() -> None:
+        future = asyncio.get_running_loop().create_future()
+        request = GenerationRequest([1], Sampling(), call("e", 0), (), future, 1)
+        fail(request, RankError("a", "b", "c"))
+        await future
+
+    with pytest.raises(RankError):
+        asyncio.run(failed())
 
 
 @pytest.mark.slow
@@ -70,6 +83,9 @@ def test_two_ranks_sample_what_one_process_samples(tmp_path: Path) -> None:
         assert again == other, "bit for bit"
     assert [sum(parts) for parts in told["sizes"]] == [8, 7, 6], "twice a rank's batch"
     assert all(2 <= min(parts) <= max(parts) <= 4 for parts in told["sizes"])
+    assert told["probe"][0] == probe(policy)[0]
+    for log, other in zip(probe(policy)[1:], told["probe"][1:], strict=True):
+        assert log == pytest.approx(other, abs=1e-5)
     assert told["journal"] == 2 and told["error"].endswith("ValueError on rank 1: broken")
     assert told["closed"] == [f"RuntimeError on rank {n}: the model was closed" for n in (0, 1)]
 
@@ -98,6 +114,12 @@ async def replies(model: LocalModel, policy: Policy) -> list[dict[str, Any]]:
     mixed = [model.complete_mixed(prompts["e2"], expert, 0.5, terms, call("e2", n, "mixed"))
              for n in range(6)]  # fmt: skip
     return [plain(reply) for reply in [*said, *await asyncio.gather(*mixed)]]
+
+
+def probe(policy: Policy) -> list[Any]:
+    """The probe adapter before a push: its spread, and log-probs without and with it."""
+    found = LogprobProbe(policy, (tuple(range(20, 60)), tuple(range(50, 70)))).probe()
+    return [found.spread, *found.before, *found.after]
 
 
 @on_all_ranks
@@ -138,6 +160,7 @@ async def lead(model: Path, out: Path) -> dict[str, Any]:
     for name in ("replies", "again"):
         journal = Journal(out / f"{name}.jsonl")
         told[name] = await replies(policy.sampler(4, deterministic=True, journal=journal), policy)
+    told["probe"] = probe(policy)
     told["sizes"] = [[len(one) for one in batch] for batch in parts[:3]]
     told["journal"] = len(Journal(out / "replies.jsonl"))
     sampler, prompt = policy.sampler(4), [Segment("user", "where is the apple ? ")]
