@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,11 +21,8 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.train.ranks.world import on_all_ranks, ranks
 from soulkit.types import Completion
 
-if TYPE_CHECKING:
-    from soulkit.train.model.policy import Policy
-
 PART = "sampler"
-"""Name of a rank's own sampler among the objects that every rank has."""
+"""Name of a rank's sampler for its parts among the objects that every rank has."""
 LOOK_S = 0.5
 """Seconds between checks whether rank 0 still wants the replies."""
 
@@ -33,7 +30,7 @@ LOOK_S = 0.5
 class SplitModel(LocalModel):
     """A LocalModel on rank 0 whose batches all ranks generate."""
 
-    def __init__(self, policy: Policy, **settings: Any) -> None:
+    def __init__(self, policy: Any, **settings: Any) -> None:
         super().__init__(policy.model, policy.tokenizer, **settings)
         self.policy, self.copies = policy, ranks().size
 
@@ -53,8 +50,8 @@ class SplitModel(LocalModel):
             ranks().cancel()
 
 
-def rank_sampler(policy: Policy, **settings: Any) -> LocalModel:
-    """A sampler with the weights of `policy`, on all ranks if there are several."""
+def rank_sampler(policy: Any, **settings: Any) -> LocalModel:
+    """A sampler with the weights of the Policy `policy`, on all ranks if there are several."""
     if ranks().size > 1:
         return SplitModel(policy, **settings)
     return LocalModel(policy.model, policy.tokenizer, **settings)
@@ -74,7 +71,7 @@ class _Part(LocalModel):
 
 @on_all_ranks
 def generate_parts(
-    policy: Policy, batch: list[GenerationRequest], version: str, most: int, deterministic: bool
+    policy: Any, batch: list[GenerationRequest], version: str, most: int, deterministic: bool
 ) -> list[list[Completion] | str]:
     """The replies to each rank's part of `batch`, in order, or its error."""
     world = ranks()
