@@ -230,7 +230,7 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
 
 
 @pytest.mark.parametrize(
-    ("asked", "ranks", "servers"),
+    ("job", "ranks", "servers"),
     [(("cpu", 0, 1, 0), ["cpu"], ["auto"]), (("cpu", 0, 2, 2), ["cpu"] * 2, ["auto"] * 2),
      (("cuda", 1, 1, 0), [0], [0]), (("cuda", 4, 1, 0), [0], [1]), (("cuda:2", 4, 1, 0), [2], [0]),
      (("cuda:2", 4, 1, 3), [2], [0, 1, 3]), (("cuda", 8, 6, 2), range(6), [6, 7]),
@@ -239,19 +239,19 @@ def test_a_server_that_sleeps_leaves_its_memory_to_the_update(
      (("cuda", 1, 4, 0), range(4), [0])],  # each rank sees only its own
 )  # fmt: skip
 def test_servers_use_gpus_that_no_rank_uses(
-    asked: tuple[str, int, int, int], ranks: Sequence[str | int], servers: Sequence[str | int]
+    job: tuple[str, int, int, int], ranks: Sequence[str | int], servers: Sequence[str | int]
 ) -> None:
-    placed = place(*asked)
-    named = [tuple(f"cuda:{one}" if isinstance(one, int) else one for one in part)
+    devices = place(*job)
+    expected = [tuple(f"cuda:{one}" if isinstance(one, int) else one for one in part)
              for part in (ranks, servers)]  # fmt: skip
-    assert [placed.ranks, placed.servers] == named
-    assert placed.shared == (servers == [0] and 0 in ranks)
+    assert [devices.ranks, devices.servers] == expected
+    assert devices.shared == (servers == [0] and 0 in ranks)
 
 
-@pytest.mark.parametrize("asked", [("cuda", 8, 7, 2), ("cuda", 1, 1, 1), ("cuda", 1, 4, 1)])
-def test_servers_without_a_gpu_are_refused(asked: tuple[str, int, int, int]) -> None:
+@pytest.mark.parametrize("job", [("cuda", 8, 7, 2), ("cuda", 1, 1, 1), ("cuda", 1, 4, 1)])
+def test_servers_without_a_gpu_are_refused(job: tuple[str, int, int, int]) -> None:
     with pytest.raises(ConfigError, match="There is no GPU for 1 of"):
-        place(*asked)
+        place(*job)
 
 
 def test_gpus_for_samplers_mean_vllm_and_are_not_shared(gpu: dict[str, int]) -> None:
@@ -277,9 +277,9 @@ def test_gpus_for_samplers_that_nobody_uses_are_refused(
     settings: dict[str, Any], words: str, gpu: dict[str, int]
 ) -> None:
     gpu["cards"] = 2
-    asked = of(**{"gpus": 2, "sampler_gpus": 1, **settings})
+    choice = of(**{"gpus": 2, "sampler_gpus": 1, **settings})
     with pytest.raises(ConfigError, match=words):
-        refuse_engine(asked)
+        refuse_engine(choice)
 
 
 def test_a_run_that_sampled_in_its_processes_takes_no_samplers(

@@ -330,8 +330,8 @@ def test_a_model_has_a_server_on_every_gpu(models: tuple[Path, Path], tmp_path: 
         servers.prepare([need])  # they are kept
         first, second = servers._running[need.key]
         assert servers.fleet(need).urls == (first.url, second.url) and len(starts(tmp_path)) == 2
-        listed = asyncio.run(servers.fleet(need).each("/v1/models"))
-        assert set(listed) == {first.url, second.url}
+        answers = asyncio.run(servers.fleet(need).each("/v1/models"))
+        assert set(answers) == {first.url, second.url}
         assert len(asyncio.run(said_by(servers, need)).token_ids) == 4
     assert not alive(first.group) and not alive(second.group)
     assert "by 2 servers on auto, auto after" in remarks[0]

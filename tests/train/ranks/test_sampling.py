@@ -63,31 +63,31 @@ def test_two_ranks_sample_what_one_process_samples(tmp_path: Path) -> None:
     model = random_model(tmp_path / "model")
     env = {**os.environ, "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(free_port())}  # fmt: skip
-    started = [
+    processes = [
         subprocess.Popen([sys.executable, __file__, model, tmp_path],
                          env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(SIZE)
     ]  # fmt: skip
     try:
-        assert [one.wait(120) for one in started] == [0] * SIZE
+        assert [one.wait(120) for one in processes] == [0] * SIZE
     finally:
-        for one in started:
+        for one in processes:
             one.kill()
-    told = json.loads((tmp_path / "told.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())
     policy = policy_of(model, **SETTINGS)
     alone = asyncio.run(replies(policy.sampler(16), policy))
     assert len({tuple(reply["token_ids"]) for reply in alone}) > 8
-    for reply, other, again in zip(alone, told["replies"], told["again"], strict=True):
+    for reply, other, again in zip(alone, results["replies"], results["again"], strict=True):
         assert other["logprobs"] == pytest.approx(reply.pop("logprobs"), abs=1e-5)
         assert {name: other[name] for name in reply} == reply
         assert again == other, "bit for bit"
-    assert [sum(parts) for parts in told["sizes"]] == [8, 7, 6], "twice a rank's batch"
-    assert all(2 <= min(parts) <= max(parts) <= 4 for parts in told["sizes"])
-    assert told["probe"][0] == probe(policy)[0]
-    for log, other in zip(probe(policy)[1:], told["probe"][1:], strict=True):
+    assert [sum(parts) for parts in results["sizes"]] == [8, 7, 6], "twice a rank's batch"
+    assert all(2 <= min(parts) <= max(parts) <= 4 for parts in results["sizes"])
+    assert results["probe"][0] == probe(policy)[0]
+    for log, other in zip(probe(policy)[1:], results["probe"][1:], strict=True):
         assert log == pytest.approx(other, abs=1e-5)
-    assert told["journal"] == 2 and told["error"].endswith("ValueError on rank 1: broken")
-    assert told["closed"] == [f"RuntimeError on rank {n}: the model was closed" for n in (0, 1)]
+    assert results["journal"] == 2 and results["error"].endswith("ValueError on rank 1: broken")
+    assert results["closed"] == [f"RuntimeError on rank {n}: the model was closed" for n in (0, 1)]
 
 
 # --- the program of a rank ------------------------------------------------------------------------
@@ -109,11 +109,11 @@ async def replies(model: LocalModel, policy: Policy) -> list[dict[str, Any]]:
     terms = Sampling(temperature=1.0, max_tokens=24, seed=3)
     drafts = [model.complete(prompt, terms, call(name, n))
               for name, prompt in prompts.items() for n in range(int(name[1]) % 3 + 3)]  # fmt: skip
-    said = await asyncio.gather(*drafts)
+    replies_D = await asyncio.gather(*drafts)
     expert = [Segment("user", "say where the ball is .")]
     mixed = [model.complete_mixed(prompts["e2"], expert, 0.5, terms, call("e2", n, "mixed"))
              for n in range(6)]  # fmt: skip
-    return [plain(reply) for reply in [*said, *await asyncio.gather(*mixed)]]
+    return [plain(reply) for reply in [*replies_D, *await asyncio.gather(*mixed)]]
 
 
 def probe(policy: Policy) -> list[Any]:
@@ -156,17 +156,19 @@ async def lead(model: Path, out: Path) -> dict[str, Any]:
     parts: list[Any] = []
     generate = sampling.generate_parts
     sampling.generate_parts = lambda *args: parts.append(generate(*args)) or parts[-1]
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("replies", "again"):
         journal = Journal(out / f"{name}.jsonl")
-        told[name] = await replies(policy.sampler(4, deterministic=True, journal=journal), policy)
-    told["probe"] = probe(policy)
-    told["sizes"] = [[len(one) for one in batch] for batch in parts[:3]]
-    told["journal"] = len(Journal(out / "replies.jsonl"))
+        results[name] = await replies(
+            policy.sampler(4, deterministic=True, journal=journal), policy
+        )
+    results["probe"] = probe(policy)
+    results["sizes"] = [[len(one) for one in batch] for batch in parts[:3]]
+    results["journal"] = len(Journal(out / "replies.jsonl"))
     sampler, prompt = policy.sampler(4), [Segment("user", "where is the apple ? ")]
     fail_on(1)
-    asked = [sampler.complete(prompt, Sampling(), call("e", n)) for n in (0, 1)]
-    told["error"] = str((await asyncio.gather(*asked, return_exceptions=True))[0])
+    calls = [sampler.complete(prompt, Sampling(), call("e", n)) for n in (0, 1)]
+    results["error"] = str((await asyncio.gather(*calls, return_exceptions=True))[0])
     sample_slowly()
     sampler.codec.end_ids = frozenset()
     long = asyncio.gather(*(sampler.complete(prompt, Sampling(max_tokens=900), call("e", n))
@@ -177,8 +179,8 @@ async def lead(model: Path, out: Path) -> dict[str, Any]:
         await long
     await sampler.close()
     move(policy)  # waits for the batch
-    told["closed"] = parts[-1]
-    return told
+    results["closed"] = parts[-1]
+    return results
 
 
 if __name__ == "__main__":
@@ -187,4 +189,4 @@ if __name__ == "__main__":
     else:
         with leading():
             answer = asyncio.run(lead(Path(sys.argv[1]), Path(sys.argv[2])))
-        (Path(sys.argv[2]) / "told.json").write_text(json.dumps(answer))
+        (Path(sys.argv[2]) / "results.json").write_text(json.dumps(answer))
