@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from weakref import WeakKeyDictionary, WeakSet
 
-from soulkit.errors import ProviderError, RunError
+from soulkit.errors import ProviderError, RunStopped
 from soulkit.types import Call, Completion, Sampling
 
 _CURRENT: ContextVar[Participant | None] = ContextVar("participant", default=None)
@@ -231,7 +231,7 @@ def batches_of(
 
 
 def fail(request: GenerationRequest, error: Exception) -> None:
-    if not request.future.done() and isinstance(error, RunError):  # the end of the run
+    if not request.future.done() and isinstance(error, RunStopped):
         request.future.set_exception(error)
     elif not request.future.done():
         wrapped = ProviderError(f"{type(error).__name__}: {error}")

@@ -84,22 +84,22 @@ def ranks_to_start(config: TrainConfig) -> int:
 
     ConfigError if they cannot be started, or if a launcher started another number.
     """
-    wanted, size = config.gpus - config.sampler_gpus, int(os.environ.get("WORLD_SIZE") or 1)
+    size = int(os.environ.get("WORLD_SIZE") or 1)
     if size > 1:
         here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        if config.gpus > 1 and wanted != size:
+        if config.gpus > 1 and config.training_gpus != size:
             raise ConfigError(
-                f"--gpus {config.gpus} asks for {wanted} training processes, but the launcher "
-                f"started {size}.",
+                f"--gpus {config.gpus} asks for {config.training_gpus} training processes, but the "
+                f"launcher started {size}.",
                 "Under torchrun, its --nnodes and --nproc-per-node set their number.",
                 "Leave out --gpus.",
             )
         _refuse_missing_gpus(config, here, f"--nproc-per-node {here}")
         return 0
-    if config.gpus == 1:
+    if config.training_gpus == 1:
         return 0
     _refuse_missing_gpus(config, config.gpus, f"--gpus {config.gpus}")
-    return wanted
+    return config.training_gpus
 
 
 def _refuse_missing_gpus(config: TrainConfig, number: int, option: str) -> None:

@@ -10,7 +10,6 @@ they share that of the first rank: the training keeps what its passes need, the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -23,6 +22,7 @@ from soulkit.eval.run.resume import begun_engine
 from soulkit.models.local.footprint import context_of, footprint
 from soulkit.models.local.loading import pick_device
 from soulkit.models.local.quantize import is_quantised
+from soulkit.models.local.threads import local_processes
 from soulkit.models.players.settings import REPLY
 from soulkit.models.vllm.manager import (
     MEMORY_FLAG,
@@ -59,6 +59,7 @@ from soulkit.train.memory import (
     training_memory,
 )
 from soulkit.train.model.policy import Policy
+from soulkit.train.ranks.world import launched
 from soulkit.train.rollouts.push import check_adapter
 from soulkit.train.setup.rows import TrainingData
 
@@ -241,7 +242,7 @@ def place(first: str, visible: int, ranks: int, sampler_gpus: int) -> Placement:
 def placement(config: TrainConfig) -> Placement:
     """The devices of a training on this machine."""
     device, visible = pick_device(config.device), torch.cuda.device_count()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.training_gpus
+    ranks = local_processes() if launched() else config.training_gpus
     return place(str(device), visible, ranks, config.sampler_gpus)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from soulkit.errors import ConfigError
 from soulkit.models.local.batching import GenerationRequest, fail
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import LocalModel
@@ -23,6 +24,7 @@ from soulkit.models.vllm.server import free_port
 from soulkit.train.model.policy import Policy
 from soulkit.train.ranks import sampling
 from soulkit.train.ranks.follower import follow, leading, load_student
+from soulkit.train.ranks.launch import ranks_to_start
 from soulkit.train.ranks.sampling import divide_rows
 from soulkit.train.ranks.world import RankError, on_all_ranks, ranks
 from soulkit.train.rollouts.push import LogprobProbe
@@ -45,6 +47,18 @@ def test_rows_are_divided_by_work_and_keep_their_order() -> None:
         assert all(len(work[one]) <= most for one in slices)
         loads = [sum(work[one]) for one in divide_rows(work, parts, len(work))]
         assert max(loads) <= sum(work) / parts + max(work)
+
+
+@pytest.mark.parametrize(("gpus", "samplers", "number"), [(4, 1, 3), (3, 2, 0), (2, 0, 2)])
+def test_gpus_that_sample_have_no_rank(gpus: int, samplers: int, number: int) -> None:
+    job = config(gpus=gpus, sampler_gpus=samplers, engine="vllm", **SETTINGS)
+    assert ranks_to_start(job) == number, "one rank needs no launcher"
+
+
+@pytest.mark.parametrize(("gpus", "samplers"), [(1, 1), (2, 2), (2, 3)])
+def test_a_training_without_a_gpu_is_refused(gpus: int, samplers: int) -> None:
+    with pytest.raises(ConfigError, match=f"--sampler-gpus {samplers} leaves no GPU"):
+        ranks_to_start(config(gpus=gpus, sampler_gpus=samplers, engine="vllm", **SETTINGS))
 
 
 def test_the_end_of_the_run_is_no_failed_reply() -> None:
