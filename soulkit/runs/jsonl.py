@@ -138,17 +138,13 @@ class JsonlWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append several lines with one sync; all are on disk when it returns."""
-        self.write_lines([self.line(record) for record in records])
+        self.write_lines(b"".join(json_line(record, self._compact) for record in records))
 
-    def line(self, record: Mapping[str, Any]) -> bytes:
-        """One line for `write_lines`. ValueError for NaN and infinities."""
-        return _line(record, self._compact)
-
-    def write_lines(self, lines: Iterable[bytes]) -> None:
-        """Like `write_all`, with the results of `line`."""
+    def write_lines(self, lines: bytes) -> None:
+        """Append lines of `json_line` with one sync; all are on disk when it returns."""
         start = self.offset
         try:
-            _write_all(self._fd, b"".join(lines))
+            _write_all(self._fd, lines)
             os.fsync(self._fd)
         except OSError:
             # Remove a partial line (full disk), which would merge with the next one.
@@ -189,18 +185,13 @@ class JsonlWriter:
         self.close()
 
 
-def read_jsonl(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file in order; empty if the file does not exist.
 
-    An incomplete last line (no line end, not a valid object) is skipped; with `repair` it is also
-    moved to `<name>.torn`. DataError with file and line for any other invalid line.
+    An incomplete last line (no line end, not a valid object) is skipped. DataError with file and
+    line for any other invalid line.
     """
-    path = Path(path)
-    if not path.exists():
-        return []
-    if repair:
-        _mend_tail(path)
-    return [value for _, value in placed_objects(path)]
+    return [value for _, value in placed_objects(path)] if path.exists() else []
 
 
 def placed_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -270,7 +261,8 @@ def _move_tail(path: Path, offset: int, suffix: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _line(record: Mapping[str, Any], compact: bool) -> bytes:
+def json_line(record: Mapping[str, Any], compact: bool) -> bytes:
+    """The line of an object. ValueError for NaN and infinities, which are not valid JSON."""
     try:
         return _json(record, ascii_only=False, compact=compact).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, as some servers send, needs a \u escape

@@ -13,19 +13,20 @@ reproduce every bit. Replies recorded after a void record are valid again, under
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.jsonl import JsonlWriter, form_of, parsed_object, placed_objects
+from soulkit.runs.jsonl import JsonlWriter, form_of, json_line, parsed_object, placed_objects
 from soulkit.types import Call, Completion, Sampling
 
 SAMPLED = "sampled.jsonl"
@@ -40,21 +41,13 @@ class JournalKey:
 
     call: Call
     sampling: Sampling
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] = field(compare=False)
     policy: str
+    prompt: str = ""
+    """Hash of the prompt ids, which are missing in keys from a file."""
 
-    def hashed(self) -> _Hashed:
-        return _Hashed(self.call, self.sampling, _hash(self.prompt_ids), self.policy)
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """A JournalKey with the hash of its prompt ids."""
-
-    call: Call
-    sampling: Sampling
-    prompt: str
-    policy: str
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", self.prompt or _hash(self.prompt_ids))
 
 
 def _hash(ids: Sequence[int]) -> str:
@@ -80,21 +73,19 @@ class _Batch:
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     """Only in older files."""
 
-    @classmethod
-    def of(cls, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> Self:
-        rows = [
-            _Row(key.call, key.sampling, _hash(key.prompt_ids), replace(reply, prompt_ids=()))
-            for key, reply in zip(keys, replies, strict=True)
-        ]
-        return cls(keys[0].policy, rows)
-
-    def keys(self) -> list[_Hashed]:
+    def keys(self) -> Iterator[JournalKey]:
         """The key of each row. IndexError if a row's prompt is missing."""
-        older = [_hash(ids) for ids in self.prompts]
-        hashes = [older[row.prompt] if isinstance(row.prompt, int) else row.prompt
-                  for row in self.rows]  # fmt: skip
-        return [_Hashed(row.call, row.sampling, prompt, self.policy)
-                for row, prompt in zip(self.rows, hashes, strict=True)]  # fmt: skip
+        for row in self.rows:
+            prompt = row.prompt
+            prompt = prompt if isinstance(prompt, str) else _hash(self.prompts[prompt])
+            yield JournalKey(row.call, row.sampling, (), self.policy, prompt)
+
+
+def _dump(keys: Sequence[JournalKey], replies: Sequence[Completion]) -> bytes:
+    rows = [_Row(key.call, key.sampling, key.prompt, replace(reply, prompt_ids=()))
+            for key, reply in zip(keys, replies, strict=True)]  # fmt: skip
+    batch = form_of(_Batch).dump_python(_Batch(keys[0].policy, rows), mode="json")
+    return json_line(batch, compact=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +105,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._places: dict[_Hashed, tuple[int, int]] = {}
+        self._places: dict[JournalKey, tuple[int, int]] = {}
         """Key → (offset of its line, row)."""
-        self._batches: set[tuple[_Hashed, ...]] = set()
+        self._batches: set[tuple[JournalKey, ...]] = set()
         self._waiting: list[bytes] = []
         """Lines of the next write; only the writer's thread uses them and the file."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
@@ -131,7 +122,7 @@ class Journal:
                     f"It cannot be read: {type(error).__name__}.",
                     "Delete the file; the replies of the interrupted step are then sampled again.",
                 ) from error
-        self._lines = JsonlWriter(self.path, compact=True)
+        self._lines = JsonlWriter(self.path)
 
     def _find(self, offset: int, line: Mapping[str, Any]) -> None:
         if VOID in line:
@@ -139,9 +130,8 @@ class Journal:
             self._forget(void.policy, void.step)
             return
         batch: _Batch = form_of(_Batch).validate_python(line)
-        keys = batch.keys()
+        self._batches.add(keys := tuple(batch.keys()))
         self._places.update((key, (offset, row)) for row, key in enumerate(keys))
-        self._batches.add(tuple(keys))
 
     def _read_line(self, offset: int) -> _Batch:
         with self.path.open("rb") as file:
@@ -155,41 +145,33 @@ class Journal:
 
     def one(self, key: JournalKey) -> Completion | None:
         """The recorded reply; None if there is none."""
-        if not self._places or (place := self._places.get(key.hashed())) is None:
+        if key not in self._places:
             return None
-        offset, row = place
+        offset, row = self._places[key]
         return replace(self._line(offset).rows[row].reply, prompt_ids=key.prompt_ids)
 
     def batch(self, keys: Sequence[JournalKey]) -> list[Completion] | None:
         """The recorded replies of exactly this batch, in this order; None if there are none."""
-        if not self._batches or tuple(key.hashed() for key in keys) not in self._batches:
-            return None
-        return [reply for key in keys if (reply := self.one(key)) is not None]
+        whole = keys if tuple(keys) in self._batches else ()
+        return [reply for key in whole if (reply := self.one(key)) is not None] or None
 
     def write(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
         """Record a batch; it is on disk when this returns."""
-        self._writer.submit(self._append, self._dump(keys, replies)).result()
+        self._writer.submit(self._append, _dump(keys, replies)).result()
 
     async def record(self, key: JournalKey, reply: Completion) -> None:
         """Record a batch of one reply; it is on disk when this returns.
 
         Replies that arrive during a write share the next one. A cancelled caller's is written too.
         """
-        loop = asyncio.get_running_loop()
-        await asyncio.shield(loop.run_in_executor(self._writer, self._queue, key, reply))
-        await loop.run_in_executor(self._writer, self._append)
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._writer)
+        await asyncio.shield(in_thread(lambda: self._waiting.append(_dump([key], [reply]))))
+        await in_thread(self._append)
 
-    def _queue(self, key: JournalKey, reply: Completion) -> None:
-        self._waiting.append(self._dump([key], [reply]))
-
-    def _dump(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> bytes:
-        batch = form_of(_Batch).dump_python(_Batch.of(keys, replies), mode="json")
-        return self._lines.line(batch)
-
-    def _append(self, *lines: bytes) -> None:
-        """Write the waiting lines and these with one sync; after an error they wait on."""
-        if ready := [*self._waiting, *lines]:
-            self._lines.write_lines(ready)
+    def _append(self, line: bytes = b"") -> None:
+        """Write the waiting lines and this one with one sync; after an error they wait on."""
+        if lines := b"".join([*self._waiting, line]):
+            self._lines.write_lines(lines)
         self._waiting.clear()
 
     def void(self, policy: str, step: int, why: str) -> None:
@@ -197,21 +179,16 @@ class Journal:
 
         The record is on disk when this returns. Replies of other steps stay valid.
         """
-        line = self._lines.line({VOID: asdict(_Void(policy, step, why))})
+        line = json_line({VOID: asdict(_Void(policy, step, why))}, compact=True)
         self._writer.submit(self._append, line).result()
         self._forget(policy, step)
 
     def clear(self) -> None:
         """Delete all batches: those before a checkpoint are no longer needed."""
-        self._writer.submit(self._truncate).result()
+        self._writer.submit(os.truncate, self.path, 0).result()
         self._places.clear()
         self._batches.clear()
         self._line.cache_clear()
-
-    def _truncate(self) -> None:
-        self._lines.close()
-        self.path.write_bytes(b"")
-        self._lines = JsonlWriter(self.path, compact=True)
 
     def close(self) -> None:
         self._writer.shutdown()

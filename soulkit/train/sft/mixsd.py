@@ -221,7 +221,7 @@ class Writer:
 
     async def _records(self, made: Sequence[Prompt], path: Path) -> list[dict[str, Any]]:
         """One record per prompt, in order; batches do not depend on what is already on disk."""
-        on_disk = {record["place"]: record for record in read_jsonl(path, repair=True)}
+        on_disk = {record["place"]: record for record in read_jsonl(path)}
         start, before = time.monotonic(), sum(p.place in on_disk for p in made)
         done = before
         with JsonlWriter(path) as lines:

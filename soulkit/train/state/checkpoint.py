@@ -42,6 +42,8 @@ OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"
 STATE = (POSITION, TRAINED, OPTIMIZER, TEACHER)
 """Files that only a resume reads; the other files of a checkpoint are the model."""
 
+Tensors = Mapping[str, torch.Tensor]
+
 STEP = "step"
 """AdamW's number of updates of a weight."""
 
@@ -293,25 +295,22 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     return position
 
 
-def _put(policy: Policy, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+def _put(policy: Policy, optimizer: Optimizer, tensors: Tensors) -> None:
     if any(is_split(parameter) for _, parameter in policy.trained):
         put_pieces(policy, optimizer, FirstRankTensors(tensors))
 
 
-def _tensors(path: Path, file: str, places: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a file of checkpoint `path`; RunError unless they are exactly `places`."""
-    tensors = load_file(path / file)
+def _check_fit(path: Path, file: str, tensors: Tensors, places: Tensors) -> None:
+    """RunError unless the tensors in a file of checkpoint `path` are exactly `places`."""
     if fault := misfit_of(tensors, places):
         raise _other_weights(path, f"In {file}: {fault}.")
-    return tensors
 
 
 def _trained_weights(path: Path, policy: Policy) -> dict[str, torch.Tensor]:
     """The trained weights in checkpoint `path`; RunError unless all are there and fit."""
     rest = load_file(path / TRAINED) if (path / TRAINED).is_file() else {}
     weights = _model_weights(path, [name for name, _ in policy.trained if name not in rest]) | rest
-    if fault := misfit_of(weights, dict(policy.trained)):
-        raise _other_weights(path, f"In {TRAINED if rest else 'the saved model'}: {fault}.")
+    _check_fit(path, TRAINED if rest else "the saved model", weights, dict(policy.trained))
     return weights
 
 
@@ -332,7 +331,8 @@ def _restore_teacher(path: Path, policy: Policy) -> None:
             "Resume with the settings that the run was started with, or use another --out.",
         )
     if policy.ema is not None:
-        average = _tensors(path, TEACHER, policy.ema)
+        average = load_file(path / TEACHER)
+        _check_fit(path, TEACHER, average, policy.ema)
         policy.ema = {name: average[name].to(t.device) for name, t in policy.ema.items()}
 
 
@@ -407,7 +407,7 @@ def _copy_model(source: Path, aside: Path) -> None:
 # --- tensors --------------------------------------------------------------------------------------
 
 
-def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _plain(tensors: Tensors) -> dict[str, torch.Tensor]:
     # Cloned, because safetensors refuses tied weights, which share memory.
     return {name: t.clone().contiguous() for name, t in whole_on_first(tensors).items()}
 
@@ -474,8 +474,7 @@ def _restore_optimizer(path: Path, policy: Policy, optimizer: torch.optim.Optimi
         for name, parameter in stated
         for slot in slots
     }
-    if fault := misfit_of(tensors, places):
-        raise _other_weights(path, f"In {OPTIMIZER}: {fault}.")
+    _check_fit(path, OPTIMIZER, tensors, places)
     _put(policy, optimizer, tensors)
     for name, parameter in stated:
         if is_split(parameter):
