@@ -36,7 +36,7 @@ class Make:
         letters = string.ascii_lowercase[:16]
         words = ["".join(w) for w in itertools.product(letters, repeat=3)]
         base = self.folder / "model"
-        build_tiny(base, words[: VOCABULARY - _smallest()], size="5m", max_context=4096)
+        build_tiny(base, words[: VOCABULARY - _smallest()], size="5m", max_context=8192)
         policy = load_policy(_config({}, base, None), base)
         random_ = torch.Generator().manual_seed(1)
         with torch.no_grad():

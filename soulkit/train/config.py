@@ -290,7 +290,7 @@ class OptimizerSettings(Settings):
     )
     tokens_per_batch: int | None = _optimizer(
         None, gt=0,
-        unset="{cpu} on a CPU, {cuda} on a GPU, or less memory permitting".format(
+        unset="{cpu} on a CPU, {cuda} on a GPU, more or less by free memory".format(
             **TOKENS_PER_BATCH
         ),
         help="Tokens per forward pass. The result stays the same.",

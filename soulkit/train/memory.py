@@ -33,6 +33,9 @@ WORKSPACE = {"cpu": 0, "cuda": 1 << 30}
 """Bytes that the driver and the libraries of a device take."""
 USABLE = 0.9
 """Share of the free memory that a pass may fill; the rest is lost between blocks."""
+LARGE, ROOMY = 4, 0.25
+"""A pass on a CPU has so many times the default tokens if it fits this share of the free memory.
+Only large groups fill it (`packing.ENOUGH`)."""
 LEAST = 1024
 """The smallest number of tokens per pass that is chosen."""
 NAME = "pass"
@@ -139,7 +142,7 @@ def choose_pass(
     """The pass of a training on a device of this `kind` with `free` bytes; None: unknown.
 
     Activations are stored if the default pass fits with them. Else they are computed again, and the
-    pass is halved until it fits or has LEAST tokens.
+    pass is halved until it fits or has LEAST tokens. With much free memory a CPU's pass is larger.
     """
     wanted = config.activation_checkpointing
     tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
@@ -148,16 +151,19 @@ def choose_pass(
         only = PassChoice(checkpointing=again, tokens=tokens, memory=None)
         return replace(only, words=f"{only.size}: the size of {config.model} is unknown")
     sizes = [(again, tokens) for again, other in ((False, "on"), (True, "off")) if wanted != other]
+    large = (wanted == "on", LARGE * tokens)
     # A lesson is not cut: it gets a pass of its own, and smaller passes than it save nothing.
     longest = config.lesson_tokens or 0
     while config.tokens_per_batch is None and tokens > max(LEAST, longest):
         tokens //= 2
         sizes.append((wanted != "off", tokens))
-    options = [
+    roomy, *options = [
         PassChoice(checkpointing=again, tokens=size, memory=training_memory(
             config, model, tokens=max(size, longest), checkpointing=again, kind=kind))
-        for again, size in sizes
+        for again, size in (large, *sizes)
     ]  # fmt: skip
+    if kind == "cpu" and config.tokens_per_batch is None and free and roomy.needs <= ROOMY * free:
+        options = [roomy]
     chosen = next((one for one in options if one.fits(free)), options[-1])
     of = "" if free is None else f" of {byte_size(free)} free"
     words = f"{chosen.size}: about {byte_size(chosen.needs)}{of}"

@@ -381,9 +381,19 @@ def test_unknown_models_and_devices() -> None:
     assert not choose_pass(config(), known("Qwen/Qwen3-8B"), "cuda", None).checkpointing
 
 
-def test_a_tiny_model_on_a_cpu_keeps_its_passes(folders: Callable[[str], Path]) -> None:
-    choice = choose_pass(config(), footprint(folders("qwen3")), "cpu", 4 * GB)
-    assert (choice.checkpointing, choice.tokens) == (False, 4096)
+@pytest.mark.parametrize(
+    ("settings", "free", "expected"),
+    [
+        ({}, 100 * GB, (False, 16_384)), ({}, 4 * GB, (False, 4096)), ({}, None, (False, 4096)),
+        ({"activation_checkpointing": "on"}, 100 * GB, (True, 16_384)),
+        ({"tokens_per_batch": 4096}, 100 * GB, (False, 4096)),
+    ],
+)  # fmt: skip
+def test_a_pass_on_a_cpu_is_larger_where_much_memory_is_free(
+    settings: dict[str, Any], free: int, expected: object, folders: Callable[[str], Path]
+) -> None:
+    choice = choose_pass(config(**settings), footprint(folders("qwen3")), "cpu", free)
+    assert (choice.checkpointing, choice.tokens) == expected
 
 
 @pytest.fixture
@@ -510,7 +520,8 @@ def test_a_plan_for_this_machine(
     capsys: pytest.CaptureFixture[str], folders: Callable[[str], Path]
 ) -> None:
     text, page = planned(capsys, "--model", folders("qwen3"), "--device", "cpu")
-    assert re.search(r"memory about .* MB; fits the .* GB that are free with 4,096 tokens", text)
+    fits = r"memory about .* [MG]B; fits the .* GB that are free with (4,096|16,384) tokens"
+    assert re.search(fits, text)
     assert page["cards"] == [] and "on 24 GB" not in text
 
 

@@ -11,7 +11,6 @@ refused; `check_packing` compares hidden states to find all other differences.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +39,6 @@ from soulkit.train.objectives.sequences import Span
 NAME = "soulkit_trie"
 FLEX_BLOCK = 128
 """Block size of FlexAttention; packs are padded to a multiple of it."""
-
-ENOUGH = 2048
-"""`HeadShape.enough` of a CPU, whose caches do not hold the states of larger packs."""
 
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")
 
@@ -427,8 +423,7 @@ def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
     # 14 FLOPs per pair and channel, at 70 % of the speed of matrix products.
     linear = 5.2 * weights / (19.6 * channels)
     costs = Costs(linear=linear) if kernel == "sdpa" else Costs(linear=linear, copy=0.0, call=0.0)
-    on_cpu = next(decoder.parameters()).device.type == "cpu"
-    return HeadShape(costs, tuple(shares.items()), ENOUGH if on_cpu else sys.maxsize)
+    return HeadShape(costs, tuple(shares.items()))
 
 
 def _refused(why: str) -> ModelLoadError:

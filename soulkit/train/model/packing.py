@@ -391,8 +391,6 @@ class HeadShape:
     costs: Costs = DEFAULT_COSTS
     windows: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
     """(sliding window or None for full attention, share of the layers with it)."""
-    enough: int = sys.maxsize
-    """Tokens after which a pack ends as soon as little is shared with the next sequence."""
 
     def cost(self, pack: Pack) -> float:
         """Cost of a pack, forward and backward, in masked pairs in one layer."""
@@ -406,15 +404,22 @@ class HeadShape:
         )
 
 
-def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
+ENOUGH = {"cpu": 2048}
+"""Tokens that keep a device busy, if larger packs are slower: a CPU's caches do not hold them."""
+
+
+def plan_packs(
+    spans: Sequence[Span], budget: int, shape: HeadShape | None, enough: int = sys.maxsize
+) -> list[Pack]:
     """Packs of `spans` with at most `budget` computed tokens each, or with one longer sequence.
 
-    With `shape` None, every pack has padded rows.
+    With `shape` None, every pack has padded rows. A pack exceeds `enough` tokens only to share
+    more.
     """
-    rows = list(in_rows(spans, budget))
+    rows = list(in_rows(spans, min(budget, enough)))
     if shape is None or not spans:
         return rows
-    tries = list(in_tries(spans, budget, shape.costs.pays, shape.enough))
+    tries = list(in_tries(spans, budget, shape.costs.pays, enough))
     cheaper = sum(map(shape.cost, tries)) < sum(map(shape.cost, rows))
     return tries if cheaper else rows
 
@@ -436,7 +441,7 @@ def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
 
 
 SMALL_PART = 1 / 32
-"""Part of a pack that is computed again without hesitation, if the pack has enough tokens."""
+"""Part of a pack with enough tokens that may be computed again in the next one."""
 
 
 def in_tries(

@@ -11,6 +11,7 @@ fails it.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,7 +53,14 @@ from soulkit.train.model.attention import (
     unknown_layers,
 )
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
-from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
+from soulkit.train.model.packing import (
+    ENOUGH,
+    Entries,
+    HeadShape,
+    Pack,
+    pack_entries,
+    plan_packs,
+)
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.ranks.sampling import rank_sampler
 from soulkit.train.ranks.sharding import split_over_ranks, whole, whole_weights
@@ -200,12 +208,13 @@ class Policy:
         return (self.shape or HeadShape()).cost(pack)
 
     def _packs(self, spans: Sequence[Span], budget: int) -> list[Pack]:
+        enough = ENOUGH.get(self.device.type, sys.maxsize)
         if self.turn is None:
-            return plan_packs(spans, budget, self.shape)
+            return plan_packs(spans, budget, self.shape, enough)
         packs = []
         for far in (False, True):
             side = [i for i, span in enumerate(spans) if (len(span.ids) > self.turn) is far]
-            for pack in plan_packs([spans[i] for i in side], budget, self.shape):
+            for pack in plan_packs([spans[i] for i in side], budget, self.shape, enough):
                 packs.append(replace(pack, indices=tuple(side[i] for i in pack.indices)))
         return packs
 
