@@ -77,10 +77,9 @@ def generate_parts(
     world = ranks()
     part = world.shared.get(PART)
     if part is None or part.model is not policy.model:
-        part = world.shared[PART] = _Part(
-            policy.model, policy.tokenizer, max_context=policy.max_context,
-            deterministic=deterministic,
-        )  # fmt: skip
+        part = _Part(policy.model, policy.tokenizer, max_context=policy.max_context)
+        world.shared[PART] = part
+    part.deterministic = deterministic
     mine = batch[divide_rows([one.size(EXPECTED) for one in batch], world.size, most)[world.rank]]
     done: list[Completion] | str
     try:
