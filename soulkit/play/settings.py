@@ -106,7 +106,7 @@ class PlayConfig(RolesConfig):
              "model folder, and stop if they differ. Training always does this.",
     )  # fmt: skip
     batch_size: int = _machine(
-        64, gt=0, help="Number of replies to generate at once on this machine."
+        64, gt=0, help="Number of replies that each process on this machine generates at once."
     )
     device: str = _local(
         "auto",
