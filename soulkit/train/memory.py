@@ -9,6 +9,7 @@ transformers' layers save, and agree with measured peaks within 15 %.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -36,6 +37,9 @@ USABLE = 0.9
 LARGE, ROOMY = 4, 0.25
 """A pass on a CPU has so many times the default tokens if it fits this share of the free memory.
 Only large groups fill it (`packing.ENOUGH`)."""
+AT_ONCE = 3
+"""Layers whose pieces a rank of a sharded job has put together: the layer in use, the next one, and
+the buffer of the exchange. Assumed, not measured."""
 LEAST = 1024
 """The smallest number of tokens per pass that is chosen."""
 NAME = "pass"
@@ -103,10 +107,13 @@ def training_memory(
         second += size * width * model.intermediate
     if checkpointing:
         saved, second = tokens * width * size, second + saved
+    ranks, head = split_ranks(config), model.vocabulary * model.hidden
+    base = 0 if config.full else model.weight_bytes(size, config.quantize)
+    rest = 8 * (model.parameters - head) if config.full else base - size * head
+    at_once = AT_ONCE * rest // model.layers if ranks > 1 else 0
     return TrainingMemory(
-        weights=_teacher_bytes(config, size)
-        + (0 if config.full else model.weight_bytes(size, config.quantize)),
-        trained=16 * trained,
+        weights=_teacher_bytes(config, size) + _of_rank(base, size * head, ranks) + at_once,
+        trained=_of_rank(16 * trained, 16 * (head if config.full else trained), ranks),
         activations=model.layers * saved + max(first, second) - logits,
         logits=logits,
         workspace=WORKSPACE[kind],
@@ -117,7 +124,21 @@ def _teacher_bytes(config: TrainConfig, size: int) -> int:
     """Bytes of a second model that scores drafts; 0 if there is none or its size is unknown."""
     name = config.teacher_model or (config.model if config.method == "opd" else None)
     teacher = footprint(name) if name else None
-    return teacher.parameters * size if teacher else 0
+    if teacher is None:
+        return 0
+    head = teacher.vocabulary * teacher.hidden
+    return _of_rank(teacher.parameters * size, head * size, split_ranks(config))
+
+
+def split_ranks(config: TrainConfig) -> int:
+    """Number of ranks over which the weights of the base are split; 1 without --shard."""
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    return max(launched, config.training_gpus) if config.shard else 1
+
+
+def _of_rank(total: int, whole: int, ranks: int) -> int:
+    """Bytes on each rank, of which `whole` are not split (nothing, if there is nothing)."""
+    return total and whole - (whole - total) // ranks
 
 
 def _layer_bytes(config: TrainConfig, model: Footprint, size: int) -> int:
@@ -374,6 +395,7 @@ def way_to_fit(config: TrainConfig, model: Footprint, kind: Kind, free: int) -> 
         (config.tokens_per_batch is not None, "remove --tokens-per-batch",
          {"tokens_per_batch": None}),
         (config.full, "train an adapter with --lora instead of all weights", {"full": False}),
+        (config.training_gpus > 1 and not config.shard, "--shard", {"shard": True}),
         (config.quantize == "none", "--quantize nf4", {"quantize": "nf4"}),
     ]  # fmt: skip
     ways: list[str] = []

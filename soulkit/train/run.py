@@ -35,16 +35,22 @@ from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
-from soulkit.train.memory import memory_advice, note_pass, take_pass
+from soulkit.train.memory import memory_advice, note_pass, split_ranks, take_pass
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.teacher import teacher_of
+from soulkit.train.objectives.base import Objective, method_class
 from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.ranks.follower import leading, load_student, load_teachers
 from soulkit.train.ranks.world import alone
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, training_engine
-from soulkit.train.rollouts.engine_choice import EnginePlan, kept_free, refuse_engine
+from soulkit.train.rollouts.engine_choice import (
+    EnginePlan,
+    engine_of_settings,
+    kept_free,
+    refuse_engine,
+)
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.rollouts.rollout_check import RolloutCheck
@@ -228,6 +234,7 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
+    refuse_unshardable(config)
     on_cpu = pick_device(config.device).type == "cpu"
     if on_cpu and config.attention == "flex" and config.packing == "auto":
         raise ConfigError(
@@ -267,6 +274,32 @@ def refuse_untrainable(config: TrainConfig) -> None:
             "Reinforcement learning needs a model that succeeds at least sometimes.",
             "Warm it up first with soul train sft --full --model tiny ..., then use its folder.",
         )
+
+
+def refuse_unshardable(config: TrainConfig) -> None:
+    """ConfigError for settings that do not work with weights that are split over several ranks."""
+    if split_ranks(config) == 1:
+        return
+    method, sft = method_class(config.method), config.method == "sft"
+    local = not sft and engine_of_settings(config).kind == "local"
+    compares = issubclass(method, Objective) and method.of(config).logits
+    text = "A model that is split over GPUs can be trained, but does not generate text."
+    pack = "The teacher computes inside one rank's pack, and every pass needs all ranks."
+    for there, name, why, way in (
+        (local, "--engine local", text, "use --engine vllm"),
+        (sft and config.show_samples, "--show-samples", text, ""),
+        (config.eval_task, "--eval-task", text, ""),
+        (config.probe_every, "--probe-every", text, ""),
+        (config.retention, "--retention", text, ""),
+        (sft and config.objective == "mixsd", "--objective mixsd", text, ""),
+        (compares, "methods that compare distributions", pack,
+         "use sdpo-token or --opd-form token"),
+        (config.deterministic, "--deterministic", "The order of sums is not fixed.", ""),
+        (config.fused == "compile", "fused: compile", "Compiled parts need whole weights.", ""),
+    ):  # fmt: skip
+        if there:
+            fix = f"Leave out --shard, or {way or f'leave out {name}'}."
+            raise ConfigError(f"--shard does not work with {name}.", why, fix)
 
 
 def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:

@@ -21,7 +21,9 @@ from typing import Any, TypeVarTuple
 import torch
 from torch import Tensor
 
+from soulkit.errors import ModelLoadError
 from soulkit.models.local.loading import is_peft
+from soulkit.models.local.quantize import is_quantised
 from soulkit.train.ranks.world import is_split, on_all_ranks, ranks
 
 Rest = TypeVarTuple("Rest")
@@ -50,10 +52,22 @@ def split_over_ranks(
     for number in range(max(Counter(hosts).values())):
         if number == turn:
             loaded = load()
-            split_layers(loaded[0], mesh)
-            loaded[0].to(device)
+            model = loaded[0]
+            _refuse_unsplittable(model.get_base_model() if is_peft(model) else model)
+            split_layers(model, mesh)
+            model.to(device)
         world.gather(None)
     return loaded
+
+
+def _refuse_unsplittable(causal: Any) -> None:
+    packed = is_quantised(causal)
+    if packed not in ("", "nf4") or not _layers(causal.get_decoder()):
+        raise ModelLoadError(
+            f"--shard does not work with '{causal.config.name_or_path}'.",
+            f"Its weights are quantised ({packed})." if packed else "It has no list of layers.",
+            "Leave out --shard, or use the model in bfloat16 or float32.",
+        )
 
 
 def split_layers(model: Any, mesh: Any) -> None:
@@ -62,13 +76,14 @@ def split_layers(model: Any, mesh: Any) -> None:
 
     causal = model.get_base_model() if is_peft(model) else model
     decoder, head = causal.get_decoder(), causal.get_output_embeddings()
+    layers = _layers(decoder)
     whole = {p for p in model.parameters() if not p.dim()} | set(head.parameters())
     if is_peft(model):
         own = model.base_model.prefix  # of the names of adapter weights, trained or not
         whole |= {p for name, p in model.named_parameters() if p.requires_grad or own in name}
     embedding = decoder.get_input_embeddings()
     apart = [] if embedding.weight is head.weight else [embedding]
-    for part in (*decoder.layers, *apart, decoder):
+    for part in (*_beside(causal, decoder, head), *layers, *apart, decoder):
         # Not even the last part stays whole after a pass: its weights may change before the next.
         fully_shard(part, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
         part.set_gradient_divide_factor(1.0)  # sums, not means
@@ -81,13 +96,28 @@ def whole_parts(decoder: Any) -> Iterator[Any]:
     if not hasattr(decoder, "unshard"):
         yield decoder
         return
-    layers = [(layer, layer) for layer in decoder.layers]
+    layers = [(layer, layer) for layer in _layers(decoder)]
     for part, inner in (*layers, (decoder, getattr(decoder, "norm", torch.nn.Module()))):
         part.unshard()
         try:
             yield inner
         finally:
             part.reshard()
+
+
+def _beside(module: Any, decoder: Any, head: Any) -> Iterator[Any]:
+    """The largest parts of a model without its decoder and output layer, such as a vision tower."""
+    for part in module.children():
+        if part is not decoder and any(inner is decoder for inner in part.modules()):
+            yield from _beside(part, decoder, head)
+        elif part not in (decoder, head) and any(True for _ in part.parameters()):
+            yield part
+
+
+def _layers(decoder: Any) -> list[Any]:
+    """The decoder's layers; empty if it has no list of them."""
+    lists = (part for part in decoder.children() if isinstance(part, torch.nn.ModuleList))
+    return list(max(lists, key=len, default=()))
 
 
 # --- weights of which every rank has a piece ------------------------------------------------------

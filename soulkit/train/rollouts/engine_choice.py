@@ -193,7 +193,7 @@ def settled_engine(
 
 
 def _or_local(error: ConfigError, config: TrainConfig, choice: SamplingEngine) -> SamplingEngine:
-    asked = choice.why == BEGUN or config.vllm_sleep or config.vllm_arg
+    asked = choice.why == BEGUN or config.vllm_sleep or config.vllm_arg or config.shard
     if parse_engine(config.engine).kind == "auto" and not asked:
         return SamplingEngine("local", why=error.what.rstrip("."))
     raise error

@@ -31,6 +31,7 @@ from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import DEV_EPISODES, SAMPLED, SAMPLES, RecordWriter
 from soulkit.text import one_line
 from soulkit.train.config import TINY
+from soulkit.train.ranks.world import ranks
 from soulkit.train.rollouts.play import DevScores
 from soulkit.train.setup.data import ServePlayer, make_cast, make_players, probe_settings
 from soulkit.train.setup.rows import TaskRows, TrainingData
@@ -250,7 +251,8 @@ class Samples:
     def of(cls, loop: Loop, material: TrainingData) -> Samples | None:
         """The samples of a run; None without held-out conversations or measurements."""
         config = loop.config
-        count = SHOWN if config.show_samples is None else config.show_samples
+        unset = 0 if ranks().sharded else SHOWN  # a split model does not generate text
+        count = unset if config.show_samples is None else config.show_samples
         conversations = held_out_conversations(material, count) if config.eval_every else []
         if not conversations:
             return None
