@@ -37,7 +37,8 @@ from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
-from soulkit.train.ranks.world import ranks
+from soulkit.train.ranks.sharding import whole
+from soulkit.train.ranks.world import on_all_ranks, ranks
 from soulkit.train.setup.rows import TrainingData, corpus_facts
 from soulkit.types import Example, Sampling
 
@@ -84,6 +85,7 @@ def prompts_hash(task: Task, rows: Iterable[Example]) -> str:
     return _hash(shown) if shown else ""
 
 
+@on_all_ranks
 def model_print(policy: Policy) -> dict[str, str]:
     """Hashes of a model without its adapter: layout, dtypes, values, settings, tokenizer,
     template."""
@@ -91,7 +93,7 @@ def model_print(policy: Policy) -> dict[str, str]:
     values = hashlib.sha256()
     for name, tensor in tensors.items():
         values.update(name.encode())
-        values.update(_sample(tensor))
+        values.update(_sample(whole(tensor)))
     return {
         "layout": _hash([[name, list(t.shape)] for name, t in tensors.items()]),
         "types": _hash([[name, str(t.dtype)] for name, t in tensors.items()]),
