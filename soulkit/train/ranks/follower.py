@@ -135,9 +135,8 @@ def _copy_state(
     for (_, p), step in zip(policy.trained, steps, strict=True):
         if step is None:
             continue
-        if not optimizer.state.get(p):
-            optimizer.state[p] = {"step": torch.tensor(step)}
-            optimizer.state[p] |= {name: torch.zeros_like(p) for name in MOMENTS}
-        tensors += [optimizer.state[p][name] for name in MOMENTS]
+        state = optimizer.state[p]
+        state["step"] = torch.tensor(step)
+        tensors += [state.setdefault(name, torch.zeros_like(p)) for name in MOMENTS]
     world.copy_from_first(tensors)
     policy.version()

@@ -1,13 +1,10 @@
 """Base weights that are split over the ranks of a job (`--shard`), with FSDP2.
 
-Each rank keeps a piece of every decoder layer. The pieces of a layer are put together for its pass
-and dropped after it. Whole on every rank stay the output layer (ranks call it a different number of
-times), embeddings that share its weights, and adapters: the optimizer, clipping, the moving
-average, checkpoints and servers see ordinary tensors, whose gradients are added up as in a job
-without `--shard`. With all weights trained, FSDP adds up the gradients of the pieces, and a rank
-has the optimizer state of its own pieces only.
-
-Every pass needs all ranks, so a rank without a pack takes part with an empty one.
+Each rank keeps a piece of every layer; the pieces are put together for the layer's pass. Whole stay
+the output layer (ranks call it different numbers of times), embeddings that share its weights, and
+adapters, whose gradients are added up as without `--shard`. With all weights trained, FSDP adds up
+the gradients of the pieces, and a rank has the optimizer state of its pieces only. Every pass needs
+all ranks, so a rank without a pack takes part with an empty one.
 """
 
 from __future__ import annotations
@@ -35,12 +32,9 @@ Rest = TypeVarTuple("Rest")
 def split_over_ranks(
     load: Callable[[], tuple[Any, *Rest]], device: torch.device
 ) -> tuple[Any, *Rest]:
-    """What `load` returns: a model and other things. In a sharded job it must leave the model in
-    the memory of the host, and the model is then split and moved to `device`.
-
-    The ranks of a host load one after the other, so that its memory holds one whole model. Rank 0
-    is the first, so that only it downloads.
-    """
+    """What `load` returns: a model and other things. In a sharded job `load` must leave the model
+    in the host's memory; it is then split and moved to `device`. The ranks of a host take turns, so
+    that it holds one whole model; rank 0 is the first, so that only it downloads."""
     world = ranks()
     if not world.sharded:
         return load()
@@ -76,14 +70,13 @@ def split_layers(model: Any, mesh: Any) -> None:
 
     causal = model.get_base_model() if is_peft(model) else model
     decoder, head = causal.get_decoder(), causal.get_output_embeddings()
-    layers = _layers(decoder)
     whole = {p for p in model.parameters() if not p.dim()} | set(head.parameters())
     if is_peft(model):
         own = model.base_model.prefix  # of the names of adapter weights, trained or not
         whole |= {p for name, p in model.named_parameters() if p.requires_grad or own in name}
     embedding = decoder.get_input_embeddings()
     apart = [] if embedding.weight is head.weight else [embedding]
-    for part in (*_beside(causal, decoder, head), *layers, *apart, decoder):
+    for part in (*_beside(causal, decoder, head), *_layers(decoder), *apart, decoder):
         # Not even the last part stays whole after a pass: its weights may change before the next.
         fully_shard(part, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
         part.set_gradient_divide_factor(1.0)  # sums, not means
@@ -140,14 +133,11 @@ def whole_on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def whole_weights(policy: Any) -> dict[str, Tensor] | None:
-    """Name → weight of a model whose trained weights are split; None for any other."""
-    return _whole_weights(policy) if any(is_split(p) for _, p in policy.trained) else None
-
-
 @on_all_ranks
-def _whole_weights(policy: Any) -> dict[str, Tensor]:
-    return whole_on_first(policy.model.state_dict())
+def whole_weights(policy: Any) -> dict[str, Tensor] | None:
+    """Name → weight of a model whose trained weights are split, on rank 0; None for any other."""
+    split = any(is_split(p) for _, p in policy.trained)
+    return whole_on_first(policy.model.state_dict()) if split else None
 
 
 class FirstRankTensors:
@@ -157,40 +147,33 @@ class FirstRankTensors:
         self.tensors = tensors
 
     def __reduce__(self) -> Any:
-        numbers = {k: None if t is None or t.dim() else t for k, t in self.tensors.items()}
-        return FirstRankTensors, (numbers,)
+        return FirstRankTensors, (dict.fromkeys(self.tensors),)
 
 
 @on_all_ranks
 def put_pieces(policy: Any, optimizer: torch.optim.Optimizer, held: FirstRankTensors) -> None:
-    """Give every rank its pieces of split weights and of their optimizer state."""
+    """Give every rank its pieces of split weights or of their moments."""
     from torch.distributed.tensor import distribute_tensor
 
     places = {name: p for name, p in policy.trained if is_split(p)}
     for key, tensor in held.tensors.items():
         name, _, state = key.partition(":")
-        if (p := places.get(name)) is None:
-            continue
-        if tensor is None or tensor.dim():
-            like = torch.empty(p.shape) if tensor is None else tensor
-            mesh, dtype = p.device_mesh, p.dtype
-            tensor = distribute_tensor(like.to(p.device, dtype), mesh, p.placements)
-        if state:
-            optimizer.state[p][state] = tensor
-        else:
-            p.detach().copy_(tensor)
+        if name in places and state != "step":
+            p = places[name]
+            full = torch.empty(p.shape) if tensor is None else tensor
+            piece = distribute_tensor(full.to(p.dtype), p.device_mesh, p.placements)
+            if state:
+                optimizer.state[p][state] = piece
+            else:
+                p.detach().copy_(piece)
 
 
 def clip_split(weights: Sequence[Any], most: float) -> float:
     """As torch's `clip_grad_norm_`, if gradients of some `weights` are split over the ranks."""
     pieces = [p.grad.to_local() for p in weights if is_split(p)]
     plain = [p.grad for p in weights if not is_split(p)]
-    squares = ranks().gather(_squared_norm(pieces))
-    norm = math.sqrt(sum(squares) + _squared_norm(plain))
+    mine, common = (float(torch.nn.utils.get_total_norm(some)) for some in (pieces, plain))
+    norm = math.hypot(*ranks().gather(mine), common)
     for gradient in (*pieces, *plain):
         gradient.mul_(min(1.0, most / (norm + 1e-6)))
     return norm
-
-
-def _squared_norm(tensors: Sequence[Tensor]) -> float:
-    return float(torch.nn.utils.get_total_norm(tensors)) ** 2 if tensors else 0.0

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch.optim import Optimizer
 
 from soulkit.errors import RunError
 from soulkit.models.local.loading import ADAPTER, modes_by_umask
@@ -282,7 +281,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         raise DamagedCheckpoint(path, fault)
     position = read_position(path)
     weights = _trained_weights(path, policy)
-    _put(policy, optimizer, weights)
+    put_pieces(policy, optimizer, FirstRankTensors(weights))
     with torch.no_grad():
         for name, parameter in policy.trained:
             if not is_split(parameter):
@@ -293,11 +292,6 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     _restore_teacher(path, policy)
     _restore_optimizer(path, policy, optimizer)
     return position
-
-
-def _put(policy: Policy, optimizer: Optimizer, tensors: Tensors) -> None:
-    if any(is_split(parameter) for _, parameter in policy.trained):
-        put_pieces(policy, optimizer, FirstRankTensors(tensors))
 
 
 def _check_fit(path: Path, file: str, tensors: Tensors, places: Tensors) -> None:
@@ -475,12 +469,11 @@ def _restore_optimizer(path: Path, policy: Policy, optimizer: torch.optim.Optimi
         for slot in slots
     }
     _check_fit(path, OPTIMIZER, tensors, places)
-    _put(policy, optimizer, tensors)
     for name, parameter in stated:
-        if is_split(parameter):
-            continue
         # AdamW keeps its step count on the CPU and its moments on the parameter's device.
         optimizer.state[parameter] = {
             slot: tensors[f"{name}:{slot}"].to("cpu" if slot == STEP else parameter.device)
             for slot in slots
+            if slot == STEP or not is_split(parameter)
         }
+    put_pieces(policy, optimizer, FirstRankTensors(tensors))

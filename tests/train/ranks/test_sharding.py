@@ -59,8 +59,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.slow
 def test_split_weights_train_as_in_one_process(models: list[str], tmp_path: Path) -> None:
-    """The metrics of the first step within 1e-6, the change of the weights within 1e-4; all weights, too,
-    whose checkpoints resume on other numbers of ranks."""
+    """The metrics of the first step within 1e-6, the change of the weights within 1e-4. With all
+    weights trained, checkpoints resume on other numbers of ranks."""
     ended = run_ranks(2, tmp_path, train_all, models, tmp_path)
     assert ended.result, "\n".join(ended.errors)
     taken, unequal = ended.result
