@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from soulkit.errors import ConfigError
 from soulkit.models.local.footprint import footprint
@@ -29,6 +29,7 @@ from soulkit.train.state.metrics import StepLine
 from soulkit.train.step import learn
 from tests.support.methods import ROLLOUTS, SMALL, batch_of
 from tests.support.ranks import run_ranks
+from tests.support.shapes import build
 from tests.support.training import config, jolt, random_model
 
 SPLIT = {"shard": True, "device": "cpu", "tokens_per_batch": 24, "lr": 1e-3}
@@ -46,15 +47,12 @@ FULL = {**SPLIT, "method": "sft", "full": True}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Folders of a model whose output layer shares the embeddings, and of one with its own."""
+    """Folders of a model whose output layer shares the embeddings, and of one with its own output
+    layer and a vision tower."""
     folder = tmp_path_factory.mktemp("models")
-    tied, own = (random_model(folder / name) for name in ("tied", "own"))
-    weights = load_file(own / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(1).contiguous()
-    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
-    settings = json.loads((own / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (own / "config.json").write_text(json.dumps(settings))
-    return [str(tied), str(own)]
+    words = [f"{a}{b}" for a in ascii_lowercase for b in ascii_lowercase]
+    other = build("qwen3-vl", folder / "visual", words)
+    return [str(random_model(folder / "tied")), str(other)]
 
 
 @pytest.mark.slow
