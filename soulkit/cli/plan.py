@@ -151,13 +151,15 @@ def _totals(plan: Plan, *, bounds: bool, offered: bool) -> list[str]:
 
 
 def memory_lines(machine: Machine) -> Iterator[str]:
-    """The memory in all and by part, whether it fits, and what happens on GPUs of other sizes."""
+    """The memory in all and by part, whether it fits, what happens on GPUs of other sizes, and the
+    processes of a job."""
     fit = f"; {machine.fit}" if machine.fit else ""
     yield f"memory about {byte_size(machine.memory)}{fit}"
     if machine.parts:
         parts = (f"{name} {byte_size(size)}" for name, size in machine.parts.items())
         yield f"of this: {', '.join(parts)}"
     yield from machine.cards
+    yield from machine.ranks
     yield f"computed for {machine.words}"
 
 
@@ -167,7 +169,11 @@ def _time(plan: Plan) -> str:
     here = "" if plan.machine is not None or served else UNTIMED
     if here and not plan.seconds:
         return f"time: {here}"
-    return f"time about {duration(plan.seconds)}{_assumed_speed(plan)}{here and f'; {here}'}"
+    parts, own = "", plan.machine.seconds if plan.machine is not None else 0.0
+    if own and plan.asked and plan.seconds > own:
+        parts = f" (calls {duration(plan.seconds - own)}, this machine {duration(own)})"
+    assumed = f"{_assumed_speed(plan)}{here and f'; {here}'}"
+    return f"time about {duration(plan.seconds)}{parts}{assumed}"
 
 
 UNTIMED = "computation on this machine is not estimated"

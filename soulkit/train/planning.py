@@ -30,6 +30,7 @@ from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
+from soulkit.text import byte_size, counted
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     card_lines,
@@ -83,7 +84,7 @@ def _sampled(config: TrainConfig, plan: Plan) -> Machine:
     """Time the trained model needs to play a plan; the training counts its memory."""
     asked = [one for one in plan.asked if "actor" in (one.role, one.name)]
     machine = sampler(config.model, plan, asked, config.batch_size, config.device, "auto")
-    return replace(machine, memory=0, parts={})
+    return replace(machine, memory=0, parts={}, seconds=machine.seconds / at_once(config)[1])
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -351,7 +352,8 @@ def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     model = footprint(config.model)
     if model is None:
         return None
-    return _with_memory(config, model, model.on(config.device, 0, trained=tokens))
+    machine = model.on(config.device, 0, trained=tokens / at_once(config)[0])
+    return _with_memory(config, model, machine)
 
 
 def _with_memory(
@@ -360,19 +362,49 @@ def _with_memory(
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
     kind, (free, where) = device_kind(config.device), device_memory(config.device)
+    if config.gpus > 1 and kind == "cpu" and free is not None:
+        free, where = free // config.gpus, f"an equal share of {where}"
     plan, fit = planned_memory(config, model, kind, free, cache), ""
     if free is not None:
         settings = settings_that_fit(config, model, kind, plan, free, beside)
         fit = f"fits {where} with" if plan.fits else f"does not fit {where}:"
         fit = f"{fit} {settings}"
     cards = card_lines(config, model, cache, beside) if kind == "cuda" or not plan.fits else ()
-    return replace(machine, memory=plan.total, parts=plan.parts, fit=fit, cards=tuple(cards))
+    return replace(machine, memory=plan.total, parts=plan.parts, fit=fit, cards=tuple(cards),
+                   ranks=tuple(_ranks(config, model, kind)))  # fmt: skip
+
+
+def at_once(config: TrainConfig) -> tuple[int, int]:
+    """How many processes train and how many sample at the same time. On a CPU they share its cores,
+    which counts as one."""
+    if device_kind(config.device) == "cpu":
+        return 1, 1
+    ranks = config.gpus - config.sampler_gpus
+    return ranks, config.sampler_gpus or ranks
+
+
+def _ranks(config: TrainConfig, model: Footprint, kind: str) -> Iterator[str]:
+    """The processes of a job, and what travels between them; nothing for one process."""
+    if config.gpus == 1:
+        return
+    servers, ranks = config.sampler_gpus, config.gpus - config.sampler_gpus
+    also = f" and {counted(servers, 'vLLM server')}" if servers else ""
+    each = "GPU; the time assumes equal work for all and does not count transfers"
+    if kind == "cpu":
+        each = "process; the time is that of one process, because they share the cores"
+    yield f"{counted(ranks, 'training rank')}{also}: the memory is per {each}"
+    trained = model.parameters if config.full else model.lora_parameters(config.lora.r)
+    push = f"; a push sends {byte_size(4 * trained)} to each server" if servers else ""
+    yield f"an update sums {byte_size(4 * trained)} of gradients over the ranks{push}"
+    if config.shard:
+        whole = model.weight_bytes(model.number_bytes(config.dtype, kind), config.quantize)
+        yield f"a pass gathers {byte_size(whole)} of weights from the ranks, forward and backward"
 
 
 def _beside(data: TrainingData) -> Callable[[int], str]:
     """A function from the free bytes of a GPU to words about what vLLM would get of them."""
     config, choice = data.config, data.config.engine_choice
-    other = choice.kind == "local" or choice.attached or config.full
+    other = choice.kind == "local" or choice.attached or config.full or config.sampler_gpus
     if other or device_kind(config.device) == "cpu":
         return lambda _: ""
     from soulkit.train.rollouts.engine_choice import room_beside, server_sizes
@@ -390,14 +422,16 @@ def _machine(data: TrainingData, objective: Objective, learned: Plan) -> Machine
     prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
+    train, sample = at_once(config)
     machine = model.on(
         config.device, 0, batch=config.batch_size,
-        prompt=prompts + sum(one.prompt_tokens for one in others),
-        reply=replies + sum(one.reply_tokens for one in others),
+        prompt=(prompts + sum(one.prompt_tokens for one in others)) / sample,
+        reply=(replies + sum(one.reply_tokens for one in others)) / sample,
         # Refined replies are trained on twice: as refined rollouts and as copies.
-        trained=prompts + (1.5 if objective.refines else 1) * replies,
+        trained=(prompts + (1.5 if objective.refines else 1) * replies) / train,
     )  # fmt: skip
     cache = model.cache_bytes(config.batch_size, longest, itemsize)
+    cache = 0 if config.sampler_gpus else cache
     return _with_memory(config, model, machine, cache, _beside(data))
 
 

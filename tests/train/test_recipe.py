@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from soulkit.errors import RunError, UserError
+from soulkit.models.local.footprint import Machine
 from soulkit.play.plan import Plan
 from soulkit.runs.folder import Run, read_config
 from soulkit.runs.jsonl import read_jsonl
@@ -25,8 +26,8 @@ from tests.support.evaluation import three_lines
 from tests.support.training import soul
 
 ROOT = Path(__file__).parents[2]
-PAPER, LAPTOP, SMALL = (
-    ROOT / "examples" / f"{name}.yaml" for name in ("one_80gb", "laptop", "one_24gb")
+PAPER, EIGHT, LAPTOP, SMALL = (
+    ROOT / "examples" / f"{name}.yaml" for name in ("one_80gb", "eight_80gb", "laptop", "one_24gb")
 )
 JUDGED = {"coser", "sotopia", "mirrorbench", "userllm"}
 COACHED = {"lifechoices", "mistakes", "twinvoice"}
@@ -66,7 +67,7 @@ def generator() -> Any:
     return module
 
 
-@pytest.mark.parametrize("recipe", [LAPTOP, SMALL, PAPER], ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", [LAPTOP, SMALL, PAPER, EIGHT], ids=lambda path: path.stem)
 def test_the_plan_in_a_recipe_is_what_soul_plan_prints(recipe: Path) -> None:
     script, text = generator(), recipe.read_text()
     plan = script.plan_of(recipe)
@@ -83,6 +84,33 @@ def test_the_plans_say_what_fits_and_what_to_change() -> None:
     assert re.search(r"on 24 GB: fits", small)
     plan = generator().plan_of(PAPER, "--quantize", "nf4")
     assert any(line.startswith("on 24 GB: fits") for line in plan)
+
+
+def test_the_recipe_of_eight_cards_has_the_settings_of_one_card() -> None:
+    one, eight = (yaml.safe_load(path.read_text()) for path in (PAPER, EIGHT))
+    assert eight == one | {"gpus": 8, "sampler_gpus": 4, "engine": "vllm"}
+
+
+def test_a_plan_divides_the_time_by_the_processes_that_share_it() -> None:
+    def machine(**changes: Any) -> Machine:
+        found = training_plan(load_training_data(paper(**changes))).machine
+        assert found is not None
+        return found
+
+    served = {"gpus": 8, "engine": "vllm"}
+    one, many = machine(engine="local"), machine(gpus=8, shard=True, engine="local")
+    assert many.seconds == pytest.approx(one.seconds / 8)
+    half, few = machine(**served, sampler_gpus=4), machine(**served, sampler_gpus=2)
+    assert half.seconds == pytest.approx(one.seconds / 4)
+    assert one.seconds / 6 < few.seconds < one.seconds / 2
+    assert "sampler cache" in many.parts and "sampler cache" not in half.parts
+    assert "vLLM beside" not in half.fit
+    words = " ".join(half.ranks)
+    assert "4 training ranks and 4 vLLM servers" in words and words.count("349.2 MB") == 2
+    assert "a pass gathers 17.5 GB" in many.ranks[-1] and one.ranks == ()
+    # Processes on a CPU share its cores and its memory.
+    alone, pair = machine(device="cpu"), machine(device="cpu", gpus=2)
+    assert pair.seconds == pytest.approx(alone.seconds) and "equal share" in pair.fit
 
 
 def test_the_recipe_of_a_small_card_trains_an_adapter_on_four_bits() -> None:

@@ -55,6 +55,8 @@ class Machine:
     """Whether it fits this device, and the settings that make it fit."""
     cards: tuple[str, ...] = ()
     """The same on GPUs of common sizes, one line each; may be empty."""
+    ranks: tuple[str, ...] = ()
+    """The processes of the job and what travels between them, one line each; empty for one."""
 
 
 def together(machines: Sequence[Machine]) -> Machine | None:
@@ -71,6 +73,7 @@ def together(machines: Sequence[Machine]) -> Machine | None:
         parts=dict(parts),
         fit="; ".join(dict.fromkeys(filter(None, (one.fit for one in machines)))),
         cards=next((one.cards for one in machines if one.cards), ()),
+        ranks=next((one.ranks for one in machines if one.ranks), ()),
     )
 
 
