@@ -194,6 +194,24 @@ def forget_peak() -> int:
     return memory("VmRSS")
 
 
+def place_rank(spec: Json) -> None:
+    """Set the environment of rank `rank` of `size` processes, as launchers do."""
+    size, rank = spec["size"], str(spec["rank"])
+    if size > 1:
+        os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "RANK": rank,
+                       "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(spec["port"])}  # fmt: skip
+
+
+def sent_bytes() -> int:
+    """Bytes that the loopback device of this process's network has sent."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[8])
+    raise Failed("/proc/net/dev has no lo: traffic can only be measured on Linux.")
+
+
 def machine() -> str:
     """Processor, number of cores and load of this machine in one line."""
     import platform

@@ -1,4 +1,4 @@
-"""One rank of TRL's trainer with accelerate (DistributedDataParallel), without soulkit.
+"""Ranks of TRL's trainer with accelerate (DistributedDataParallel), without soulkit.
 
 Each rank gets an equal part of the rows, as `GRPOTrainer` divides them after generation. The work
 and the settings are those of `_trl_side.py`.
@@ -7,7 +7,6 @@ and the settings are those of `_trl_side.py`.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,14 +14,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _processes import Json, forget_peak, memory
+from _processes import Json, forget_peak, memory, place_rank, sent_bytes, serve
 from _trl_side import WIDE_OPEN, Versions, _batch, _trainer
 from accelerate import PartialState
 from safetensors.torch import save_file
 
 
-def main() -> None:
-    spec = json.loads(sys.argv[1])
+class Rank:
+    """One process of a job."""
+
+    def __init__(self, spec: Json) -> None:
+        self.spec = spec
+        place_rank(spec)
+
+    def run(self, request: Json) -> Json:
+        report = measured(self.spec)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return report
+
+
+def measured(spec: Json) -> Json:
+    """The numbers of every rank in every run, and the bytes between ranks in the last one."""
     state = PartialState(cpu=True)
     rows = json.loads(Path(spec["rows"]).read_text())
     new = max(len(row["ids"]) - row["trained"][0][0] for row in rows)
@@ -33,22 +46,21 @@ def main() -> None:
     batch = _batch(rows, int(trainer._tokenizer.pad_token_id))
     start = state.process_index * count
     mine = {k: v if v.ndim == 0 else v[start : start + count] for k, v in batch.items()}
-    sides = []
+    sides, wire = [], 0
     for _ in range(spec["runs"]):
+        _everywhere(None, state.num_processes)
+        wire = sent_bytes()
         sides.append(_everywhere(_measured(trainer, model, mine, micro), state.num_processes))
+        wire = sent_bytes() - wire
     if state.process_index == 0:
         named = trainer.model.named_parameters()
         gradients = {n.replace(".default.", "."): p.grad for n, p in named if p.grad is not None}
         save_file(gradients, spec["gradients"])
-        versions = Versions({}).run({})
-        print(json.dumps({"runs": sides, "versions": versions}))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return {"runs": sides, "wire": wire}
 
 
 def _measured(trainer: Any, model: Any, batch: dict[str, torch.Tensor], micro: int) -> Json:
     """Old log-probs and the gradients of one update on this rank."""
-    _everywhere(None, trainer.accelerator.num_processes)
     before = forget_peak()
     cpu, wall = time.process_time(), time.perf_counter()
     with torch.no_grad():
@@ -78,4 +90,8 @@ def _everywhere(mine: Any, size: int) -> list[Any]:
 
 
 if __name__ == "__main__":
-    main()
+    import datasets  # noqa: F401 - import once, before forking
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+    import trl.trainer.grpo_trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+
+    serve({"rank": Rank, "versions": Versions})
