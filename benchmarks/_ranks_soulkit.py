@@ -57,9 +57,9 @@ def measured(spec: Json) -> Json:
                 "grown": peak - start, "peak": peak, "imbalance": world.imbalance()}  # fmt: skip
         runs.append(world.gather(mine))
         wire = sent_bytes() - wire
-    if world.rank == 0:
-        gradients = {n: p.grad for n, p in policy.trained if p.grad is not None}
-        save_gradients(gradients, spec["gradients"])
+        if world.rank == 0 and len(runs) == 1:  # the weights of later runs have moved
+            gradients = {n: p.grad for n, p in policy.trained if p.grad is not None}
+            save_gradients(gradients, spec["gradients"])
     return {"runs": runs, "wire": wire}
 
 

@@ -52,10 +52,11 @@ def measured(spec: Json) -> Json:
         wire = sent_bytes()
         sides.append(_everywhere(_measured(trainer, model, mine, micro), state.num_processes))
         wire = sent_bytes() - wire
-    if state.process_index == 0:
-        named = trainer.model.named_parameters()
-        gradients = {n.replace(".default.", "."): p.grad for n, p in named if p.grad is not None}
-        save_file(gradients, spec["gradients"])
+        if state.process_index == 0 and len(sides) == 1:  # the weights of later runs have moved
+            named = trainer.model.named_parameters()
+            gradients = {n: p.grad for n, p in named if p.grad is not None}
+            plain = {n.replace(".default.", "."): g for n, g in gradients.items()}
+            save_file(plain, spec["gradients"])
     return {"runs": sides, "wire": wire}
 
 
@@ -77,6 +78,7 @@ def _measured(trainer: Any, model: Any, batch: dict[str, torch.Tensor], micro: i
         with nullcontext() if last else trainer.accelerator.no_sync(model):
             trainer.training_step(model, inputs, None)
     trainer.accelerator.clip_grad_norm_(model.parameters(), WIDE_OPEN)
+    trainer.optimizer.step()
     peak = memory("VmHWM")
     return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall,
             "grown": peak - before, "peak": peak}  # fmt: skip

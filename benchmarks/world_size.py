@@ -15,8 +15,8 @@ memory and its peak, and the bytes that the ranks sent to each other. For the la
 runs in a network of its own (`unshare`, Linux); without it they include other programs' traffic and
 are not shown.
 
-`--shapes` only shows what FSDP2 leaves on each rank of models of real sizes, on torch's meta device:
-bytes are counted, nothing is computed.
+`--shapes` only shows what FSDP2 leaves on each rank of models of real sizes, on torch's meta
+device: bytes are counted, nothing is computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import _cases
-from _processes import Failed, Json, Server, machine
+from _processes import Json, Server, machine
 from rich.console import Console
 from rich.table import Table
 from train_step import SAME_GRADIENT, prepare, versions
@@ -312,7 +312,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is skipped")
     parser.add_argument("--only", default=",".join(CASES), help="run only these cases: grpo,ditto")
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of processes; the first must be 1")
+    parser.add_argument(
+        "--ranks", default="1,2,4", help="numbers of processes; the first must be 1"
+    )
     parser.add_argument("--no-shard", action="store_true", help="leave out --shard")
     parser.add_argument("--shapes", action="store_true", help="only count bytes of real models")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
