@@ -214,7 +214,7 @@ def shape(name: str, size: int) -> None:
 
     from soulkit.models.local.footprint import SHAPES as PUBLISHED
     from soulkit.models.local.loading import lora_targets
-    from soulkit.train.ranks.sharding import split
+    from soulkit.train.ranks.sharding import split_layers
 
     layers, hidden, heads, keys, width, inner, words, tables, _ = PUBLISHED[name]
     config = AutoConfig.for_model(
@@ -233,7 +233,7 @@ def shape(name: str, size: int) -> None:
                 if not p.requires_grad)  # fmt: skip
     if size > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-        split(model, init_device_mesh("cpu", (size,)))
+        split_layers(model, init_device_mesh("cpu", (size,)))
     held = {True: 0, False: 0}
     for parameter in model.parameters():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
