@@ -77,6 +77,7 @@ NOT_RUN = {
     "tests/train/test_fused.py runs it on a CPU",
     "soul plan train ditto --config examples/one_80gb.yaml": "the file has its output; "
     "tests/train/test_recipe.py plans it again",
+    "soul plan train ditto --config examples/eight_80gb.yaml": "the same",
     "soul train ditto --config examples/": "needs models, rows and cards; "
     "tests/train/test_recipe.py runs small versions",
     "soul train ditto --model FOLDER --quantize": "needs the extra nf4; "

@@ -200,7 +200,9 @@ def played_beside(data: TrainingData, times: float = 1.0, label: str = "") -> Pl
         scored = sum(any(step % every == 0 for every in turns) for step in steps)
         loads = [*_dev(measured, scored), *loads]
         if probes := config.steps // config.probe_every if config.probe_every else 0:
-            probe = training_plan(measured, probes * times, f"probe {label}".rstrip())
+            # One process trains it.
+            alone = replace(measured, config=measured.config.model_copy(update={"gpus": 1}))
+            probe = training_plan(alone, probes * times, f"probe {label}".rstrip())
     sampled = _plan(config, loads, times, label)
     tasks = (*sampled.tasks, *probe.tasks)
     if not tasks and measured is None:
@@ -362,8 +364,8 @@ def _with_memory(
 ) -> Machine:  # fmt: skip
     """The machine of a training, with its memory by part and whether it fits."""
     kind, (free, where) = device_kind(config.device), device_memory(config.device)
-    if config.gpus > 1 and kind == "cpu" and free is not None:
-        free, where = free // config.gpus, f"an equal share of {where}"
+    if config.training_gpus > 1 and kind == "cpu" and free is not None:
+        free, where = free // config.training_gpus, f"an equal share of {where}"
     plan, fit = planned_memory(config, model, kind, free, cache), ""
     if free is not None:
         settings = settings_that_fit(config, model, kind, plan, free, beside)
@@ -375,19 +377,19 @@ def _with_memory(
 
 
 def at_once(config: TrainConfig) -> tuple[int, int]:
-    """How many processes train and how many sample at the same time. On a CPU they share its cores,
-    which counts as one."""
+    """How many processes train and how many sample at the same time. On a CPU they share its cores
+    and count as one."""
     if device_kind(config.device) == "cpu":
         return 1, 1
-    ranks = config.gpus - config.sampler_gpus
-    return ranks, config.sampler_gpus or ranks
+    served = config.sampler_gpus or config.engine_choice.kind == "vllm"
+    return config.training_gpus, config.sampler_gpus or (1 if served else config.training_gpus)
 
 
 def _ranks(config: TrainConfig, model: Footprint, kind: str) -> Iterator[str]:
     """The processes of a job, and what travels between them; nothing for one process."""
     if config.gpus == 1:
         return
-    servers, ranks = config.sampler_gpus, config.gpus - config.sampler_gpus
+    servers, ranks = config.sampler_gpus, config.training_gpus
     also = f" and {counted(servers, 'vLLM server')}" if servers else ""
     each = "GPU; the time assumes equal work for all and does not count transfers"
     if kind == "cpu":
@@ -397,14 +399,16 @@ def _ranks(config: TrainConfig, model: Footprint, kind: str) -> Iterator[str]:
     push = f"; a push sends {byte_size(4 * trained)} to each server" if servers else ""
     yield f"an update sums {byte_size(4 * trained)} of gradients over the ranks{push}"
     if config.shard:
-        whole = model.weight_bytes(model.number_bytes(config.dtype, kind), config.quantize)
-        yield f"a pass gathers {byte_size(whole)} of weights from the ranks, forward and backward"
+        size = 4 if config.full else model.number_bytes(config.dtype, kind)
+        split = model.weight_bytes(size, config.quantize) - size * model.vocabulary * model.hidden
+        yield f"a pass gathers {byte_size(split)} of weights on each rank, forward and backward"
 
 
 def _beside(data: TrainingData) -> Callable[[int], str]:
     """A function from the free bytes of a GPU to words about what vLLM would get of them."""
     config, choice = data.config, data.config.engine_choice
     other = choice.kind == "local" or choice.attached or config.full or config.sampler_gpus
+    other = other or (choice.kind == "auto" and config.gpus > 1)  # all GPUs train and sample
     if other or device_kind(config.device) == "cpu":
         return lambda _: ""
     from soulkit.train.rollouts.engine_choice import room_beside, server_sizes

@@ -107,7 +107,7 @@ def test_a_plan_divides_the_time_by_the_processes_that_share_it() -> None:
     assert "vLLM beside" not in half.fit
     words = " ".join(half.ranks)
     assert "4 training ranks and 4 vLLM servers" in words and words.count("349.2 MB") == 2
-    assert "a pass gathers 17.5 GB" in many.ranks[-1] and one.ranks == ()
+    assert "a pass gathers 16.3 GB" in many.ranks[-1] and one.ranks == ()
     # Processes on a CPU share its cores and its memory.
     alone, pair = machine(device="cpu"), machine(device="cpu", gpus=2)
     assert pair.seconds == pytest.approx(alone.seconds) and "equal share" in pair.fit
