@@ -82,8 +82,8 @@ def _plan(config: TrainConfig, loads: Iterable[Load], times: float, label: str) 
 
 def _sampled(config: TrainConfig, plan: Plan) -> Machine:
     """Time the trained model needs to play a plan; the training counts its memory."""
-    asked = [one for one in plan.asked if "actor" in (one.role, one.name)]
-    machine = sampler(config.model, plan, asked, config.batch_size, config.device, "auto")
+    actor_loads = [one for one in plan.asked if "actor" in (one.role, one.name)]
+    machine = sampler(config.model, plan, actor_loads, config.batch_size, config.device, "auto")
     return replace(machine, memory=0, parts={}, seconds=machine.seconds / at_once(config)[1])
 
 
@@ -96,8 +96,8 @@ def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> It
     coached = objective.uses_feedback
     yield Load(work, lambda w: _players(config, w, coached), "drafts", times)
     if objective.refines:
-        told = [w for w in work if _is_coached(config, w)]
-        yield Load(told, lambda w: _players(config, w, False), "refined", times)
+        coached_work = [w for w in work if _is_coached(config, w)]
+        yield Load(coached_work, lambda w: _players(config, w, False), "refined", times)
 
 
 def draft_plan(data: TrainingData, task: Task, example: Example) -> Plan:

@@ -172,8 +172,8 @@ def clip_split(weights: Sequence[Any], most: float) -> float:
     """As torch's `clip_grad_norm_`, if gradients of some `weights` are split over the ranks."""
     pieces = [p.grad.to_local() for p in weights if is_split(p)]
     plain = [p.grad for p in weights if not is_split(p)]
-    mine, common = (float(torch.nn.utils.get_total_norm(some)) for some in (pieces, plain))
-    norm = math.hypot(*ranks().gather(mine), common)
+    split_norm, common = (float(torch.nn.utils.get_total_norm(some)) for some in (pieces, plain))
+    norm = math.hypot(*ranks().gather(split_norm), common)
     for gradient in (*pieces, *plain):
         gradient.mul_(min(1.0, most / (norm + 1e-6)))
     return norm
