@@ -321,6 +321,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         if broken := broken_task(end):  # a task that calls exit(0) must not look like success
             raise broken from end
+        if end.code == 130:  # another process was interrupted, and has said so
+            raise
         code = end.code
     _flush()
     # Typer turns Ctrl-C into a silent 130.

@@ -190,7 +190,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if not values["dry_run"] and (number := ranks_to_start(config)):
-        raise typer.Exit(launch(_words(), number))
+        raise SystemExit(launch(_words(), number))
     with reporter.working("starting"):
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.setup.feedback_check import zero_weight_remark

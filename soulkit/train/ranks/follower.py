@@ -62,7 +62,7 @@ def follow() -> None:
     try:
         world.follow()
     except RankError as error:
-        raise SystemExit(1) from error  # rank 0 or its launcher explains it
+        raise SystemExit(LOST) from error  # rank 0 or its launcher explains it
     finally:
         leave()
 

@@ -33,6 +33,8 @@ PID = "0.pid"
 """File in that folder with the process id of rank 0, as soon as it handles signals."""
 LOST = 3
 """Exit code of rank 0 under `launch` if another rank ended: `launch` explains it."""
+AGENT_GRACE = 25
+"""Seconds for which torch's agent at least waits before it kills the other ranks."""
 LOG_LINES = 8
 """Last lines shown of the log of a rank that failed."""
 NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -154,11 +156,11 @@ def launch(words: Sequence[str], number: int) -> int:
     if error is not None and not isinstance(error, ChildFailedError):
         raise error
     failures = error.failures if error is not None else {}
-    code = explained_code({rank: one.exitcode for rank, one in failures.items()})
-    if code is None:
-        raise _explanation(failures, folder)  # the folder with the logs stays
+    rank = rank_to_explain(_codes(failures)) if failures else None
+    if rank is not None and rank in failures:
+        raise _explanation(rank, failures[rank], folder)
     shutil.rmtree(folder, ignore_errors=True)
-    return code
+    return failures[0].exitcode if 0 in failures else 0
 
 
 def _start(words: Sequence[str], number: int, folder: Path) -> None:
@@ -207,27 +209,41 @@ def _signals_to(waiting: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def explained_code(codes: Mapping[int, int]) -> int | None:
-    """Exit code of a job in which `codes` lists the ranks that failed: that of rank 0, but None if
-    rank 0 was killed, or ended because of another rank. A negative code is a signal."""
+def _codes(failures: Mapping[int, Any]) -> dict[int, int]:
+    """Rank → exit code, without ranks that the agent killed because they did not end."""
+    start = min(one.timestamp for one in failures.values())
+    return {
+        rank: one.exitcode for rank, one in failures.items()
+        if one.timestamp - start < AGENT_GRACE or one.exitcode != -signal.SIGKILL
+    }  # fmt: skip
+
+
+def rank_to_explain(codes: Mapping[int, int]) -> int | None:
+    """The rank that ended a job in which `codes` lists the exit codes of the ranks that failed (a
+    signal is negative); None if rank 0 has printed its own error."""
     first = codes.get(0, 0)
-    because = first == LOST or (first == 1 and min(codes.values()) < 0)
-    return first if not codes or (first > 0 and not because) else None
+    others = {r: code for r, code in codes.items() if r and code not in (LOST, -signal.SIGTERM)}
+    killed = [rank for rank, code in others.items() if code < 0]
+    if first > 0 and first != LOST and not (first == 1 and killed):
+        return None
+    return next(iter([*killed, *others, 0]))
 
 
-def _explanation(failures: Mapping[int, Any], folder: Path) -> RunStopped:
-    """The error that names the rank that ended first, after the last lines of its log."""
-    # A killed rank takes others along; one that only lost another rank is not the cause.
-    rank = min(failures, key=lambda r: (failures[r].exitcode > 0, r == 0, r))
-    code = failures[rank].exitcode
+def _explanation(rank: int, failure: Any, folder: Path) -> RunStopped:
+    """The error that names the rank that ended first. Prints the last lines of its log."""
     log = next(folder.glob(f"*/attempt_0/{rank}/stderr.log"), None)
-    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log else []
-    for line in lines:
+    lines = log.read_text(errors="replace").splitlines() if log else []
+    for line in lines[-LOG_LINES:]:
         sys.stderr.write(f"[rank {rank}] {line}\n")
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    memory = " Often its memory ran out." if code == -signal.SIGKILL else ""
-    return RunStopped(
-        f"Rank {rank} on {socket.gethostname()} (process {failures[rank].pid}) {how}.",
-        f"{f'Its log is {log}.' if lines else 'It wrote no message.'}{memory}",
-        RESUME,
-    )
+    if not lines:
+        shutil.rmtree(folder, ignore_errors=True)
+    code, where = failure.exitcode, f"on {socket.gethostname()} (process {failure.pid})"
+    if code == LOST:
+        how = f"Rank {rank} {where} lost the connection to another rank"
+    elif code < 0:
+        how = f"Rank {rank} {where} was ended by {signal.Signals(-code).name}"
+    else:
+        how = f"Rank {rank} {where} ended with exit code {code}"
+    why = f"Its log is {log}." if lines else "It wrote no error message."
+    out_of_memory = " Often its memory ran out." * (code == -signal.SIGKILL)
+    return RunStopped(f"{how}.", f"{why}{out_of_memory}", RESUME)
