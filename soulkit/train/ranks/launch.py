@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 FOLDER = "SOULKIT_RANKS"
 """Variable with the folder of the ranks' logs; set for ranks that `launch` started."""
+LAUNCHER = "SOULKIT_LAUNCHER"
+"""Variable with the process id of `launch`, which may be gone before its ranks look."""
+PARENT = os.getppid()
 PID = "0.pid"
 """File in that folder with the process id of rank 0, as soon as it handles signals."""
 LOST = 3
@@ -145,13 +148,13 @@ def launch(words: Sequence[str], number: int) -> int:
         except BaseException as error:  # noqa: BLE001 - raised or explained below
             ended.append(error)
 
-    os.environ[FOLDER] = str(folder)
+    os.environ |= {FOLDER: str(folder), LAUNCHER: str(os.getpid())}
     logging.disable(logging.ERROR)  # the agent reports what `launch` explains
     try:
         _wait(threading.Thread(target=run, daemon=True), folder / PID)
     finally:
         logging.disable(logging.NOTSET)
-        del os.environ[FOLDER]
+        del os.environ[FOLDER], os.environ[LAUNCHER]
     error = ended[0] if ended else None
     if error is not None and not isinstance(error, ChildFailedError):
         raise error

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from soulkit.train.ranks.launch import FOLDER, PID, RESUME
+from soulkit.train.ranks.launch import FOLDER, LAUNCHER, PARENT, PID, RESUME
 
 BEAT = 2.0
 """Seconds between signs of life in the store of the job."""
@@ -37,7 +37,7 @@ class Watch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True, name="soulkit-ranks")
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(LAUNCHER) or PARENT)
         self._over = threading.Event()
         self._joined = False
         self._store: dist.Store | None = None
@@ -90,7 +90,7 @@ class Watch(threading.Thread):
         if self._over.wait(GRACE[what]):
             return
         if self.rank == 0:
-            why = "This process could not save a checkpoint in time."
+            why = "This process waited for it, and could not save a checkpoint in time."
             sys.stderr.write(f"error: {text}\nwhy: {why}\nfix: {RESUME}\n")
             sys.stderr.flush()
         os._exit(1)
