@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FOLDER = "SOULKIT_RANKS"
 """Variable with the folder of the ranks' logs; set for ranks that `launch` started."""
-LAUNCHER = "SOULKIT_LAUNCHER"
+LAUNCHER = "SOULKIT_RANKS_PARENT"
 """Variable with the process id of `launch`, which may be gone before its ranks look."""
 PARENT = os.getppid()
 PID = "0.pid"

@@ -24,7 +24,7 @@ BEAT = 2.0
 """Seconds between signs of life in the store of the job."""
 SILENCE = 20.0
 """Seconds without one after which a rank counts as gone."""
-GRACE = {"launcher": 25.0, "rank": 5.0}
+GRACE = {"launcher": 20.0, "rank": 5.0}
 """Seconds in which a process may end by itself after one of these is gone."""
 CALL = timedelta(seconds=10)
 """Time limit of one call of the store."""
