@@ -111,8 +111,10 @@ def _training(
 ) -> Callable[[], TrainSummary]:  # fmt: skip
     from soulkit.runs.folder import default_run_path
     from soulkit.train.config import TrainConfig
+    from soulkit.train.ranks.launch import check_launched
     from soulkit.train.run import train
 
+    check_launched("sk.train_model")
     ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
     flags = _with_rows(TrainConfig, {"method": method, "model": model, "tasks": ratios, **settings})
     config = TrainConfig.load(env={}, flags=flags)

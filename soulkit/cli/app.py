@@ -189,7 +189,7 @@ class LazyGroup(TyperGroup):
         if os.environ.get("WORLD_SIZE", "1") != "1" and name:
             from soulkit.train.ranks.launch import check_launched
 
-            check_launched(name)
+            check_launched(f"soul {name}")
         return name, load(name) if command and name else None, rest
 
 

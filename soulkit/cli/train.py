@@ -357,7 +357,7 @@ def _gap(rewards: Rewards) -> str:
 
 
 def _ablate(values: Mapping[str, Any]) -> None:
-    check_launched("train ablate")
+    check_launched("soul train ablate")
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.report.ablation import write_ablation

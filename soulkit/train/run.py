@@ -41,7 +41,8 @@ from soulkit.train.model.teacher import teacher_of
 from soulkit.train.objectives.base import Objective, method_class
 from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.ranks.follower import leading, load_student, load_teachers
-from soulkit.train.ranks.world import alone
+from soulkit.train.ranks.launch import refuse_ranks
+from soulkit.train.ranks.world import alone, launched
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, training_engine
@@ -108,6 +109,8 @@ def train(
     RunError names the differences. `ready` is the result of `prepare_training`, if that was already
     called.
     """
+    if not launched():
+        refuse_ranks(config, "training in one process")
     with leading(), memory_advice(config, out), open_training(
         config, out, ready, reporter
     ) as parts:  # fmt: skip

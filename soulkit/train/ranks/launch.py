@@ -36,8 +36,6 @@ PID = "0.pid"
 """File in that folder with the process id of rank 0, as soon as it handles signals."""
 LOST = 3
 """Exit code of rank 0 under `launch` if another rank ended: `launch` explains it."""
-AGENT_GRACE = 25
-"""Seconds for which torch's agent at least waits before it kills the other ranks."""
 LOG_LINES = 8
 """Last lines shown of the log of a rank that failed."""
 NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -62,25 +60,26 @@ def check_launched(command: str) -> None:
             "Launchers such as torchrun set these variables for each process of a training job.",
             "Start it with `soul train … --gpus N` or torchrun, or unset WORLD_SIZE.",
         )
-    if command == "train":
+    if command == "soul train":
         return
     if os.environ["RANK"] != "0":
         raise SystemExit(2)
     raise ConfigError(
-        f"`soul {command}` runs in one process, but a launcher started {text} (WORLD_SIZE).",
+        f"`{command}` runs in one process, but a launcher started {text} (WORLD_SIZE).",
         "Every process would do the same work. Only `soul train METHOD` divides it.",
-        f"Run `soul {command}` without torchrun or srun, or unset WORLD_SIZE.",
+        f"Run `{command}` without torchrun or srun, or unset WORLD_SIZE.",
     )
 
 
 def refuse_ranks(config: TrainConfig, command: str) -> None:
     """ConfigError for settings of several ranks where training runs in one process."""
-    name = f"--gpus {config.gpus}" if config.gpus > 1 else "--launcher ray"
-    if config.gpus > 1 or config.launcher != "local":
+    several = config.training_gpus > 1
+    name = f"--gpus {config.gpus}" if several else f"--launcher {config.launcher}"
+    if several or config.launcher != "local":
         raise ConfigError(
             f"{name} does not work with {command}.",
-            "It trains in one process. Only the command `soul train METHOD` starts several.",
-            f"Leave out {name.split()[0]}, or use `soul train METHOD {name}` for each method.",
+            "Only the command `soul train METHOD` starts several processes.",
+            f"Leave out {name.split()[0]}, or use `soul train METHOD {name}`.",
         )
 
 
@@ -124,8 +123,9 @@ def _refuse_missing_gpus(config: TrainConfig, number: int, option: str) -> None:
         raise ConfigError(
             f"{option} needs {number} GPUs, but this machine has {gpus or 'none'}.",
             "Each process needs its own GPU.",
-            f"Use {option.split()[0]} {gpus}" * (gpus > 1)
-            or "Leave it out" + f", or use --device cpu for {number} processes on the CPU.",
+            f"Use {gpus}, or --device cpu for {number} processes on the CPU."
+            if gpus > 1
+            else f"Leave it out, or use --device cpu for {number} processes on the CPU.",
         )
 
 
@@ -159,7 +159,7 @@ def launch(words: Sequence[str], number: int) -> int:
     if error is not None and not isinstance(error, ChildFailedError):
         raise error
     failures = error.failures if error is not None else {}
-    rank = rank_to_explain(_codes(failures)) if failures else None
+    rank = rank_to_explain({rank: one.exitcode for rank, one in failures.items()})
     if rank is not None and rank in failures:
         raise _explanation(rank, failures[rank], folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -210,15 +210,6 @@ def _signals_to(waiting: list[int]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _codes(failures: Mapping[int, Any]) -> dict[int, int]:
-    """Rank → exit code, without ranks that the agent killed because they did not end."""
-    start = min(one.timestamp for one in failures.values())
-    return {
-        rank: one.exitcode for rank, one in failures.items()
-        if one.timestamp - start < AGENT_GRACE or one.exitcode != -signal.SIGKILL
-    }  # fmt: skip
 
 
 def rank_to_explain(codes: Mapping[int, int]) -> int | None:

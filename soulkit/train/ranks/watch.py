@@ -1,15 +1,13 @@
 """Ends a rank whose launcher or whose other ranks are gone. A thread of every rank watches them.
 
 Such a rank might wait forever: in a collective operation, in a rollout, or for a command. Rank 0
-first gets SIGTERM, so that it can save a checkpoint; the launcher of a host sends it for ranks of
-the same host. All ranks of a job end within 30 seconds.
+first gets SIGTERM, so that it can save a checkpoint. All ranks of a job end within 30 seconds.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from soulkit.train.ranks.launch import FOLDER, LAUNCHER, PARENT, PID, RESUME
+from soulkit.train.ranks.launch import FOLDER, LAUNCHER, LOST, PARENT, PID, RESUME
 
 BEAT = 2.0
 """Seconds between signs of life in the store of the job."""
@@ -65,7 +63,7 @@ class Watch(threading.Thread):
                 beat = time.monotonic()
                 gone = self._gone()
                 if gone is not None:
-                    return self._end("rank", f"Rank {gone} has ended or does not answer.", gone)
+                    return self._end("rank", f"Rank {gone} has ended or does not answer.")
 
     def _gone(self) -> int | None:
         """Give a sign of life; return a rank that has given none for SILENCE seconds."""
@@ -73,7 +71,6 @@ class Watch(threading.Thread):
         try:
             if self._store is None:
                 self._store = _connection()
-                self._store.set(f"soulkit/host/{self.rank}", socket.gethostname())
             self._store.add(f"soulkit/beat/{self.rank}", 1)
             for rank, (count, _) in self._beats.items():
                 newest = self._store.add(f"soulkit/beat/{rank}", 0)
@@ -83,9 +80,9 @@ class Watch(threading.Thread):
             self._store = None
         return next((r for r, (_, seen) in self._beats.items() if now - seen > SILENCE), None)
 
-    def _end(self, what: str, text: str, rank: int | None = None) -> None:
+    def _end(self, what: str, text: str) -> None:
         """End this process, unless it ends its part in the job within the time allowed."""
-        if self.rank == 0 and (rank is None or self._host_of(rank) != socket.gethostname()):
+        if self.rank == 0:  # an agent on this host may have sent it 20 seconds ago
             os.kill(os.getpid(), signal.SIGTERM)
         if self._over.wait(GRACE[what]):
             return
@@ -93,16 +90,7 @@ class Watch(threading.Thread):
             why = "This process waited for it, and could not save a checkpoint in time."
             sys.stderr.write(f"error: {text}\nwhy: {why}\nfix: {RESUME}\n")
             sys.stderr.flush()
-        os._exit(1)
-
-    def _host_of(self, rank: int) -> str:
-        key = f"soulkit/host/{rank}"
-        try:
-            if self._store is not None and self._store.check([key]):
-                return self._store.get(key).decode()
-        except RuntimeError:
-            self._store = None
-        return ""
+        os._exit(LOST if self.rank else 1)
 
 
 def _connection() -> dist.Store:
