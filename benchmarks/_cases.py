@@ -56,6 +56,20 @@ def dialogues(
     return {"all": whole, "turns": split}
 
 
+def trees(
+    seed: int, dialogues: int, branches: int, turns: int, opening: int, heard: int, new: int
+) -> Sets:
+    """Dialogues with `branches` replies at every turn, the first of which continues."""
+    rng, rows = random.Random(seed), []
+    for turn in range(dialogues * turns):
+        before = [] if turn % turns else _ids(rng, opening)
+        head = (before or rows[-branches]["ids"]) + _ids(rng, heard)
+        for rollout in range(branches):
+            ids = head + _ids(rng, new)
+            rows.append(_row(rng, ids, [[len(head), len(ids)]], "draft", turn, rollout))
+    return {"all": with_advantages(rows)}
+
+
 def ditto(seed: int, group: int, prompt: int, slot: int, feedback: int, new: int) -> Sets:
     """Drafts, copies and refined replies; the feedback is at token `slot` of the prompt.
 

@@ -14,8 +14,10 @@ from _cases import VOCABULARY, Row
 from _processes import CLOCKS, Json, Versions, serve
 from safetensors.torch import save_file
 
+from soulkit.models.local.footprint import footprint, free_bytes
 from soulkit.models.local.tiny import build_tiny
 from soulkit.train.config import TrainConfig
+from soulkit.train.memory import choose_pass
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.prepare import Prepared, log_probs
 from soulkit.train.model.update import Tally, update
@@ -66,7 +68,8 @@ def _policy(spec: Json) -> tuple[Policy, TrainConfig]:
     torch.set_num_threads(spec["threads"])
     base, adapter = Path(spec["folder"]) / "model", Path(spec["folder"]) / "adapter"
     config = _config(spec.get("settings", {}), base, adapter)
-    policy = load_policy(config, base)
+    choice = choose_pass(config, footprint(str(base)), "cpu", free_bytes("cpu"))
+    policy = load_policy(config, base, choice)
     for name, parameter in policy.model.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return policy, config

@@ -1,4 +1,4 @@
-"""TRL's contenders, run by a Python that has TRL (soulkit is not needed there).
+"""The contenders of TRL, run by a Python that has TRL and prefix-grouper (soulkit is not needed).
 
 The trainer is TRL's own. It does not sample or score: it receives the batch that it would build
 after generation (`prompt_ids`, `completion_ids`, their masks, `advantages`, `num_items_in_batch`),
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _prefix_grouper import Grouped
 from _processes import CLOCKS, Json, serve
 from safetensors.torch import save_file
 
@@ -152,9 +153,10 @@ class Versions:
         import peft
         import transformers
         import trl  # type: ignore[import-not-found, unused-ignore]
+        from prefix_grouper import __version__  # type: ignore[import-not-found, unused-ignore]
 
         return {
-            "trl": trl.__version__, "torch": torch.__version__,
+            "trl": trl.__version__, "prefix-grouper": __version__, "torch": torch.__version__,
             "transformers": transformers.__version__, "peft": peft.__version__,
         }  # fmt: skip
 
@@ -164,4 +166,4 @@ if __name__ == "__main__":
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     import trl.trainer.grpo_trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
 
-    serve({"step": Step, "sample": Sample, "versions": Versions})
+    serve({"step": Step, "sample": Sample, "versions": Versions, "grouped": Grouped})

@@ -1,19 +1,20 @@
-"""How fast is one optimizer step, and how much memory does it take? soulkit against TRL.
+"""How fast is one optimizer step, and how much memory does it take? soulkit against others.
 
-    .venv/bin/python benchmarks/train_step.py --trl-python X/bin/python --json step.json
+    .venv/bin/python benchmarks/train_step.py --peer-python X/bin/python --json step.json
 
-First create X, a Python with TRL:
+First create X, a Python with TRL and prefix-grouper:
 
     python -m venv X && X/bin/pip install torch==2.13.0 transformers==5.23.0 peft==0.21.2 \
-        trl==1.16.0 datasets==5.2.0
+        trl==1.16.0 datasets==5.2.0 prefix-grouper==0.0.1.post1
 
 A 5.8M Qwen3-shaped model with a LoRA adapter (r 32, alpha 64, all linear layers, float32) makes one
 step on the same token ids and advantages in every contender: soulkit packed, soulkit in padded rows
-and one sequence at a time, and TRL's GRPOTrainer (the part after generation) at its fastest
-micro-batch size. "With old" adds the pass that computes the old log-probs. Every contender has its
-own process; they take turns after one warm-up run each, and the time is the median of the other
-runs. Memory is the growth of the resident set since before the first step, and its peak. Gradients
-of the first step must agree with those of soulkit packed.
+and one sequence at a time, and, at their fastest micro-batch sizes, TRL's GRPOTrainer (the part
+after generation) and a step with prefix-grouper, which computes a group's prompt once. "With old"
+adds the pass that computes the old log-probs. Every contender has its own process; they take turns
+after one warm-up run each, and the time is the median of the other runs. Memory is the growth of
+the resident set since before the first step, and its peak. Gradients of the first step must agree
+with those of soulkit packed.
 
 Run it on an idle machine; `--clock cpu` compares processor time, which depends less on other load.
 `--scale 0.1` shortens everything for a quick trial.
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import _cases
@@ -38,7 +39,8 @@ from rich.table import Table
 
 STARTED = time.monotonic()
 HERE = Path(__file__).parent
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+MICRO_BATCHES = {"trl": (1, 2, 4, 8, 16), "grouper": (8, 16, 32, 64, 128)}
+"""Rows at once that are tried."""
 GIVE_UP = 1.2
 """Stop trying larger micro-batches when one takes this many times as long as the best."""
 SAME_GRADIENT = 1e-4
@@ -72,6 +74,7 @@ class Case:
     """Builds the sequences; takes a function that scales lengths."""
     rivals: tuple[Rival, ...]
     trl: Rival | None = None
+    grouper: Rival | None = None
 
 
 def _against_rows(time: float | None) -> tuple[Rival, ...]:
@@ -81,24 +84,29 @@ def _against_rows(time: float | None) -> tuple[Rival, ...]:
     )
 
 
+GROUPER = Rival("prefix-grouper", {}, time=NOISE)
+
 CASES = {
     "a": Case(
         "prompt 1024, G 16, 32 new",
         lambda n: _cases.single_turn(1, n(1024), 16, n(32)),
         _against_rows(None),
         Rival("TRL", {}, time=6.0, memory=2.0),
+        GROUPER,
     ),
     "b": Case(
         "prompt 2048, G 16, 64 new",
         lambda n: _cases.single_turn(2, n(2048), 16, n(64)),
         _against_rows(None),
         Rival("TRL", {}, time=5.0, memory=2.0),
+        GROUPER,
     ),
     "c": Case(
         "8 prompts of 20, G 8, 48 new",
         lambda n: _cases.single_turn(3, n(20), 8, n(48), prompts=8),
         _against_rows(NOISE),
         Rival("TRL", {}),
+        GROUPER,
     ),
     "d": Case(
         "dialogues of 2000, 10 turns, 500 shared, G 8",
@@ -117,6 +125,24 @@ CASES = {
             Rival("soulkit, padded rows", PADDED, time=5.0),
             Rival("soulkit, one at a time", SINGLE),
         ),
+    ),
+    "f": Case(
+        "8 prompts of 512, G 8, 64 new",
+        lambda n: _cases.single_turn(6, n(512), 8, n(64), prompts=8),
+        (),
+        grouper=GROUPER,
+    ),
+    "g": Case(
+        "prompt 4096, G 64, 64 new",
+        lambda n: _cases.single_turn(7, n(4096), 64, n(64)),
+        (),
+        grouper=GROUPER,
+    ),
+    "h": Case(
+        "8 dialogues, 6 turns, 8 branches at each",
+        lambda n: _cases.trees(8, 8, 8, 6, n(100), n(50), n(50)),
+        (),
+        grouper=replace(GROUPER, time=1.3),
     ),
 }
 
@@ -179,7 +205,7 @@ class Bench:
     chosen: argparse.Namespace
     folder: Path
     ours: Server
-    trl: Server | None
+    peers: Server | None
 
     def run(self, letter: str) -> list[Json]:
         """One row per contender of a case; the first is soulkit packed."""
@@ -190,10 +216,13 @@ class Bench:
         lanes = [self._ours(letter, Rival("soulkit packed", PACKED))]
         lanes += [self._ours(letter, rival) for rival in case.rivals]
         also: list[Lane] = []
-        if self.trl is not None and case.trl is not None:
+        if self.peers is not None and case.trl is not None:
             lanes.append(self._ours(letter, Rival("soulkit packed, recomputed activations", LEAN)))
-            best, also = self._search(self.trl, letter, case.trl, len(sets["all"]))
-            lanes.append(best)
+        for kind, rival in (("trl", case.trl), ("grouper", case.grouper)):
+            if self.peers is not None and rival is not None:
+                best, others = self._search(self.peers, letter, rival, len(sets["all"]), kind)
+                lanes.append(best)
+                also += others
         take_turns(lanes, self.chosen)
         lines = self._lines(letter, lanes[0], [*lanes, *also])
         for lane in lanes:
@@ -204,24 +233,25 @@ class Bench:
         return self.folder / f"{letter}-{name}.json"
 
     def _ours(self, letter: str, rival: Rival) -> Lane:
-        client = self._start(self.ours, letter, rival.rows, settings=rival.settings)
+        client = self._start(self.ours, "step", letter, rival.rows, settings=rival.settings)
         path = str(self.folder / f"{letter}-{rival.name}.safetensors")
         return Lane(rival.name, client, path, rival.rows != "drafts", rival)
 
-    def _start(self, server: Server, letter: str, rows: str, **spec: object) -> Client:
+    def _start(self, server: Server, kind: str, letter: str, rows: str, **spec: object) -> Client:
         return server.start(
-            "step", folder=str(self.folder), rows=str(self._rows(letter, rows)),
+            kind, folder=str(self.folder), rows=str(self._rows(letter, rows)),
             threads=self.chosen.threads, clock=self.chosen.clock, **spec,
         )  # fmt: skip
 
     def _search(
-        self, server: Server, letter: str, rival: Rival, rows: int
+        self, server: Server, letter: str, rival: Rival, rows: int, kind: str
     ) -> tuple[Lane, list[Lane]]:
-        """TRL at its fastest micro-batch size, and the other sizes that were tried."""
+        """A peer at its fastest micro-batch size, and the other sizes that were tried."""
         tried: list[Lane] = []
-        for micro in (m for m in self.chosen.micro_batches if rows % m == 0):
+        step = "step" if kind == "trl" else "grouped"
+        for micro in (m for m in self.chosen.micro_batches[kind] if rows % m == 0):
             name = f"{rival.name}, micro-batch {micro}"
-            client = self._start(server, letter, "all", micro=micro)
+            client = self._start(server, step, letter, "all", micro=micro)
             path = str(self.folder / f"{letter}-{name}.safetensors")
             tried.append(Lane(name, client, path, True))
             tried[-1].run()
@@ -321,13 +351,14 @@ def _said(verdict: Json) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is skipped")
+    parser.add_argument(
+        "--peer-python", help="a Python with TRL and prefix-grouper; without it they are skipped"
+    )
     parser.add_argument(
         "--only", default=",".join(CASES), help="run only these cases, for example a,b"
     )
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    sizes = ",".join(map(str, MICRO_BATCHES))
-    parser.add_argument("--micro-batches", default=sizes, help="micro-batch sizes to try with TRL")
+    parser.add_argument("--micro-batches", help="micro-batch sizes to try, for example 4,8")
     parser.add_argument(
         "--repeats", type=int, default=5, help="maximum number of runs after the first"
     )
@@ -342,17 +373,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
     chosen = parser.parse_args()
     chosen.only = [letter.strip() for letter in chosen.only.split(",")]
-    chosen.micro_batches = [int(size) for size in chosen.micro_batches.split(",")]
+    given = [int(size) for size in (chosen.micro_batches or "").split(",") if size]
+    chosen.micro_batches = {kind: given or sizes for kind, sizes in MICRO_BATCHES.items()}
     if unknown := set(chosen.only) - set(CASES):
         parser.error(f"unknown case: {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
     return chosen
 
 
-def servers(trl_python: str | None, folder: Path, threads: int) -> tuple[Server, Server | None]:
+def servers(peer_python: str | None, folder: Path, threads: int) -> tuple[Server, Server | None]:
     ours = Server([sys.executable, str(HERE / "_soulkit_side.py")], folder, threads)
-    if trl_python is None:
+    if peer_python is None:
         return ours, None
-    return ours, Server([trl_python, str(HERE / "_trl_side.py")], folder, threads)
+    return ours, Server([peer_python, str(HERE / "_trl_side.py")], folder, threads)
 
 
 def versions(server: Server | None) -> Json | None:
@@ -380,7 +412,7 @@ def save(path: Path | None, report: Json) -> None:
 
 def headline(header: Json, console: Console) -> None:
     console.print(header["machine"], highlight=False)
-    for side in ("soulkit", "trl"):
+    for side in ("soulkit", "peers"):
         machine_line = header[side]
         text = (
             "not run"
@@ -397,12 +429,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         where = machine()
-        ours, trl = servers(chosen.trl_python, folder, chosen.threads)
-        header = {"machine": where, "soulkit": versions(ours), "trl": versions(trl),
+        ours, peers = servers(chosen.peer_python, folder, chosen.threads)
+        header = {"machine": where, "soulkit": versions(ours), "peers": versions(peers),
                   "model": prepare(ours, folder), "threads": chosen.threads,
                   "clock": chosen.clock, "scale": chosen.scale}  # fmt: skip
         headline(header, console)
-        bench, cases, broken = Bench(chosen, folder, ours, trl), {}, False
+        bench, cases, broken = Bench(chosen, folder, ours, peers), {}, False
         for letter in chosen.only:
             try:
                 cases[letter] = bench.run(letter)
@@ -410,10 +442,10 @@ def main() -> int:
             except Failed as error:
                 console.print(f"case {letter} failed:\n{error}", style="red", markup=False)
                 broken = True
-        for server in filter(None, (ours, trl)):
+        for server in filter(None, (ours, peers)):
             server.close()
-    if trl is None:
-        console.print("TRL: skipped (pass its Python with --trl-python)")
+    if peers is None:
+        console.print("TRL, prefix-grouper: skipped (pass their Python with --peer-python)")
     console.print(table(cases, f"One optimizer step, {chosen.threads} threads, {chosen.clock}"))
     missed = [v for lines in cases.values() for row in lines for v in row["verdicts"]]
     return int(broken or not all(v["passed"] for v in missed))

@@ -55,7 +55,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> Json:
     """All results as JSON; the first row is soulkit's."""
     where = machine()
     ours, trl = servers(chosen.trl_python, folder, chosen.threads)
-    header = {"machine": where, "soulkit": versions(ours), "trl": versions(trl),
+    header = {"machine": where, "soulkit": versions(ours), "peers": versions(trl),
               "model": prepare(ours, folder), "threads": chosen.threads,
               "clock": chosen.clock}  # fmt: skip
     sizes = {"prompt": chosen.prompt, "samples": chosen.samples, "new": chosen.new}
