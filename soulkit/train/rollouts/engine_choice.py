@@ -306,7 +306,8 @@ def room_beside(config: TrainConfig, servers: Sequence[ServerMemory], free: int)
     share = gpu_split(Card(total=free, free=free, held=0), needed, servers) if servers else None
     if share is not None:
         return f"; vLLM beside it gets {share:.0%}"
-    ways = "--engine local or --max-context N" + ", or --vllm-sleep" * (not config.vllm_sleep)
+    ways = "--engine local or " * (not config.shard) + "--max-context N"
+    ways += ", or --vllm-sleep" * (not config.vllm_sleep)
     return f"; no room for vLLM beside it ({ways})" if servers else ""
 
 
