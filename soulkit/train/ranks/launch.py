@@ -218,9 +218,9 @@ def rank_to_explain(codes: Mapping[int, int]) -> int | None:
     first = codes.get(0, 0)
     others = {r: code for r, code in codes.items() if r and code not in (LOST, -signal.SIGTERM)}
     killed = [rank for rank, code in others.items() if code < 0]
-    if first > 0 and first != LOST and not (first == 1 and killed):
-        return None
-    return next(iter([*killed, *others, 0]))
+    # The agent sends SIGTERM to rank 0 when another rank fails, which may save a checkpoint.
+    because = first == LOST or (first == 1 and killed) or (first == 128 + signal.SIGTERM and others)
+    return None if first > 0 and not because else next(iter([*killed, *others, 0]))
 
 
 def _explanation(rank: int, failure: Any, folder: Path) -> RunStopped:

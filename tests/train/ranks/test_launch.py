@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_ranks_are_started_once(job: Callable[..., None], monkeypatch: pytest.Mo
         ({1: -9, 0: 1}, 1),
         ({0: LOST, 1: 1}, 1),
         ({0: LOST, 1: LOST, 2: -11}, 2),
+        ({0: 143, 1: -9}, 1),
         ({0: 130, 1: -9}, None),
     ],
 )
@@ -260,6 +262,7 @@ def test_an_error_of_a_job_is_shown_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`launch` returns the code of rank 0, or explains a rank that failed alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the logs stay
     absent = str(tmp_path / "absent")
     assert launch([*TINY[:4], absent, *TINY[5:], "--steps", "1", "--out", absent], 2) == 2
     assert capfd.readouterr().err.count("error:") == 1
