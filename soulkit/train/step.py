@@ -28,7 +28,7 @@ from soulkit.train.model.teacher import Teacher
 from soulkit.train.model.update import kl_to_base, take_updates
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
-from soulkit.train.ranks.world import on_all_ranks
+from soulkit.train.ranks.world import on_all_ranks, ranks
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import Rollouts, feedback_slots, refuse_stale, step_failure
@@ -126,6 +126,7 @@ def learn(
         with_groups(updates, sequences_S, trained_S),
         sampler=checked.gap or updates.sampler,
         teacher=fixed.metrics, kl_base=kl_to_base(policy, trained_S, config),
+        imbalance=ranks().imbalance(),
     )  # fmt: skip
 
 

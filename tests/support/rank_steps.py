@@ -78,17 +78,22 @@ class Case:
 
 def take_steps(cases: Mapping[str, Case], model: str) -> dict[str, Taken]:
     """The steps of all cases, taken by the ranks of this process's world."""
-    taken, loaded = dict[str, Taken](), None
+    taken, loading = dict[str, Taken](), None
     for name, case in cases.items():
-        if case.loading != loaded:  # most cases train the same model
-            loaded, choice = case.loading, PassChoice(checkpointing=False, tokens=4096, memory=None)
-            policy = load_student(case.config, model, choice)
+        if case.loading != loading:  # most cases train the same model
+            loading, policy = case.loading, loaded(case, model)
             first = [p.detach().clone() for _, p in policy.trained]
         _forget_average(policy)
         for (_, p), weight in zip(policy.trained, first, strict=True):
             p.data.copy_(weight)
         taken[name] = _take_steps(case, policy)
     return taken
+
+
+def loaded(case: Case, model: str) -> Policy:
+    again = case.config.activation_checkpointing == "on"
+    choice = PassChoice(checkpointing=again, tokens=4096, memory=None)
+    return load_student(case.config, model, choice)
 
 
 @on_all_ranks
@@ -103,7 +108,8 @@ def _take_steps(case: Case, policy: Policy) -> Taken:
     start, lines, imbalance = flat_weights(policy), list[dict[str, Any]](), list[float]()
     same_state(policy, optimizer)
     for step in range(2):
-        optimizer.param_groups[0]["lr"] = rate * (1 + 2 * step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 + 2 * step)
         with alone() if case.resumed and not step else nullcontext():
             learned, more = take(optimizer)
         same_state(policy, optimizer) if case.resumed else policy.version()

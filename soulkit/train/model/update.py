@@ -406,7 +406,6 @@ def take_updates(
         skipped=len(reasons),
         not_finite=reasons,
         skipped_row=skips.row,
-        imbalance=ranks().imbalance(),
     )
 
 

@@ -33,6 +33,10 @@ METHODS: dict[str, dict[str, Any]] = {
 """Every method, with settings that go through every exchange between ranks."""
 
 
+ACCEPTED = [name for name in METHODS if "logits" not in name]
+"""Methods for split weights."""
+
+
 def settings_of(name: str, **more: Any) -> dict[str, Any]:
     return {"method": name.partition(" ")[0], **METHODS[name], **more}
 
@@ -46,6 +50,9 @@ CASES = {
     "resumed average": Case(settings_of("sdpo-token"), resumed=True),
     "conversations": Case(settings_of("sft", sft_prompt_weight=0.3), sources=True),
     **{f"{name}, plain": Case(settings_of(name, packing="off")) for name in METHODS},
+    **{f"{name}, sharded": Case(settings_of(name, shard=True)) for name in ACCEPTED},
+    **{f"{name}, sharded and plain": Case(settings_of(name, shard=True, packing="off"))
+       for name in ("ditto", "sft")},
     "all weights": Case(settings_of("erl", full=True)),
     "all weights, sft": Case(settings_of("sft", full=True)),
     "checkpointed": Case(settings_of("grpo", activation_checkpointing="on")),
@@ -98,3 +105,5 @@ def test_ranks_take_the_steps_of_one_process(steps: Steps, size: int, name: str)
     assert np.linalg.norm(change - expected.change) <= 1e-4 * np.linalg.norm(expected.change)
     assert np.abs(expected.change).max() > 1e-4
     assert 1 <= imbalance[1] < size  # several ranks had packs
+    if not (CASES[name].sft or CASES[name].resumed):
+        assert imbalance[0] == pytest.approx(imbalance[1])  # of equal steps
