@@ -45,6 +45,8 @@ class Taken(NamedTuple):
     """The change of the weights."""
     imbalance: list[float]
     """Of every step; 0 if one process took it."""
+    skipped: list[Mapping[str, str]]
+    """Of every step: update → what was not finite."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def _take_steps(case: Case, policy: Policy) -> Taken:
     optimizer = make_optimizer(policy, case.config)
     jolt(policy, 0.05, seed=1)  # on this rank only
     start, lines, imbalance = flat_weights(policy), list[dict[str, Any]](), list[float]()
+    skipped = list[Mapping[str, str]]()
     same_state(policy, optimizer)
     for step in range(2):
         for group in optimizer.param_groups:
@@ -114,10 +117,10 @@ def _take_steps(case: Case, policy: Policy) -> Taken:
             learned, more = take(optimizer)
         same_state(policy, optimizer) if case.resumed else policy.version()
         imbalance.append(learned.imbalance or 0.0)
-        more["not finite"] = str(learned.not_finite)
+        skipped.append(learned.not_finite)
         learned = replace(learned, imbalance=None, not_finite={})
         lines.append(StepLine(step=step, learned=learned).to_json() | more)
-    return Taken(lines, flat_weights(policy) - start, imbalance)
+    return Taken(lines, flat_weights(policy) - start, imbalance, skipped)
 
 
 Take = Callable[[torch.optim.Optimizer], tuple[Learned, dict[str, Any]]]
