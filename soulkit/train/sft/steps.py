@@ -398,5 +398,6 @@ def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float
         # Unlike Policy.score, this does not compute entropies.
         scored = imitation_loss(policy, pack, torch.ones(tokens, device=policy.device))
         sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
+    world.imbalance()  # that of a validation belongs to no step
     loss = LossSums.of(world.gather(sums)).means().get("", math.nan)
     return loss if math.isfinite(loss) else None
