@@ -1,10 +1,10 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core test-gpu test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
+.PHONY: help setup test test-slow test-core test-gpu test-ray test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
 
 BIN := .venv/bin
 # Two processes with one thread each: torch would otherwise start a thread pool in every process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-ELSEWHERE := not gpu and not vllm and not live
+ELSEWHERE := not gpu and not vllm and not ray and not live
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that d
 SOULKIT_GPU_TESTS_ON ?= cuda
 test-gpu: setup ## run the tests for a GPU (SOULKIT_GPU_TESTS_ON=cpu runs them on the CPU)
 	@SOULKIT_GPU_TESTS_ON=$(SOULKIT_GPU_TESTS_ON) $(BIN)/python -m pytest -q -p no:xdist -m gpu tests/gpu
+
+test-ray: setup ## run the tests that start a Ray cluster (needs the extra `ray`)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:xdist -m ray tests/train/ranks
 
 # To use another vLLM, for example one for a GPU: make test-vllm VLLM_PYTHON=/path/to/bin/python
 VLLM_PYTHON ?= .venv-vllm/bin/python

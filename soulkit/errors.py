@@ -34,6 +34,9 @@ class UserError(SoulError):
     def lines(self) -> tuple[str, str, str]:
         return self.what, self.why, self.way_out
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
+        return UserError, self.lines()  # subclasses have other arguments
+
 
 class ConfigError(UserError):
     """A setting is wrong, unknown or missing."""

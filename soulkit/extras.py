@@ -30,6 +30,7 @@ EXTRAS = {
     "datasets": "train",
     "vllm": "vllm",
     "bitsandbytes": "nf4",
+    "ray": "ray",
     "matplotlib": "report",
     "sacrebleu": "metrics",
     "rouge_score": "metrics",

@@ -89,7 +89,7 @@ def test_a_job_may_only_read_and_ends() -> None:
 def test_what_continuous_integration_runs_are_targets() -> None:
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     made = re.findall(r"^ *(?:timeout \d+ )?make .*?([a-z-]+)(?: \|\| \{)?$", script, re.M)
-    assert made == ["lint", "test", "test-slow", "test-vllm"]
+    assert made == ["lint", "test", "test-slow", "test-ray", "test-vllm"]
     assert all(recipe(target) for target in [*made, "test-core"])
 
 

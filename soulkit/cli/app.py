@@ -262,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _explain(error)
         if code != 130:
             return code
-        _say("interrupted: finished work is saved; run the same command again to resume")
+        if stop.exit_code != 130 or "SOULKIT_RANKS" not in os.environ:  # else `launch` says it
+            _say("interrupted: finished work is saved; run the same command again to resume")
         return stop.exit_code
 
 

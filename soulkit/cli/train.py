@@ -189,6 +189,13 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         return
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
+    on_ray = config.launcher == "ray" and "WORLD_SIZE" not in os.environ
+    if on_ray and not values["dry_run"]:
+        from soulkit.train.ranks.ray_launch import launch_on_ray
+
+        out = values["out"] or _new_path(config)
+        named = () if values["out"] else ("--out", str(out))  # the same one if it starts again
+        raise typer.Exit(launch_on_ray((*_words(), *named), config, out))
     if not values["dry_run"] and (number := ranks_to_start(config)):
         raise SystemExit(launch(_words(), number))
     with reporter.working("starting"):
@@ -226,9 +233,9 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 
 def _follows(values: Mapping[str, Any]) -> bool:
     """Whether this process is a rank other than 0; then it has done its part of the training."""
-    from soulkit.train.ranks.world import is_follower, launched
+    from soulkit.train.ranks.world import is_follower
 
-    if not launched():
+    if "WORLD_SIZE" not in os.environ:
         return False
     if not values["dry_run"]:
         from soulkit.train.ranks.watch import start_watch

@@ -22,6 +22,7 @@ from soulkit.models.local.footprint import free_bytes
 from soulkit.models.vllm.settings import VllmInstall
 
 HOST = "127.0.0.1"
+"""Address that servers listen on, except those on other hosts."""
 BASE_NAME = "base"
 """Served name of the model itself; adapters have their own names."""
 
@@ -76,7 +77,8 @@ class ServerSpec:
     adapters, None without adapters; `in_flight`: concurrent requests; `unsent`: kinds of input
     that soulkit never sends (image, video); `sleeps`: whether it can release its memory; `args`:
     vLLM's own flags without dashes, with an empty value for a flag without one; `python`:
-    interpreter with vLLM, None for this one; `threads`: for a server on a CPU.
+    interpreter with vLLM, None for this one; `threads`: for a server on a CPU; `host`: the address
+    that it listens on.
     """
 
     model: str
@@ -90,6 +92,7 @@ class ServerSpec:
     args: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     threads: int | None = None
+    host: str = HOST
 
     @property
     def interpreter(self) -> str:
@@ -97,12 +100,12 @@ class ServerSpec:
 
 
 def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[str]:
-    """The command line of a server that listens on `port` of this machine only.
+    """The command line of a server that listens on `port`, usually of this machine only.
 
     ConfigError for user flags that soulkit sets itself, a rank that vLLM does not support, and a
     device that this vLLM does not have.
     """
-    command = [spec.interpreter, "-m", _MODULE, "--host", HOST, "--port", str(port)]
+    command = [spec.interpreter, "-m", _MODULE, "--host", spec.host, "--port", str(port)]
     command += [*_model(spec.model), "--served-model-name", BASE_NAME]
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     command += ["--disable-uvicorn-access-log", "--max-num-seqs", str(max(1, spec.in_flight))]

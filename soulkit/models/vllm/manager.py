@@ -268,14 +268,15 @@ class VllmServers:
     """The vLLM servers of one run. A context manager that stops them all on exit.
 
     `folder`: the run folder, for logs; `attached`: addresses of running servers with the model
-    `attached_model`; `proof`: how their weights are verified.
+    `attached_model`; `proof`: how their weights are verified; `kind`: how servers are started.
     """
 
     def __init__(
         self, folder: Path, terms: ServerTerms, *, attached: Sequence[str] = (),
         attached_model: str = "", proof: Proof = "none", reporter: Reporter = SILENT,
+        kind: type[VllmServer] = VllmServer,
     ) -> None:  # fmt: skip
-        self._proof = proof
+        self._proof, self._kind = proof, kind
         self.folder, self.terms, self.reporter = folder, terms, reporter
         self._attached, self._attached_model = tuple(attached), attached_model
         self._expected: dict[Any, ServerNeed] = {}
@@ -350,7 +351,7 @@ class VllmServers:
         with self.reporter.starting(
             f"starting vLLM with {spec.model}", self.terms.limit_s
         ) as watch:
-            servers = VllmServer.start_all(
+            servers = self._kind.start_all(
                 [replace(spec, device=device) for device in devices], self.folder / LOGS,
                 limit_s=self.terms.limit_s, watch=watch,
             )  # fmt: skip
@@ -439,6 +440,10 @@ class VllmServers:
     def fleet(self, need: ServerNeed) -> Replicas:
         """The servers for `need`; call `prepare` with this need first."""
         return self._served[need.key].fleet
+
+    def started(self, need: ServerNeed) -> Sequence[VllmServer]:
+        """The servers for `need` that were started for it."""
+        return self._running.get(need.key, ())
 
     def abilities(self, need: ServerNeed) -> ServerCapabilities:
         """What these servers support."""

@@ -1,9 +1,9 @@
 """A vLLM server that soulkit starts, monitors and stops, and the diagnosis of its log.
 
-It listens on this machine only, requires a new key at every start, and writes its log into the run
-folder. It always ends with soulkit: supervisor.py runs it in one process group, which is killed if
-soulkit or the supervisor ends. vLLM requires the key only below /v1; its other paths are open to
-all users of the machine.
+It listens on this machine only (with Ray, on the network address of its host), requires a new key
+at every start, and writes its log into the run folder. It always ends with soulkit: supervisor.py
+runs it in one process group, which is killed if soulkit or the supervisor ends. vLLM requires the
+key only below /v1; its other paths are open to all users of the machine (or network).
 
 Logs may contain anything from model files and drivers, so excerpts are sanitised, shortened and
 without keys.
@@ -304,7 +304,7 @@ class VllmServer:
         """Served name of the model."""
         self.version = install.version
         """vLLM's version."""
-        self.port = port
+        self.host, self.port = spec.host, port
         self.key = secrets.token_urlsafe(32)
         """The bearer token that it requires."""
         api_keys.remember(self.key)
@@ -341,14 +341,17 @@ class VllmServer:
         end, servers = time.monotonic() + limit_s, list[VllmServer]()
         try:
             for spec in specs:
-                servers.append(cls(spec, install, _new_log(folder, spec.model), free_port()))
+                servers.append(
+                    cls(spec, install, _new_log(folder, spec.model), free_port(spec.host))
+                )
             for n, spec in enumerate(specs):
                 tries = 1
                 while not servers[n]._comes_up(end, watch):
                     servers[n].stop()
                     if tries == _PORTS:
                         raise servers[n]._not_up(diagnosis(servers[n].log, servers[n]._since))
-                    servers[n], tries = cls(spec, install, servers[n].log, free_port()), tries + 1
+                    again = cls(spec, install, servers[n].log, free_port(spec.host))
+                    servers[n], tries = again, tries + 1
         except BaseException:
             stop_all(servers)
             raise
@@ -356,7 +359,7 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def group(self) -> int:
@@ -372,6 +375,16 @@ class VllmServer:
                 f"Its log ends: {words.lines}",
                 f"Finished work is kept. {self._help(words)}",
             )
+
+    def let_go(self) -> None:
+        """Ask it to stop, without waiting for that."""
+        self._running.let_go()
+
+    def send(self, folder: Path) -> None:
+        """Make a folder of this host readable for the server, under the same path."""
+
+    def remove(self, folder: Path) -> None:
+        """Delete what `send` copied."""
 
     def stop(self) -> None:
         """Stop it; returns when no process of it is left and its port is free.
@@ -393,7 +406,7 @@ class VllmServer:
         while time.monotonic() < end:  # after that, the port probably belongs to another program
             with socket.socket() as probe:
                 probe.settimeout(1.0)
-                if probe.connect_ex((HOST, self.port)) != 0:
+                if probe.connect_ex((self.host, self.port)) != 0:
                     return
             time.sleep(0.05)
 
@@ -428,7 +441,7 @@ class VllmServer:
 
     def _answers(self) -> bool:
         """Whether the server lists our model and accepts our key; another program would not."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5.0)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=5.0)
         try:
             connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {self.key}"})
             models = json.loads(connection.getresponse().read())["data"]
@@ -468,14 +481,14 @@ def stop_all(servers: Sequence[VllmServer]) -> None:
     """Stop servers at the same time; ServerFailed as in `stop`, once all have been stopped."""
     with ExitStack() as stops:
         for server in servers:
-            server._running.let_go()
+            server.let_go()
             stops.callback(server.stop)
 
 
-def free_port() -> int:
+def free_port(host: str = HOST) -> int:
     """A port of this machine that is free now."""
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

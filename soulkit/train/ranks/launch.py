@@ -187,7 +187,7 @@ def _wait(agent: threading.Thread, pid_file: Path) -> None:
     during a checkpoint.
     """
     waiting: list[int] = []
-    with _signals_to(waiting):
+    with signals_to(waiting):
         agent.start()
         while agent.is_alive():
             agent.join(0.1)
@@ -197,7 +197,7 @@ def _wait(agent: threading.Thread, pid_file: Path) -> None:
 
 
 @contextmanager
-def _signals_to(waiting: list[int]) -> Iterator[None]:
+def signals_to(waiting: list[int]) -> Iterator[None]:
     """Add signals that end a process to `waiting` instead, unless they are ignored."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -227,17 +227,21 @@ def _explanation(rank: int, failure: Any, folder: Path) -> RunStopped:
     """The error that names the rank that ended first. Prints the last lines of its log."""
     log = next(folder.glob(f"*/attempt_0/{rank}/stderr.log"), None)
     lines = log.read_text(errors="replace").splitlines() if log else []
-    for line in lines[-LOG_LINES:]:
-        sys.stderr.write(f"[rank {rank}] {line}\n")
     if not lines:
         shutil.rmtree(folder, ignore_errors=True)
-    code, where = failure.exitcode, f"on {socket.gethostname()} (process {failure.pid})"
+    where = f"{socket.gethostname()} (process {failure.pid})"
+    return rank_error(rank, failure.exitcode, where, lines, f"Its log is {log}.")
+
+
+def rank_error(rank: int, code: int, where: str, lines: Sequence[str], log: str) -> RunStopped:
+    """The error about a rank that failed. Prints the last `lines` of its log."""
+    for line in lines[-LOG_LINES:]:
+        sys.stderr.write(f"[rank {rank}] {line}\n")
     if code == LOST:
-        how = f"Rank {rank} {where} lost the connection to another rank"
-    elif code < 0:
-        how = f"Rank {rank} {where} was ended by {signal.Signals(-code).name}"
+        how = "lost the connection to another rank"
     else:
-        how = f"Rank {rank} {where} ended with exit code {code}"
-    why = f"Its log is {log}." if lines else "It wrote no error message."
+        by = f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
+        how = by or f"ended with exit code {code}"
+    why = log if lines else "It wrote no error message."
     out_of_memory = " Often its memory ran out." * (code == -signal.SIGKILL)
-    return RunStopped(f"{how}.", f"{why}{out_of_memory}", RESUME)
+    return RunStopped(f"Rank {rank} on {where} {how}.", f"{why}{out_of_memory}", RESUME)

@@ -26,6 +26,7 @@ from soulkit.models.vllm.manager import (
     players_needs,
     unstarted_player,
 )
+from soulkit.models.vllm.server import VllmServer
 from soulkit.models.vllm.settings import SamplingEngine
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
@@ -38,6 +39,7 @@ from soulkit.train.rollouts.engine_choice import (
     memory_beside_server,
     placed_terms,
     settled_engine,
+    starts_on_ray,
     with_share,
 )
 from soulkit.train.rollouts.push import PUSHES, LogprobProbe, Pusher, ServedPolicy, rank_of
@@ -149,7 +151,9 @@ class TrainingEngine:
         touchstone = LogprobProbe.of(policy, material.pool, model.context_limit)
         folder = self.run.path.resolve() / LOGS / PUSHES
         fleet, sleeps = self.servers.fleet(self.need), self.need.sleeps
-        return ServedPolicy(model, Pusher(fleet, touchstone, folder, reporter, sleeps), journal)
+        servers = self.servers.started(self.need)
+        pusher = Pusher(fleet, touchstone, folder, reporter, sleeps, servers)
+        return ServedPolicy(model, pusher, journal)
 
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
         """A player of kind `vllm`."""
@@ -178,9 +182,18 @@ def training_engine(
         terms = replace(terms, dtype=policy.computed)
     servers = shared or VllmServers(
         run.path, terms, attached=choice.urls, attached_model=base, proof="pushes",
-        reporter=reporter,
+        reporter=reporter, kind=_kind(config),
     )  # fmt: skip
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
+
+
+def _kind(config: TrainConfig) -> type[VllmServer]:
+    """How the servers of a training are started."""
+    if not starts_on_ray(config):
+        return VllmServer
+    from soulkit.train.ranks.ray_launch import RayServer
+
+    return RayServer
 
 
 def is_fully_played(run: Run, config: TrainConfig) -> bool:

@@ -242,8 +242,17 @@ def place(first: str, visible: int, ranks: int, sampler_gpus: int) -> Placement:
 def placement(config: TrainConfig) -> Placement:
     """The devices of a training on this machine."""
     device, visible = pick_device(config.device), torch.cuda.device_count()
+    if starts_on_ray(config):  # the servers' GPUs are not those of this machine
+        servers = [f"{device.type}:{n}" if device.type == "cuda" else "auto"
+                   for n in range(config.sampler_gpus)]  # fmt: skip
+        return Placement(("ray",) * config.training_gpus, tuple(servers))
     ranks = local_processes() if launched() else config.training_gpus
     return place(str(device), visible, ranks, config.sampler_gpus)
+
+
+def starts_on_ray(config: TrainConfig) -> bool:
+    """Whether Ray chooses the hosts of the servers."""
+    return config.launcher == "ray" and config.sampler_gpus > 0
 
 
 def placed_terms(config: TrainConfig) -> ServerTerms:

@@ -15,6 +15,7 @@ under a new name, because in some versions of vLLM adapters silently have no eff
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import shutil
@@ -44,6 +45,7 @@ from soulkit.models.vllm.capabilities import EXACT, GROSS
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
+from soulkit.models.vllm.server import VllmServer
 from soulkit.reporting import Reporter
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs
@@ -178,7 +180,8 @@ LARGEST_RANK = 512
 class Pusher:
     """Pushes the weights of `touchstone.policy` to the servers of one run.
 
-    `folder` holds the pushed adapters; every server must see it under the same path.
+    `folder` holds the pushed adapters. Every server must see it under the same path; those in
+    `servers` get a copy if they do not.
     """
 
     fleet: Replicas
@@ -187,6 +190,7 @@ class Pusher:
     reporter: Reporter
     sleeps: bool = False
     """Whether the servers can release their memory during an update."""
+    servers: Sequence[VllmServer] = ()
     name: str = ""
     """Name of the served adapter; empty before the first push."""
     version: str = ""
@@ -258,7 +262,7 @@ class Pusher:
         name, self.name, self.version = self.name, "", ""
         try:
             if name and self.asleep:  # the server ends with the run
-                remove_folder(self.folder / name)
+                self._remove(name)
             elif name:
                 await self._take_away(name)
         except SoulError as error:
@@ -269,15 +273,22 @@ class Pusher:
         name = f"soulkit-{label}-{secrets.token_hex(4)}"
         model = self.touchstone.policy.model
         replace_folder(self.folder / name, lambda aside: save_adapter(model, aside))
+        for server in self.servers:
+            await asyncio.to_thread(server.send, (self.folder / name).resolve())
         try:
             await push_adapter(self.fleet, self.folder / name, name)
         except AdapterNotServed:  # after other errors a server may have loaded it; see `_sweep`
-            remove_folder(self.folder / name)
+            self._remove(name)
             raise
         return name
 
     async def _take_away(self, name: str) -> None:
         await unload_adapter(self.fleet, name)
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        for server in self.servers:
+            server.remove((self.folder / name).resolve())
         remove_folder(self.folder / name)
 
     async def _sweep(self) -> None:

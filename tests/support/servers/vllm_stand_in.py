@@ -66,7 +66,7 @@ def main(notes: Path, arguments: list[str]) -> None:
         sys.exit("OSError: [Errno 98] Address already in use")
     if model == "silent":
         time.sleep(600)
-    HTTPServer(("127.0.0.1", int(values["--port"])), Answers).serve_forever()
+    HTTPServer((values["--host"], int(values["--port"])), Answers).serve_forever()
 
 
 if __name__ == "__main__":
