@@ -19,6 +19,7 @@ from soulkit.cli.app import main
 from soulkit.errors import UserError
 from soulkit.models.vllm.command import ServerSpec
 from soulkit.models.vllm.server import VllmServer, stop_all
+from soulkit.train.ranks.launch import LOST
 from tests.support.servers.groups import command_line, eventually
 from tests.support.servers.vllm_stand_in import interpreter
 from tests.support.training import lines_of, random_model
@@ -174,6 +175,37 @@ def died(server: VllmServer) -> bool:
     except UserError as error:
         return "Finished work is kept" in error.way_out
     return False
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost", "result"),
+    [
+        ({0: 0, 1: 0}, False, 0),
+        ({0: 2, 1: 1}, False, 2),
+        ({0: 130, 1: 0}, False, 130),
+        ({0: LOST, 1: -9}, False, "RankKilled: Rank 1 on there was ended by SIGKILL."),
+        ({0: LOST, 1: 1}, False, "RunStopped: Rank 1 on there ended with exit code 1."),
+        ({0: LOST}, True, "RankKilled: Ray could not run all ranks."),
+        ({}, True, "RankKilled: Ray could not run all ranks."),
+        ({1: None}, False, "ConfigError: Rank 1 runs on there, where '/runs' does not exist."),
+    ],
+)
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_ends_with_the_cause(
+    codes: dict[int, int | None], lost: bool, result: int | str
+) -> None:
+    pytest.importorskip("ray")
+    from ray.train import WorkerGroupError
+
+    from soulkit.train.ranks.ray_launch import RankEnd, _exit_code
+
+    ends = {rank: RankEnd("there", code, ("/runs",)) for rank, code in codes.items()}
+    error = WorkerGroupError("gone", {}) if lost else None
+    try:
+        assert _exit_code(ends, error) == result
+    except UserError as failure:
+        assert f"{type(failure).__name__}: {failure.what}" == result
 
 
 def test_without_the_package_the_extra_is_named(capsys: Any, tmp_path: Path) -> None:
