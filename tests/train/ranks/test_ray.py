@@ -29,15 +29,15 @@ STEPS, STORE = 24, 100 << 20
 
 def processes(*words: str) -> list[int]:
     """Processes with all these words in their command line or environment."""
-    found = []
+    matches = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            known = (path / "environ").read_bytes() + b"\0" + (path / "cmdline").read_bytes()
+            text = (path / "environ").read_bytes() + b"\0" + (path / "cmdline").read_bytes()
         except OSError:  # ended, or of another user
             continue
-        if int(path.name) != os.getpid() and all(word.encode() in known for word in words):
-            found.append(int(path.name))
-    return found
+        if int(path.name) != os.getpid() and all(word.encode() in text for word in words):
+            matches.append(int(path.name))
+    return matches
 
 
 def ray_left() -> list[int]:
@@ -88,13 +88,13 @@ def test_killed_and_interrupted_ranks_resume_to_the_metrics_of_torchrun(tmp_path
         before = steps_of(out)
         reach(before + 3, out, job)  # after a new start
         job.send_signal(signal.SIGINT)
-        said, _ = job.communicate()
+        output, _ = job.communicate()
     finally:
         job.kill()
         whole.kill()
-    assert job.returncode == 130, said
-    assert "Rank 1 on " in said and "SIGKILL" in said
-    assert said.count("interrupted: finished work is saved") == 1
+    assert job.returncode == 130, output
+    assert "Rank 1 on " in output and "SIGKILL" in output
+    assert output.count("interrupted: finished work is saved") == 1
     assert eventually(lambda: not ray_left() and not processes(str(out), "WORLD_SIZE"))
     assert before < steps_of(out) < STEPS
     rest = start(model, out)  # the run folder is all that the other launcher needs
@@ -213,5 +213,5 @@ def test_without_the_package_the_extra_is_named(capsys: Any, tmp_path: Path) -> 
         pytest.skip("it is installed")
     words = ["train", "sft", "--model", "tiny", "--task", "tomi", "--data", "tomi=synth:4"]
     assert main([*words, "--launcher", "ray", "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "'ray' is not installed" in said and "[ray]" in said and said.count("\n") == 3
+    output = capsys.readouterr().err
+    assert "'ray' is not installed" in output and "[ray]" in output and output.count("\n") == 3
