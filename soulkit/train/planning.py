@@ -396,11 +396,12 @@ def _ranks(config: TrainConfig, model: Footprint, kind: str) -> Iterator[str]:
         each = "process; the time is that of one process, because they share the cores"
     yield f"{counted(ranks, 'training rank')}{also}: the memory is per {each}"
     trained = model.parameters if config.full else model.lora_parameters(config.lora.r)
-    push = f"; a push sends {byte_size(4 * trained)} to each server" if servers else ""
-    yield f"an update sums {byte_size(4 * trained)} of gradients over the ranks{push}"
-    if config.shard:
-        size = 4 if config.full else model.number_bytes(config.dtype, kind)
-        split = model.weight_bytes(size, config.quantize) - size * model.vocabulary * model.hidden
+    size = byte_size(4 * trained)
+    sums = [f"an update sums {size} of gradients over the ranks"] * (ranks > 1)
+    yield "; ".join(sums + [f"a push sends {size} to each server"] * (servers > 0))
+    if config.shard and ranks > 1:
+        width = 4 if config.full else model.number_bytes(config.dtype, kind)
+        split = model.weight_bytes(width, config.quantize) - width * model.vocabulary * model.hidden
         yield f"a pass gathers {byte_size(split)} of weights on each rank, forward and backward"
 
 
