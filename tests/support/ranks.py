@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from soulkit.train.ranks.follower import follow, leading
+from soulkit.train.ranks.launch import LAUNCHER
 from tests.support.resuming import fork_context
 
 
@@ -63,7 +64,7 @@ def _live(
     rank: int, size: int, port: int, log: Path, send: Any, function: Callable[..., Any], args: Any
 ) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
-             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHER: os.getppid()}  # fmt: skip
     os.environ |= {name: str(value) for name, value in place.items()}
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = log.open("w", buffering=1)
