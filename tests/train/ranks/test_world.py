@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from soulkit.train.model.packing import HeadShape, Pack, plan_packs
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.ranks.launch import LOST
 from soulkit.train.ranks.world import LEAST_TOKENS, Ranks, divide
 from soulkit.train.run import train
 from soulkit.train.state.stops import MOST_SKIPS
@@ -102,7 +103,7 @@ def test_a_broken_gradient_of_one_rank_is_skipped_by_all(tmp_path: Path) -> None
     assert [step[:3] for step in steps] == [(0, 2, 2), (0, 2, 4), (0, 1, MOST_SKIPS), (2, 0, 0)]
     assert len({version for *_, version in steps[:3]}) == 1 and steps[3][3] != steps[2][3]
     assert error == "The weights differ between rank 0 and rank 1."
-    assert ended.codes == [0, 1]  # the program of rank 0 has caught the error
+    assert ended.codes == [0, LOST]  # the program of rank 0 has caught the error
 
 
 @pytest.mark.slow
@@ -111,7 +112,7 @@ def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int | None) -> None
     ended = run_ranks(2, tmp_path, fail, rank, limit=60)
     where = "between commands" if rank is None else f"on rank {rank}"
     assert f"ValueError: broken {where}" in ended.errors[rank or 0]
-    assert ended.codes == [1, 0 if rank is None else 1]
+    assert ended.codes == {0: [1, LOST], 1: [1, 1], None: [1, 0]}[rank]
     if rank == 1:
         assert "RankLost" in ended.errors[0]
 
