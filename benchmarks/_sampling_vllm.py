@@ -27,15 +27,13 @@ class Served:
 
     def __init__(self, spec: Json) -> None:
         folder = Path(spec["folder"])
-        self.server = VllmServer.start(
-            ServerSpec(
-                model=str(folder / "model"), dtype=spec["dtype"], device=spec["device"],
-                max_context=spec["context"], lora_rank=spec["rank"] if spec["lora"] else None,
-                in_flight=spec["many"], args=spec["args"], python=spec["python"],
-                threads=spec["threads"],
-            ),
-            folder, limit_s=600,
+        server = ServerSpec(
+            model=str(folder / "model"), dtype=spec["dtype"], device=spec["device"],
+            max_context=spec["context"], lora_rank=spec["rank"] if spec["lora"] else None,
+            in_flight=spec["many"], args=spec["args"], python=spec["python"],
+            threads=spec["threads"],
         )  # fmt: skip
+        (self.server,) = VllmServer.start_all([server], folder, limit_s=600)
         client = VllmClient(Address(self.server.url, self.server.key))
         self.fleet = Replicas(
             [client], in_flight=spec["many"], checks={self.server.url: self.server.check}

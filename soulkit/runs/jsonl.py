@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 from soulkit.errors import DataError, RunError
@@ -176,12 +175,7 @@ class JsonlWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -387,19 +381,15 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run; empty if there is no file, RunError if it is damaged."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(loaded, dict):
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(loaded, dict):
-        raise _damaged(path, "it is not a JSON object")
+        raise RunError(
+            f"'{path}' cannot be read ({error}).",
+            "The file was changed by hand or by another program.",
+            "Restore it from a copy of the run, or start the run again with another --out.",
+        ) from error
     return loaded
-
-
-def _damaged(path: Path, detail: str) -> RunError:
-    return RunError(
-        f"'{path}' cannot be read ({detail}).",
-        "The file was changed by hand or by another program.",
-        "Restore it from a copy of the run, or start the run again with another --out.",
-    )
 
 
 def schema_file(schema: str) -> Path:

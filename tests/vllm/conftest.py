@@ -104,7 +104,7 @@ def vllm_server(
         model=str(tiny_model), dtype="float32", max_context=CONTEXT, lora_rank=RANK,
         python=vllm_python,
     )  # fmt: skip
-    server = VllmServer.start(spec, tmp_path_factory.mktemp("server"), limit_s=600.0)
+    (server,) = VllmServer.start_all([spec], tmp_path_factory.mktemp("server"), limit_s=600.0)
     yield server
     server.stop()
 

@@ -289,7 +289,7 @@ def test_one_of_two_is_killed_half_way_and_the_replies_are_those_of_one(
 def failure(spec: ServerSpec, folder: Path) -> tuple[str, str, str]:
     before = set(children(os.getpid()))
     with pytest.raises(ServerFailed) as failed:
-        VllmServer.start(spec, folder)
+        VllmServer.start_all([spec], folder)
     assert set(children(os.getpid())) <= before
     return failed.value.lines()
 

@@ -38,7 +38,7 @@ def same_base(
     spec = ServerSpec(
         model=str(folder), dtype="float32", max_context=CONTEXT, lora_rank=RANK, python=vllm_python
     )
-    server = VllmServer.start(spec, tmp_path / "server", limit_s=600.0)
+    (server,) = VllmServer.start_all([spec], tmp_path / "server", limit_s=600.0)
     monkeypatch.setenv("VLLM_API_KEY", server.key)
     yield server
     server.stop()

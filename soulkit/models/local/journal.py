@@ -107,7 +107,8 @@ class Journal:
         self.path = Path(path)
         self._places: dict[JournalKey, tuple[int, int]] = {}
         """Key → (offset of its line, row)."""
-        self._batches: set[tuple[JournalKey, ...]] = set()
+        self._batches: dict[tuple[JournalKey, ...], int] = {}
+        """Keys of a batch → offset of its line."""
         self._waiting: list[bytes] = []
         """Lines of the next write; only the writer's thread uses them and the file."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
@@ -130,7 +131,7 @@ class Journal:
             self._forget(void.policy, void.step)
             return
         batch: _Batch = form_of(_Batch).validate_python(line)
-        self._batches.add(keys := tuple(batch.keys()))
+        self._batches[keys := tuple(batch.keys())] = offset
         self._places.update((key, (offset, row)) for row, key in enumerate(keys))
 
     def _read_line(self, offset: int) -> _Batch:
@@ -145,15 +146,17 @@ class Journal:
 
     def one(self, key: JournalKey) -> Completion | None:
         """The recorded reply; None if there is none."""
-        if key not in self._places:
-            return None
-        offset, row = self._places[key]
-        return replace(self._line(offset).rows[row].reply, prompt_ids=key.prompt_ids)
+        return self._reply(key, *self._places[key]) if key in self._places else None
 
     def batch(self, keys: Sequence[JournalKey]) -> list[Completion] | None:
         """The recorded replies of exactly this batch, in this order; None if there are none."""
-        whole = keys if tuple(keys) in self._batches else ()
-        return [reply for key in whole if (reply := self.one(key)) is not None] or None
+        offset = self._batches.get(tuple(keys))
+        if offset is None:
+            return None
+        return [self._reply(key, offset, row) for row, key in enumerate(keys)]
+
+    def _reply(self, key: JournalKey, offset: int, row: int) -> Completion:
+        return replace(self._line(offset).rows[row].reply, prompt_ids=key.prompt_ids)
 
     def write(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
         """Record a batch; it is on disk when this returns."""
@@ -198,4 +201,5 @@ class Journal:
     def _forget(self, policy: str, step: int) -> None:
         gone = {a for a in self._places if a.policy == policy and a.call.step == step}
         self._places = {a: place for a, place in self._places.items() if a not in gone}
-        self._batches = {batch for batch in self._batches if gone.isdisjoint(batch)}
+        self._batches = {keys: offset for keys, offset in self._batches.items()
+                         if gone.isdisjoint(keys)}  # fmt: skip

@@ -297,7 +297,7 @@ class VllmServer:
     """A running server. Leaving the `with` block stops it, and so does the end of this process."""
 
     def __init__(self, spec: ServerSpec, install: VllmInstall, log: Path, port: int) -> None:
-        """Start it without waiting for an answer; `start` also waits."""
+        """Start it without waiting for an answer; `start_all` also waits."""
         self.log = log
         """File with all its output."""
         self.served = BASE_NAME
@@ -316,29 +316,21 @@ class VllmServer:
             self._running = Supervised(command, environment, output.fileno())
 
     @classmethod
-    def start(
-        cls, spec: ServerSpec, folder: Path, *, limit_s: float = START_S,
-        watch: Callable[[float, str], None] | None = None,
-    ) -> VllmServer:  # fmt: skip
-        """Start a server and wait until it answers; its log is a new file in `folder`.
-
-        Blocks for at most `limit_s` seconds. ServerFailed, with the cause from the log, if it does
-        not start; ConfigError for invalid settings. `watch` gets the seconds so far and the log's
-        last line about once a second; if it raises, or on an interrupt, the start is aborted and
-        cleaned up.
-        """
-        return cls.start_all([spec], folder, limit_s=limit_s, watch=watch)[0]
-
-    @classmethod
     def start_all(
         cls, specs: Sequence[ServerSpec], folder: Path, *, limit_s: float = START_S,
         watch: Callable[[float, str], None] | None = None,
     ) -> list[VllmServer]:  # fmt: skip
-        """As `start`, for servers of one model on different devices, which start together."""
+        """Start servers together and wait until all answer; each log is a new file in `folder`.
+
+        Blocks for at most `limit_s` seconds. ServerFailed, with the cause from the log, if one does
+        not start; ConfigError for invalid settings. `watch` gets the seconds so far and the last
+        line of a log about once a second. If it raises, on an interrupt, or if a server does not
+        start, all are stopped.
+        """
         install = vllm_version(specs[0].python)
         if install is None:
             raise no_vllm(specs[0].interpreter, attachable=True)
-        end, servers = time.monotonic() + limit_s, list[VllmServer]()
+        begin, servers = time.monotonic(), list[VllmServer]()
         try:
             for spec in specs:
                 servers.append(
@@ -346,7 +338,7 @@ class VllmServer:
                 )
             for n, spec in enumerate(specs):
                 tries = 1
-                while not servers[n]._comes_up(end, watch):
+                while not servers[n]._comes_up(begin, limit_s, watch):
                     servers[n].stop()
                     if tries == _PORTS:
                         raise servers[n]._not_up(diagnosis(servers[n].log, servers[n]._since))
@@ -416,9 +408,12 @@ class VllmServer:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _comes_up(self, end: float, watch: Callable[[float, str], None] | None) -> bool:
-        """Whether it answers; False if its port was taken. ServerFailed for any other failure."""
-        begin = due = time.monotonic()
+    def _comes_up(
+        self, begin: float, limit_s: float, watch: Callable[[float, str], None] | None
+    ) -> bool:
+        """Whether it answers within `limit_s` after `begin`; False if its port was taken.
+        ServerFailed for any other failure."""
+        due = begin
         while not self._answers():
             if self._running.ended:
                 words = diagnosis(self.log, self._since)
@@ -426,10 +421,9 @@ class VllmServer:
                     return False
                 raise self._not_up(words)
             now = time.monotonic()
-            if now >= end:
+            if now >= begin + limit_s:
                 raise ServerFailed(
-                    f"The vLLM server of '{self._model}' did not answer within "
-                    f"{now - begin:.0f} s.",
+                    f"The vLLM server of '{self._model}' did not answer within {limit_s:.0f} s.",
                     f"Its log ends: {last_line(self.log, self._since) or 'it is empty'}",
                     f"Allow more time (--vllm-start SECONDS), or read its log: {self.log}",
                 )

@@ -313,7 +313,7 @@ class ServerActor:
         os.environ.update(_environment(variables))
         spec = replace(spec, host=ray.util.get_node_ip_address())
         logs = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="soul-vllm-"))
-        self.server = VllmServer.start(spec, logs, limit_s=limit_s)
+        (self.server,) = VllmServer.start_all([spec], logs, limit_s=limit_s)
         return {name: value for name, value in vars(self.server).items() if name[0] != "_"}
 
     def ask(self, name: str) -> None:

@@ -34,89 +34,6 @@ EXAMPLES = 2
 """Number of rows per task that canaries are scored on."""
 
 
-@dataclass
-class JudgeCanaries:
-    """The canaries of a run and their first scores."""
-
-    canaries: Sequence[Canary]
-    every: int
-    margin: float
-    """Share of the metric's scale that a canary may rise."""
-    seed: int = 0
-    concurrency: int = 16
-    first: dict[str, float] = field(default_factory=dict)
-    """Label → first mean score."""
-
-    @classmethod
-    def of(cls, config: TrainConfig, pool: TaskRows, metrics: Path) -> Self | None:
-        """The canaries of a run, None without `canary_every`; `metrics` is its metrics file."""
-        if config.canary_every is None:
-            return None
-        return cls(
-            canaries_of(pool), config.canary_every, config.canary_margin, config.seed,
-            config.concurrency,
-            first_values(read_step_lines(metrics)),
-        )  # fmt: skip
-
-    async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
-        """The scores at `step`, whose drafts are in `records`; empty if none are due."""
-        if step % self.every:
-            return CanaryScores()
-        rewards = await self._rewards(step, cast)
-        means = {self._label(*key): _mean(values) for key, values in rewards.items()}
-        for label, mean in means.items():
-            if mean is not None:
-                self.first.setdefault(label, mean)
-        return CanaryScores(
-            means=means,
-            unscored=sum(value is None for values in rewards.values() for value in values),
-            alarms=tuple(
-                alarm for key in rewards for alarm in self._alarms(step, key, means, records)
-            ),
-        )
-
-    async def _rewards(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
-        """(task, canary) → its reward on each example; None if the judge gave no verdict."""
-        engine = Engine(cast, self.seed, self.concurrency)
-        jobs = [Job(c.task, c.example, i, step) for i, c in enumerate(self.canaries)]
-        rewards = await engine.each(jobs, lambda job: self._reward(job, cast))
-        by_canary: dict[tuple[str, str], list[float | None]] = defaultdict(list)
-        for canary, reward in zip(self.canaries, rewards, strict=True):
-            by_canary[canary.task.name, canary.name].append(reward)
-        return by_canary
-
-    async def _reward(self, job: Job, cast: Cast) -> float | None:
-        canary = self.canaries[job.index]
-        episode = replace(canary.episode, step=job.step)
-        # None is counted as unscored and never replaced by a number.
-        own = cast.in_task(canary.task.name)
-        return (await canary.task.judged(canary.example, episode, own)).reward
-
-    def _label(self, task: str, name: str) -> str:
-        several = len({canary.task.name for canary in self.canaries}) > 1
-        return f"{task}/{name}" if several else name
-
-    def _alarms(
-        self,
-        step: int,
-        key: tuple[str, str],
-        means: Mapping[str, float | None],
-        records: Sequence[Record],
-    ) -> list[Alarm]:
-        task, label = key[0], self._label(*key)
-        value = means[label]
-        if value is None:
-            return []
-        first = self.first[label]
-        drafts = _mean(r.score.reward for r in records if r.task == task and r.kind == "draft")
-        metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
-        why = alarm_reasons(value, first, drafts, self.margin * (metric.high - metric.low))
-        alarm = Alarm(
-            canary=label, value=value, first=first, drafts=drafts, why=tuple(why), step=step
-        )
-        return [alarm] if why else []
-
-
 def alarm_reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
     """Reasons for an alarm on a canary with score `value`: `rose`, `above_drafts`, both or none.
 
@@ -147,6 +64,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
+def _raised(alarms: Iterable[Alarm | None]) -> tuple[Alarm, ...]:
+    return tuple(alarm for alarm in alarms if alarm is not None)
+
+
 def first_values(lines: Iterable[StepLine]) -> dict[str, float]:
     """Label → first value in a run's step lines."""
     first: dict[str, float] = {}
@@ -175,36 +96,86 @@ class CanaryMonitor:
 
     tasks: Mapping[str, Task]
     margin: float
-    """Share of a metric's scale that it may fall."""
-    tripwire: JudgeCanaries | None = None
+    """Share of a metric's scale that a canary may rise, and that a watched metric may fall."""
+    canaries: Sequence[Canary] = ()
+    every: int = 1
+    """Steps from one score of the canaries to the next."""
+    seed: int = 0
+    concurrency: int = 16
     first: dict[str, float] = field(default_factory=dict)
-    """Label → first value of a metric."""
+    """Label → first value of a canary or metric."""
 
     @classmethod
     def of(
         cls, config: TrainConfig, pool: TaskRows, tasks: Mapping[str, Task], metrics: Path
     ) -> Self:
         """The monitor of a run; `metrics` is its metrics file, with first values for a resume."""
-        tripwire = JudgeCanaries.of(config, pool, metrics)
-        return cls(tasks, config.canary_margin, tripwire, first_values(read_step_lines(metrics)))
+        every = config.canary_every
+        canaries = () if every is None else canaries_of(pool)
+        return cls(tasks, config.canary_margin, canaries, every or 1, config.seed,
+                   config.concurrency, first_values(read_step_lines(metrics)))  # fmt: skip
 
     async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
-        """Canary scores and watched metrics at `step`, whose drafts are in `records`."""
-        scores = CanaryScores()
-        if self.tripwire is not None:
-            scores = await self.tripwire.score(step, cast, records)
+        """Scores of the canaries, if they are due, and watched metrics at `step`, whose drafts are
+        in `records`."""
+        due = self.canaries and step % self.every == 0
+        rewards = await self._rewards(step, cast) if due else {}
+        means = {self._label(*key): _mean(values) for key, values in rewards.items()}
+        self._note_first(means)
+        alarms = (self._alarm(step, *key, means[self._label(*key)], records) for key in rewards)
+        unscored = sum(value is None for values in rewards.values() for value in values)
+        scores = CanaryScores(means=means, unscored=unscored, alarms=_raised(alarms))
         return self.look(step, records, scores)
 
     def look(self, step: int, records: Sequence[Record], scores: CanaryScores) -> CanaryScores:
         """The canary scores of a step with the watched metrics of its drafts added."""
         metrics = self._metrics(records)
-        for label, metric in metrics.items():
-            if metric.value is not None:
-                self.first.setdefault(label, metric.value)
         means = {label: metric.value for label, metric in metrics.items()}
-        alarms = (self._alarm(step, label, metric) for label, metric in metrics.items())
-        raised = tuple(alarm for alarm in alarms if alarm is not None)
-        return replace(scores, means={**scores.means, **means}, alarms=(*scores.alarms, *raised))
+        self._note_first(means)
+        alarms = (self._fall(step, label, metric) for label, metric in metrics.items())
+        return replace(scores, means={**scores.means, **means},
+                       alarms=(*scores.alarms, *_raised(alarms)))  # fmt: skip
+
+    def _note_first(self, means: Mapping[str, float | None]) -> None:
+        for label, mean in means.items():
+            if mean is not None:
+                self.first.setdefault(label, mean)
+
+    async def _rewards(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
+        """(task, canary) → its reward on each example; None if the judge gave no verdict."""
+        engine = Engine(cast, self.seed, self.concurrency)
+        jobs = [Job(c.task, c.example, i, step) for i, c in enumerate(self.canaries)]
+        rewards = await engine.each(jobs, lambda job: self._reward(job, cast))
+        by_canary: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+        for canary, reward in zip(self.canaries, rewards, strict=True):
+            by_canary[canary.task.name, canary.name].append(reward)
+        return by_canary
+
+    async def _reward(self, job: Job, cast: Cast) -> float | None:
+        canary = self.canaries[job.index]
+        episode = replace(canary.episode, step=job.step)
+        # None is counted as unscored and never replaced by a number.
+        own = cast.in_task(canary.task.name)
+        return (await canary.task.judged(canary.example, episode, own)).reward
+
+    def _label(self, task: str, name: str) -> str:
+        several = len({canary.task.name for canary in self.canaries}) > 1
+        return f"{task}/{name}" if several else name
+
+    def _alarm(
+        self, step: int, task: str, name: str, value: float | None, records: Sequence[Record]
+    ) -> Alarm | None:
+        label = self._label(task, name)
+        if value is None:
+            return None
+        first = self.first[label]
+        drafts = _mean(r.score.reward for r in records if r.task == task and r.kind == "draft")
+        metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
+        why = alarm_reasons(value, first, drafts, self.margin * (metric.high - metric.low))
+        alarm = Alarm(
+            canary=label, value=value, first=first, drafts=drafts, why=tuple(why), step=step
+        )
+        return alarm if why else None
 
     def _metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Label → watched metric of the step's drafts."""
@@ -217,7 +188,7 @@ class CanaryMonitor:
                 metrics[label] = over_rows[metric]
         return dict(sorted(metrics.items()))
 
-    def _alarm(self, step: int, label: str, metric: BatchMetric) -> Alarm | None:
+    def _fall(self, step: int, label: str, metric: BatchMetric) -> Alarm | None:
         low, high = metric.low or 0.0, 1.0 if metric.high is None else metric.high
         value, first = metric.value, self.first.get(label)
         if value is None or first is None or value >= first - self.margin * (high - low):

@@ -340,14 +340,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def ranking(folder: Path) -> list[tuple[Path, Merit]]:
     """Checkpoints with a ranking key, best first; later ones win ties."""
-    scored = []
-    for path in checkpoints(folder):
-        try:
-            merit = read_position(path).merit
-        except DamagedCheckpoint:  # reported at the next resume
-            continue
-        if merit is not None:
-            scored.append((path, merit))
+    scored = [
+        (path, merit) for path in checkpoints(folder)
+        if (position := _known_position(path)) and (merit := position.merit) is not None
+    ]  # fmt: skip
     return sorted(scored, key=lambda one: (one[1], one[0].name), reverse=True)
 
 
@@ -365,7 +361,7 @@ def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
     A checkpoint written at a stop does not count and is kept only while it is the newest.
     """
     every = checkpoints(folder)
-    planned = [path for path in every if not _is_stopgap(path)]
+    planned = [path for path in every if not ((p := _known_position(path)) and p.stopgap)]
     best = (path for path, _ in ranking(folder)[:keep_best])
     lasting = {*every[-1:], *planned[-keep_last:], *best}
     for path in every:
@@ -375,11 +371,12 @@ def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
         shutil.rmtree(leftover)
 
 
-def _is_stopgap(path: Path) -> bool:
+def _known_position(path: Path) -> Position | None:
+    """The position of checkpoint `path`; None if it is damaged, which the next resume reports."""
     try:
-        return read_position(path).stopgap
+        return read_position(path)
     except DamagedCheckpoint:
-        return False
+        return None
 
 
 def export_best(run: Path, folder: Path) -> Path | None:
@@ -389,13 +386,11 @@ def export_best(run: Path, folder: Path) -> Path | None:
     """
     for path, _ in ranking(folder):
         if not damage(path):
-            replace_folder(run / "best", partial(_copy_model, path))
+            model = partial(shutil.copytree, path, dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns(*STATE))  # fmt: skip
+            replace_folder(run / "best", model)
             return path
     return None
-
-
-def _copy_model(source: Path, aside: Path) -> None:
-    shutil.copytree(source, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*STATE))
 
 
 # --- tensors --------------------------------------------------------------------------------------

@@ -152,6 +152,16 @@ def test_another_prompt_policy_or_company_is_another_request(tmp_path: Path) -> 
     assert journal.batch([journal_key(1), journal_key(0)]) is None
 
 
+def test_a_batch_comes_from_its_own_line(tmp_path: Path) -> None:
+    written = Journal(tmp_path / "j.jsonl")
+    first, second = [reply("a"), reply("b")], [reply("c"), reply("d")]
+    written.write([journal_key(0), journal_key(1)], first)
+    written.write([journal_key(1), journal_key(2)], second)
+    read = Journal(tmp_path / "j.jsonl")
+    assert read.batch([journal_key(0), journal_key(1)]) == first
+    assert read.batch([journal_key(1), journal_key(2)]) == second
+
+
 def test_a_cleared_journal_is_empty_and_goes_on(tmp_path: Path) -> None:
     Journal(tmp_path / "j.jsonl").write([journal_key(0)], [ODD])
     journal = Journal(tmp_path / "j.jsonl")

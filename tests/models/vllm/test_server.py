@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,10 @@ def spec(folder: Path, model: str) -> ServerSpec:
     return ServerSpec(model=model, python=interpreter(folder))
 
 
+def started(spec: ServerSpec, folder: Path, **more: Any) -> VllmServer:
+    return VllmServer.start_all([spec], folder, **more)[0]
+
+
 def status(server: VllmServer, key: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -134,7 +139,7 @@ def status(server: VllmServer, key: str) -> int:
 
 
 def test_a_server_answers_to_its_key_until_it_is_stopped(tmp_path: Path) -> None:
-    with VllmServer.start(spec(tmp_path, "serves"), tmp_path / "vllm") as server:
+    with started(spec(tmp_path, "serves"), tmp_path / "vllm") as server:
         assert server.url == f"http://127.0.0.1:{server.port}"
         assert (status(server, server.key), status(server, "another")) == (200, 401)
         assert (server.served, server.version) == ("base", "0.32.0")
@@ -150,8 +155,8 @@ def test_a_server_answers_to_its_key_until_it_is_stopped(tmp_path: Path) -> None
 
 def test_every_start_has_a_key_and_a_log_of_its_own(tmp_path: Path) -> None:
     with (
-        VllmServer.start(spec(tmp_path, "serves"), tmp_path) as one,
-        VllmServer.start(spec(tmp_path, "serves"), tmp_path) as other,
+        started(spec(tmp_path, "serves"), tmp_path) as one,
+        started(spec(tmp_path, "serves"), tmp_path) as other,
     ):
         assert one.key != other.key
         assert [one.log.name, other.log.name] == ["serves.log", "serves-2.log"]
@@ -160,7 +165,7 @@ def test_every_start_has_a_key_and_a_log_of_its_own(tmp_path: Path) -> None:
 
 def test_what_broke_is_said_with_what_helps(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed) as failure:
-        VllmServer.start(spec(tmp_path, "breaks"), tmp_path)
+        started(spec(tmp_path, "breaks"), tmp_path)
     what, why, way_out = failure.value.lines()
     assert what == "The vLLM server of 'breaks' did not start: it ended with exit code 1."
     assert "ValueError: Free memory on device" in why
@@ -173,10 +178,20 @@ def test_what_broke_is_said_with_what_helps(tmp_path: Path) -> None:
 def test_a_start_that_takes_too_long_ends_and_leaves_nothing(tmp_path: Path) -> None:
     before = set(children(os.getpid()))
     with pytest.raises(ServerFailed) as failure:
-        VllmServer.start(spec(tmp_path, "silent"), tmp_path, limit_s=0.0)
+        started(spec(tmp_path, "silent"), tmp_path, limit_s=0.0)
     assert "did not answer within 0 s" in failure.value.what
     assert "--vllm-start" in failure.value.way_out
     assert set(children(os.getpid())) <= before
+
+
+def test_servers_that_start_together_share_the_time_limit(tmp_path: Path) -> None:
+    told: list[float] = []
+    specs = [spec(tmp_path, name) for name in ("serves", "silent")]
+    with pytest.raises(ServerFailed, match="'silent' did not answer within 2 s"):
+        VllmServer.start_all(
+            specs, tmp_path, limit_s=2.0, watch=lambda so_far, _: told.append(so_far)
+        )
+    assert told == sorted(told) and told[-1] >= 1
 
 
 def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
@@ -190,19 +205,19 @@ def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        VllmServer.start(spec(tmp_path, "silent"), tmp_path, watch=watch)
+        started(spec(tmp_path, "silent"), tmp_path, watch=watch)
     assert len(during) == 1
     assert set(children(os.getpid())) <= before
 
 
 def test_another_port_is_taken_where_somebody_was_faster(tmp_path: Path) -> None:
-    with VllmServer.start(spec(tmp_path, "taken"), tmp_path) as server:
+    with started(spec(tmp_path, "taken"), tmp_path) as server:
         assert "Address already in use" in server.log.read_text()
         assert status(server, server.key) == 200
 
 
 def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with VllmServer.start(spec(tmp_path, "serves"), tmp_path) as server:
+    with started(spec(tmp_path, "serves"), tmp_path) as server:
         victim = next(process for process in living(server.group) if process != server.group)
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: is_gone(server.group, server.port))
@@ -220,7 +235,7 @@ def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
     lean.chmod(0o755)
     assert vllm_version(str(lean)) is None
     with pytest.raises(ConfigError, match="vLLM is not installed for"):
-        VllmServer.start(ServerSpec(model="serves", python=str(lean)), tmp_path)
+        started(ServerSpec(model="serves", python=str(lean)), tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         vllm_version(str(tmp_path / "none"))
 
