@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from soulkit.api_keys import printable
@@ -287,10 +286,7 @@ class LoadedModels:
             self._broken = error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def _start(self, needs: list[ServerNeed]) -> None:

@@ -141,9 +141,10 @@ class JsonlWriter:
 
     def write_lines(self, lines: bytes) -> None:
         """Append lines of `json_line` with one sync; all are on disk when it returns."""
-        start = self.offset
+        start, rest = self.offset, memoryview(lines)
         try:
-            _write_all(self._fd, lines)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
             os.fsync(self._fd)
         except OSError:
             # Remove a partial line (full disk), which would merge with the next one.
@@ -270,12 +271,6 @@ def _json(
         dict(record), ensure_ascii=ascii_only, allow_nan=False, indent=indent,
         separators=(",", ":") if compact else None,
     )  # fmt: skip
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def write_json(path: Path, obj: Mapping[str, Any]) -> None:

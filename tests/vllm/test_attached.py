@@ -126,7 +126,7 @@ def codec(tiny_model: Path) -> Codec:
 
 def listed(server: Address) -> list[str]:
     """The names that a server lists."""
-    listing = asyncio.run(VllmClient(server).get("/v1/models"))
+    listing = asyncio.run(VllmClient(server).ask("/v1/models"))
     return [entry["id"] for entry in listing["data"]]
 
 

@@ -130,16 +130,6 @@ class MixedDecoder:
         return torch.where(by_expert[:, None], expert, naive)
 
 
-def no_two_contexts(name: str) -> ConfigError:
-    """The error for a model whose cache `decode.py` does not support."""
-    return ConfigError(
-        f"'{name}' cannot generate from two contexts at once.",
-        "Its layers (recurrent states, kernels without masks) have no cache that soulkit can keep "
-        "in step for two prompts.",
-        "Use a model with attention layers only, or --objective nll.",
-    )
-
-
 def batch_tokens(model: Any, *, deterministic: bool) -> int:
     """Tokens whose keys and values a batch may hold: BATCH_TOKENS, on a GPU also at most half of
     the free memory. `deterministic`: half of what weights and optimizer leave of the whole card,
@@ -279,7 +269,12 @@ class LocalModel(CodecModel):
         """
         self._check_open()
         if await self._probe() is None:
-            raise no_two_contexts(self.name)
+            raise ConfigError(
+                f"'{self.name}' cannot generate from two contexts at once.",
+                "Its layers (recurrent states, kernels without masks) have no cache that soulkit "
+                "can keep in step for two prompts.",
+                "Use a model with attention layers only, or --objective nll.",
+            )
         renderer = self.renderer(sampling.thinking)
         ids, expert_ids = renderer.prompt_ids(context), renderer.prompt_ids(expert)
         room = self.codec.room(max(len(ids), len(expert_ids)), sampling.max_tokens)
@@ -435,8 +430,13 @@ class LocalModel(CodecModel):
                 self.model.train()
         share = (time.perf_counter() - start) / len(batch)
         return [
-            self._completion(*row, share, version) for row in zip(batch, rows, notes, strict=True)
-        ]
+            self.codec.completion(
+                request.ids, row, note, room=request.room, stop=request.sampling.stop,
+                seconds=share, policy=version, dropped=request.dropped,
+                prompt_tokens=len(request.ids) + len(request.expert.ids if request.expert else ()),
+            )
+            for request, row, note in zip(batch, rows, notes, strict=True)
+        ]  # fmt: skip
 
     def _run_loop(self, batch: list[GenerationRequest], draw: Draw, windows: Windows) -> Replies:
         prompts, ended, pad = [r.ids for r in batch], self._end_rule(batch), self.codec.pad
@@ -528,21 +528,6 @@ class LocalModel(CodecModel):
             eos_token_id=sorted(self.codec.end_ids) or None,
             pad_token_id=self.codec.pad,
         )
-
-    def _completion(
-        self,
-        request: GenerationRequest,
-        row: list[int],
-        notes: list[float],
-        seconds: float,
-        version: str,
-    ) -> Completion:
-        beside = len(request.expert.ids) if request.expert else 0
-        return self.codec.completion(
-            request.ids, row, notes, room=request.room, stop=request.sampling.stop,
-            seconds=seconds, policy=version, dropped=request.dropped,
-            prompt_tokens=len(request.ids) + beside,
-        )  # fmt: skip
 
 
 def _end_ids(model: Any) -> list[int | None]:

@@ -297,31 +297,23 @@ async def prove_adapter(
     between two requests to the base model. A pushed adapter that fails is unloaded.
     """
     try:
-        await _check_moves(fleet, base, name, folder, prompt_ids)
+        plain = await prompt_logprobs(fleet, base, prompt_ids)
+        again = await prompt_logprobs(fleet, base, prompt_ids)
+        served = await prompt_logprobs(fleet, name, prompt_ids)
+        check_agreement(served, f"the adapter {adapter_folder(folder)}")
+        for url in served.keys() & plain.keys() & again.keys() if any_weight(folder) else ():
+            moved = Distance.between([plain[url]], [served[url]]).largest
+            if not moved > Distance.between([plain[url]], [again[url]]).largest:
+                raise AdapterNotServed(
+                    f"The adapter {adapter_folder(folder)} was loaded at {url} but has no effect.",
+                    "Its weights are not zero, yet the log-probs of a prompt are the same with and "
+                    "without it, so the base model would be evaluated instead.",
+                    "Check the server's log, or evaluate the adapter with --engine local.",
+                )
     except BaseException:  # also on Ctrl-C
         if name in fleet.adapters:
             await unload_adapter(fleet, name)
         raise
-
-
-async def _check_moves(
-    fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
-) -> None:
-    plain = await prompt_logprobs(fleet, base, prompt_ids)
-    again = await prompt_logprobs(fleet, base, prompt_ids)
-    served = await prompt_logprobs(fleet, name, prompt_ids)
-    check_agreement(served, f"the adapter {adapter_folder(folder)}")
-    if not any_weight(folder):
-        return
-    for url in served.keys() & plain.keys() & again.keys():
-        moved = Distance.between([plain[url]], [served[url]]).largest
-        if not moved > Distance.between([plain[url]], [again[url]]).largest:
-            raise AdapterNotServed(
-                f"The adapter {adapter_folder(folder)} was loaded at {url} but has no effect.",
-                "Its weights are not zero, yet the log-probs of a prompt are the same with and "
-                "without it, so the base model would be evaluated instead.",
-                "Check the server's log, or evaluate the adapter with --engine local.",
-            )
 
 
 def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:

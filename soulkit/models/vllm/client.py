@@ -159,8 +159,6 @@ def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
 
 
 HEALTH = "/health"
-HEALTH_S = 5.0
-"""Timeout of a health check in seconds."""
 MAX_BYTES = 256 * 1024 * 1024
 """Maximum size of a reply: 100,000 tokens with log-probs and texts need about 10 MB."""
 CONCURRENCY = 1024
@@ -212,24 +210,13 @@ class VllmClient:
     def __repr__(self) -> str:
         return f"VllmClient({self.address.url!r})"
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """GET `path`: the JSON object, or {"text": …} if the answer is not one.
-
-        Raises ServerRefused, ServerBusy, ServerGone.
-        """
-        return await self._ask(path, None)
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST `body`; returns and raises as `get` does."""
-        return await self._ask(path, body)
-
-    async def alive(self) -> bool:
-        """Whether the server answers /health within HEALTH_S. Any status below 500 counts, since a
+    async def alive(self, seconds: float) -> bool:
+        """Whether the server answers /health within `seconds`. Any status below 500 counts, since a
         gateway may not have that path."""
         import httpx2 as errors
 
         try:
-            async with asyncio.timeout(HEALTH_S):
+            async with asyncio.timeout(seconds):
                 return (await self._exchange(HEALTH, None)).status < 500
         except (TimeoutError, errors.HTTPError, TooLong):
             return False
@@ -240,7 +227,9 @@ class VllmClient:
         if pool is not None:
             await pool.close()
 
-    async def _ask(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """POST `body` to `path`, or GET it without one: the JSON object of the answer, or
+        {"text": …} if it is not one. Raises ServerRefused, ServerBusy, ServerGone."""
         import httpx2 as errors
 
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
 
@@ -97,10 +97,8 @@ class _Session:
     """Requests that wait for a place."""
     names: Counter[str] = field(default_factory=Counter)
     """Model name → number of unanswered requests."""
-    leaving: defaultdict[str, list[asyncio.Future[None]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """Model name → callers that wait until it is idle."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a model has no more requests."""
     looks: defaultdict[_Replica, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
@@ -153,17 +151,14 @@ class Replicas:
         finally:
             session.names[name] -= 1
             if not session.names[name]:
-                for turn in session.leaving.pop(name, ()):
-                    if not turn.done():
-                        turn.set_result(None)
+                session.idle.set()
 
     async def idle(self, name: str) -> None:
         """Wait until no request for this model is waiting or in flight."""
         session = self._sessions.get()
         while session.names[name]:
-            turn = asyncio.get_running_loop().create_future()
-            session.leaving[name].append(turn)
-            await turn
+            session.idle.clear()
+            await session.idle.wait()
 
     async def each(self, path: str, body: Body | None = None) -> dict[str, Body | ServerRefused]:
         """Address → answer of each living server to a POST of `body`, or to a GET without one.
@@ -303,11 +298,7 @@ class Replicas:
     async def _send(
         self, session: _Session, member: _Replica, path: str, body: Body | None
     ) -> Body:
-        client = member.client
-        request: Coroutine[Any, Any, Body] = (
-            client.get(path) if body is None else client.post(path, body)
-        )
-        task = asyncio.ensure_future(request)
+        task = asyncio.ensure_future(member.client.ask(path, body))
         session.tasks[member].add(task)
         if session.watch is None or session.watch.done():
             session.watch = asyncio.ensure_future(self._look_after(session))
@@ -337,20 +328,13 @@ class Replicas:
         ended = member.ended()
         if ended:
             self._drop(session, member, ended)
-        elif await self._alive(member):
+        elif await member.client.alive(self.health_s):
             member.silences = 0
         else:
             member.silences += 1
             if member.silences >= SILENCES:
                 why = f"its /health did not answer {SILENCES} times in a row"
                 self._drop(session, member, await self._cause(member) or why)
-
-    async def _alive(self, member: _Replica) -> bool:
-        try:
-            async with asyncio.timeout(self.health_s):
-                return await member.client.alive()
-        except TimeoutError:
-            return False
 
     async def _lives(self, session: _Session, member: _Replica, error: Exception) -> bool:
         """Whether a server is alive; drops it if not. One caller checks, the others wait."""
@@ -366,7 +350,7 @@ class Replicas:
     async def _answers(self, member: _Replica) -> bool:
         for look in range(SILENCES):
             await asyncio.sleep(self.pause_s * look)
-            if await self._alive(member):
+            if await member.client.alive(self.health_s):
                 return True
         return False
 

@@ -52,13 +52,13 @@ def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
 
 def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
     """The drafts with the feedback that `swap_feedback` gives them, task by task."""
-    by_task: dict[str, list[Record]] = {}
-    for draft in drafts:
-        by_task.setdefault(draft.task, []).append(draft)
+    groups = (
+        [d for d in drafts if d.task == task] for task in dict.fromkeys(d.task for d in drafts)
+    )
     return [
         replace(draft, received=feedback)
-        for drafts_of_task in by_task.values()
-        for draft, feedback in zip(drafts_of_task, swap_feedback(drafts_of_task, key), strict=True)
+        for group in groups
+        for draft, feedback in zip(group, swap_feedback(group, key), strict=True)
     ]
 
 

@@ -43,6 +43,7 @@ from soulkit.models.vllm.adapters import (
 from soulkit.models.vllm.adapters import Distance as Distance
 from soulkit.models.vllm.capabilities import EXACT, GROSS
 from soulkit.models.vllm.client import ServerRefused
+from soulkit.models.vllm.command import RANKS
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import VllmServer
@@ -172,8 +173,6 @@ PUSHES = "pushes"
 SLEEP, WAKE = "/sleep?level=1", "/wake_up"
 """Level 2 would also drop the weights, which vLLM cannot reload while it serves adapters."""
 _LOOK = "Check the server's log, or use --engine local, which samples with the trained weights."
-LARGEST_RANK = 512
-"""Largest rank of an adapter that vLLM loads."""
 
 
 @dataclass
@@ -365,7 +364,7 @@ def check_adapter(policy: Policy) -> None:
     """ConfigError for an adapter that vLLM does not support."""
     config, rank = policy.model.peft_config[ADAPTER], rank_of(policy)
     problems = {
-        f"its rank is {rank}, and vLLM supports at most {LARGEST_RANK}": rank > LARGEST_RANK,
+        f"its rank is {rank}, and vLLM supports at most {RANKS[-1]}": rank > RANKS[-1],
         "it trains whole modules (modules_to_save)": bool(config.modules_to_save),
         "it uses DoRA": config.use_dora,
         "it has biases": config.bias != "none" or config.lora_bias,

@@ -143,7 +143,9 @@ class RolloutCheck:
         raise error
 
     def _error(self, step: int, broken: Mapping[str, tuple[Distance, str]]) -> WrongWeights:
-        names = {server: server or f"one of {', '.join(self._urls())}" for server in broken}
+        assert isinstance(self.sampler, ServedPolicy)
+        some = f"one of {', '.join(self.sampler.pusher.fleet.urls)}"
+        names = {server: server or some for server in broken}
         found = "; ".join(
             f"{names[server]}: {gap.words() if math.isfinite(gap.mean) else 'not finite'}, "
             f"the limit is {bound}"
@@ -157,10 +159,6 @@ class RolloutCheck:
             "Check the server at that address (a proxy, a restart, another adapter), then run the "
             "same command again to repeat this step.",
         )
-
-    def _urls(self) -> tuple[str, ...]:
-        assert isinstance(self.sampler, ServedPolicy)
-        return self.sampler.pusher.fleet.urls
 
     def _note_unchecked(
         self, step: int, records: Sequence[Record], unchecked: Counter[str]

@@ -247,10 +247,12 @@ def resume_checkpoint(
     _finish_replacing(folder)
     broken: dict[Path, str] = {}
     for path in reversed(checkpoints(folder)):
-        broken[path] = damage(path)
-        if not broken[path]:
-            remarks = [_set_aside(p, why, path) for p, why in broken.items() if why]
-            return load_checkpoint(path, policy, optimizer), remarks
+        try:
+            position = load_checkpoint(path, policy, optimizer)
+        except DamagedCheckpoint as error:
+            broken[path] = error.detail
+        else:
+            return position, [_set_aside(p, why, path) for p, why in broken.items()]
     if broken:
         reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
         raise RunError(

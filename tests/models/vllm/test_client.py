@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from soulkit.models.vllm import client as clients
 from soulkit.models.vllm.client import (
     Address,
     LogprobsMode,
@@ -141,7 +140,7 @@ def client_of(one: IdsServer, key: str = "") -> VllmClient:
 
 async def ask(client: VllmClient) -> dict[str, Any]:
     try:
-        return await client.post("/v1/completions", BODY)
+        return await client.ask("/v1/completions", BODY)
     finally:
         await client.close()
 
@@ -159,7 +158,7 @@ def test_a_key_is_sent_and_not_shown() -> None:
 def test_a_reply_that_is_no_object_is_text() -> None:
     async def text() -> dict[str, Any]:
         client = client_of(one)
-        got = await client.get("/text")
+        got = await client.ask("/text")
         await client.close()
         return got
 
@@ -190,21 +189,20 @@ def test_one_exchange_says_what_became_of_it(
 def test_what_a_server_says_of_its_health(health: int, alive: bool) -> None:
     with server() as one:
         one.health = health
-        assert asyncio.run(client_of(one).alive()) is alive
+        assert asyncio.run(client_of(one).alive(5.0)) is alive
 
 
-def test_a_server_that_is_silent_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "HEALTH_S", 0.02)
+def test_a_server_that_is_silent_is_not_well() -> None:
     with server() as one:
         one.health = 0
-        assert not asyncio.run(client_of(one).alive())
+        assert not asyncio.run(client_of(one).alive(0.02))
 
 
 def test_nobody_there_is_gone() -> None:
     with server() as one:
         address = Address(one.url)
     client = VllmClient(address)
-    assert not asyncio.run(client.alive())
+    assert not asyncio.run(client.alive(5.0))
     with pytest.raises(ServerGone, match="connection refused"):
         asyncio.run(ask(client))
 
