@@ -65,13 +65,12 @@ def lines_in(path: Path) -> Iterator[bytes]:
     """The lines of `path`, packed ones first. FileNotFoundError if there are none; DataError if the
     packed ones are damaged."""
     with ExitStack() as stack:
+        plain: Iterable[bytes] = ()
         try:  # open it first: a process that packs meanwhile removes this file last
             plain = stack.enter_context(path.open("rb"))
         except FileNotFoundError:
             if not packed_file(path).is_file():
                 raise
-            yield from _packed_lines(packed_file(path))
-            return
         if packed_file(path).is_file():
             yield from _packed_lines(packed_file(path))
         yield from plain

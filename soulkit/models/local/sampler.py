@@ -359,7 +359,8 @@ class LocalModel(CodecModel):
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
         # `generate` cannot set long rows aside, so there the limit of a reply counts.
         expected = math.inf if self._windows is None else batching.EXPECTED
-        rows, tokens = self.batch_size * self.copies, self._batch_tokens() * self.copies
+        tokens = batch_tokens(self.model, deterministic=self.deterministic)
+        rows, tokens = self.batch_size * self.copies, tokens * self.copies
         batches = batches_of(peers, rows, tokens, expected)
         batch = next(b for b in batches if oldest in b)
         queue.remove(batch)
@@ -442,7 +443,7 @@ class LocalModel(CodecModel):
         prompts, ended, pad = [r.ids for r in batch], self._end_rule(batch), self.codec.pad
         experts = [r.expert for r in batch if r.expert is not None]
         if not experts:
-            limit = self._batch_tokens()
+            limit = batch_tokens(self.model, deterministic=self.deterministic)
             return decode_batch(self.model, windows, prompts, draw, ended, pad, limit)
         turns = [
             expert_turns(r.sampling.seed, r.call, e.share, draw.uniform.shape[1])
@@ -466,9 +467,6 @@ class LocalModel(CodecModel):
             self.model.train(training)
         report_generate(self.name, fault)
         return None
-
-    def _batch_tokens(self) -> int:
-        return batch_tokens(self.model, deterministic=self.deterministic)
 
     def _end_rule(self, batch: list[GenerationRequest]) -> Finished:
         def ended(row: int, ids: list[int]) -> bool:

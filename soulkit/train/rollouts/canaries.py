@@ -55,7 +55,11 @@ def canaries_of(pool: TaskRows) -> list[Canary]:
         for c in canary_episodes(task, fixed_examples(rows_of_task, EXAMPLES))
     ]
     if not canaries:
-        raise _nobody_judges(list(rows))
+        raise ConfigError(
+            f"--canary-every needs a judge, and {', '.join(rows)} is scored by rules.",
+            "Canaries show whether a judge rewards nonsense; rules do not need that check.",
+            "Remove --canary-every, or train a judged task.",
+        )
     return canaries
 
 
@@ -76,14 +80,6 @@ def first_values(lines: Iterable[StepLine]) -> dict[str, float]:
             if value is not None:
                 first.setdefault(name, value)
     return first
-
-
-def _nobody_judges(tasks: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"--canary-every needs a judge, and {', '.join(tasks)} is scored by rules.",
-        "Canaries show whether a judge rewards nonsense; rules do not need that check.",
-        "Remove --canary-every, or train a judged task.",
-    )
 
 
 FELL = "fell"

@@ -282,7 +282,9 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     if fault := damage(path):
         raise DamagedCheckpoint(path, fault)
     position = read_position(path)
-    weights = _trained_weights(path, policy)
+    rest = load_file(path / TRAINED) if (path / TRAINED).is_file() else {}
+    weights = _model_weights(path, [name for name, _ in policy.trained if name not in rest]) | rest
+    _check_fit(path, TRAINED if rest else "the saved model", weights, dict(policy.trained))
     put_pieces(policy, optimizer, FirstRankTensors(weights))
     with torch.no_grad():
         for name, parameter in policy.trained:
@@ -300,14 +302,6 @@ def _check_fit(path: Path, file: str, tensors: Tensors, places: Tensors) -> None
     """RunError unless the tensors in a file of checkpoint `path` are exactly `places`."""
     if fault := misfit_of(tensors, places):
         raise _other_weights(path, f"In {file}: {fault}.")
-
-
-def _trained_weights(path: Path, policy: Policy) -> dict[str, torch.Tensor]:
-    """The trained weights in checkpoint `path`; RunError unless all are there and fit."""
-    rest = load_file(path / TRAINED) if (path / TRAINED).is_file() else {}
-    weights = _model_weights(path, [name for name, _ in policy.trained if name not in rest]) | rest
-    _check_fit(path, TRAINED if rest else "the saved model", weights, dict(policy.trained))
-    return weights
 
 
 def _other_weights(path: Path, detail: str) -> RunError:
