@@ -14,14 +14,10 @@ result under `distillation`, next to the usual cells. Gates test interval bounds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
-
-from pydantic import TypeAdapter, ValidationError
 
 from soulkit.distill.config import COMMAND, DistillConfig
 from soulkit.distill.expert_rows import rows_and_players_words
@@ -64,7 +60,13 @@ from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import Run, read_config
-from soulkit.runs.jsonl import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
+from soulkit.runs.jsonl import (
+    DISTILLATION_SCHEMA,
+    SCHEMA,
+    form_of,
+    read_value,
+    refuse_other_schema,
+)
 from soulkit.tasks.kit.spec import Metric
 from soulkit.train.state.metrics import read_step_lines
 
@@ -402,15 +404,9 @@ def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
 # -- the file --------------------------------------------------------------------------------------
 
 
-@cache
-def adapter() -> TypeAdapter[Distillation]:
-    """Converts between a Distillation and plain JSON values."""
-    return TypeAdapter(Distillation)
-
-
 def distillation_values(result: Distillation) -> dict[str, Any]:
     """The results as plain JSON values, with their schema."""
-    values: dict[str, Any] = adapter().dump_python(result, mode="json")
+    values: dict[str, Any] = form_of(Distillation).dump_python(result, mode="json")
     return {SCHEMA: DISTILLATION_SCHEMA, **values}
 
 
@@ -447,11 +443,4 @@ def read_distillation(out: Path) -> Distillation | None:
         return None
     file = out / "summary.json"
     refuse_other_schema(part, DISTILLATION_SCHEMA, f"The distillation part of '{file}'")
-    try:
-        return adapter().validate_json(json.dumps(part))
-    except ValidationError as error:
-        raise DataError(
-            f"The distillation results in '{file}' cannot be read.",
-            f"{error.error_count()} fields have invalid values.",
-            "Write the file again with soul distill report and the same settings.",
-        ) from error
+    return read_value(Distillation, part, f"The distillation part of '{file}'")

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from soulkit.data.contamination import Words, folded_words, row_matches, same_words
@@ -157,7 +158,7 @@ def passing_samples(samples: Sequence[SampleFacts], rules: SelectionRules) -> li
     rewards: dict[str, list[float]] = {}
     for one in samples:
         rewards.setdefault(one.example_id, []).append(one.reward or 0.0)
-    task_mean = _mean([reward for several in rewards.values() for reward in several])
+    task_mean = fmean([one.reward or 0.0 for one in samples]) if samples else 0.0
     return [
         one
         for one in samples
@@ -172,11 +173,7 @@ def _enough(reward: float, row: Sequence[float], task_mean: float, rules: Select
         return reward >= rules.high
     if reward <= rules.low:
         return False
-    return reward > _mean(row) if max(row) > min(row) else reward >= task_mean
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+    return reward > fmean(row) if max(row) > min(row) else reward >= task_mean
 
 
 def _distinct(
@@ -204,22 +201,18 @@ def _distinct(
     return [one for row in sorted(taken) for one in taken[row]], duplicates
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation."""
-
-    segment: Segment
-    trained: bool
+Message = tuple[Segment, bool]
+"""One message of a conversation, and whether it is trained."""
 
 
 def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
     """The rows of selected.jsonl for one episode."""
     for trace in record.episode.traces:
         for messages in lesson_conversations(trace):
-            exact = any(message.segment.token_ids for message in messages)
+            exact = any(segment.token_ids for segment, _ in messages)
             tokenizer = {"tokenizer": expert.tokenizer_print} if exact else {}
             yield {
-                "messages": [message_json(one.segment, trained=one.trained) for one in messages],
+                "messages": [message_json(one, trained=trained) for one, trained in messages],
                 "data_source": record.task, **tokenizer, "task": record.task,
                 "example_id": record.example_id, "rollout": record.rollout, "seat": trace.seat,
                 "value": record.score.value, "reward": record.score.reward,
@@ -239,15 +232,15 @@ def lesson_conversations(trace: Trace) -> list[list[Message]]:
         if head is None:
             head = []
             done.append(head)
-        head += [Message(segment, False) for segment in context[len(head) :]]
+        head += [(segment, False) for segment in context[len(head) :]]
         reply = Segment("assistant", turn.completion.text, token_ids=turn.completion.token_ids)
-        head.append(Message(reply, True))
+        head.append((reply, True))
     return done
 
 
 def _goes_on(head: Sequence[Message], context: Sequence[Segment]) -> bool:
     pairs = zip(head, context, strict=False)
-    return len(context) >= len(head) and all(_same(m.segment, segment) for m, segment in pairs)
+    return len(context) >= len(head) and all(_same(m, segment) for (m, _), segment in pairs)
 
 
 def _same(one: Segment, other: Segment) -> bool:

@@ -8,10 +8,11 @@ sample, with the model's own tokenizer if its folder has one, else from the numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from soulkit.data.corpora.lessons import Lesson
@@ -271,8 +272,8 @@ def corpus_plan(config: TrainConfig, corpus: Corpus) -> CorpusPlan:
     )
     weights = [one.lessons_per_pass or 1.0 for one in sources]
     lessons = config.steps * config.sft_batch
-    mean = _mean([one.tokens_per_lesson for one in sources], weights)
-    learned = _mean([one.tokens_per_lesson * one.learned_share for one in sources], weights)
+    mean = fmean([one.tokens_per_lesson for one in sources], weights)
+    learned = fmean([one.tokens_per_lesson * one.learned_share for one in sources], weights)
     measured = sum(map(len, corpus.validation.values()))
     turns = max(config.steps // config.eval_every, 1) if config.eval_every else 1
     return CorpusPlan(
@@ -298,10 +299,6 @@ def _source_plan(
         source=label, rows=corpus.stream.sizes[label], ratio=ratio,
         tokens_per_lesson=total / max(len(sizes), 1), learned_share=learned,
     )  # fmt: skip
-
-
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
 class TokenCounter:

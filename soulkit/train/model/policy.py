@@ -203,6 +203,15 @@ class Policy:
         plan = partial(self._packs, spans)
         return ranks().best_plan(plan, budget, self.cost, self.device.type)
 
+    def divided(self, spans: Sequence[Span], budget: int | None) -> Iterator[Pack]:
+        """The packs of this rank. In a sharded job every rank takes part in as many passes, so a
+        rank with fewer packs makes empty passes after them."""
+        for pack in ranks().share(self.packs(spans, budget), self.cost):
+            if pack is None:
+                self.empty_pass()
+            else:
+                yield pack
+
     def cost(self, pack: Pack) -> float:
         """Cost of a pack, forward and backward."""
         return (self.shape or HeadShape()).cost(pack)

@@ -155,8 +155,6 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 State = Literal["live", "base", "ema"]
-TokenScores = tuple[Tensor, Tensor]
-"""Log-probs and entropies of a sequence's trained tokens, both [n_trained]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ class Teacher:
         entropy: Entropies = "none",
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Per span, log-probs and entropies (NaN unless requested), both [n_trained]."""
-        world, scores = ranks(), dict[int, TokenScores]()
+        world, scores = ranks(), dict[int, tuple[Tensor, Tensor]]()
         passes = list(self._passes(spans, budget, tasks))
         for one in world.share(passes, lambda one: self.policy.cost(one[1])):
             expert, pack, places = one or ("", None, [])
@@ -205,19 +203,13 @@ class Teacher:
             for row, index in enumerate(places):
                 tokens = scored.owner == row
                 scores[index] = scored.log_prob[tokens], scored.entropy[tokens]
-        scores = self._gathered(scores)
+        if world.size > 1:
+            parts = world.gather({i: (a.cpu(), b.cpu()) for i, (a, b) in scores.items()})
+            device = self.policy.device
+            for part in parts:
+                scores |= {i: (a.to(device), b.to(device)) for i, (a, b) in part.items()}
         logs = [scores[i][0] for i in range(len(spans))]
         return logs, [scores[i][1] for i in range(len(spans))]
-
-    def _gathered(
-        self, local: dict[int, tuple[Tensor, Tensor]]
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """What all ranks found, by index."""
-        world, device = ranks(), self.policy.device
-        if world.size == 1:
-            return local
-        parts = world.gather({i: (a.cpu(), b.cpu()) for i, (a, b) in local.items()})
-        return {i: (a.to(device), b.to(device)) for part in parts for i, (a, b) in part.items()}
 
     def hidden(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
@@ -273,7 +265,8 @@ def teaching(policy: Policy, state: State) -> Iterator[None]:
 
 @contextmanager
 def _averaged(policy: Policy) -> Iterator[None]:
-    average = _average_of(policy)
+    average = policy.ema
+    assert average is not None, "start_ema comes before training"
     current = {name: parameter.data for name, parameter in policy.trained}
     try:
         for name, parameter in policy.trained:
@@ -292,19 +285,9 @@ def start_ema(policy: Policy) -> None:
 @torch.no_grad()
 def move_ema(policy: Policy, tau: float) -> None:
     """teacher ← (1−τ) teacher + τ student on every trained tensor; once per optimizer update."""
-    average = _average_of(policy)
+    assert policy.ema is not None, "start_ema comes before training"
     for name, parameter in policy.trained:
-        average[name].lerp_(parameter.detach(), tau)
-
-
-def _average_of(policy: Policy) -> dict[str, Tensor]:
-    if policy.ema is None:
-        raise ConfigError(
-            "The teacher is a moving average that has not been started.",
-            "It starts as a copy of the student before the first update.",
-            "Call start_ema(policy) before training, or use another teacher.",
-        )
-    return policy.ema
+        policy.ema[name].lerp_(parameter.detach(), tau)
 
 
 # --- choosing the teacher -------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def pack_loss(
     scored = policy.score(pack, entropy=entropy, hidden=compared)
     if prepared.gap is None and not tally.moved:  # still the weights that sampled
         logs = scored.log_prob.detach().split([span.n_trained for span in pack.spans])
-        tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs))
+        tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs).cpu())
     total = scored.log_prob.new_zeros(())
     for kind in sorted(set(kinds)):
         rows = [row for row, k in enumerate(kinds) if k == kind]
@@ -429,16 +429,16 @@ def update(
     spans, world = [prepared.sequences[i].span for i in computed], ranks()
     optimizer.zero_grad(set_to_none=True)
     total, counted = 0.0, Tally(moved=tally.moved)
-    for pack in world.share(policy.packs(spans, config.tokens_per_batch), policy.cost):
-        if pack is None:
-            policy.empty_pass()
-            continue
+    for pack in policy.divided(spans, config.tokens_per_batch):
         packed = [computed[i] for i in pack.indices]
         loss = pack_loss(policy, pack, prepared, packed, counts, config, counted)
         loss.backward()
         total += float(loss.detach())
     world.add_gradients(policy.trained)
-    total, counted = _of_all_ranks(total, counted)
+    (total, counted), *others = world.gather((total, counted))
+    for loss_there, counted_there in others:
+        total += loss_there
+        counted.take(counted_there)
     norm = take_step(policy, optimizer, total, config)
     silent = sorted(set(indices) - set(computed))
     measured = prepared.entropy is not None
@@ -446,17 +446,6 @@ def update(
     tally.take(counted)
     tally.moved = tally.moved or bool(computed)
     return Update(total, norm, bool(computed))
-
-
-def _of_all_ranks(total: float, counted: Tally) -> tuple[float, Tally]:
-    """Loss and counts of a mini-batch, added up over the ranks."""
-    if ranks().size == 1:
-        return total, counted
-    counted.gaps = [gap.cpu() for gap in counted.gaps]
-    parts, whole = ranks().gather((total, counted)), Tally(moved=counted.moved)
-    for _, part in parts:
-        whole.take(part)
-    return sum(loss for loss, _ in parts), whole
 
 
 def take_step(

@@ -18,7 +18,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,38 +104,6 @@ def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Promp
     return made
 
 
-@dataclass
-class Written:
-    """Counts of the written texts."""
-
-    facts: int = 0
-    texts: int = 0
-    """Texts to train on."""
-    tokens: int = 0
-    by_expert: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def words(self) -> str:
-        """The counts as a line of text."""
-        share = self.by_expert / max(self.tokens, 1)
-        text = (
-            f"wrote {self.texts} texts about {self.facts} facts, {share:.2f} of their tokens with "
-            "the fact in the context; training uses them instead of the rows' own answers"
-        )
-        reasons = "; ".join(f"{n} left out: {why}" for why, n in self.left_out.most_common())
-        return f"{text} ({reasons})" if reasons else text
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "facts": self.facts,
-            "texts": self.texts,
-            "tokens": self.tokens,
-            "tokens_by_expert": self.by_expert,
-            "left_out": dict(sorted(self.left_out.items())),
-            "prompts": prompts().hashes("expert"),
-        }
-
-
 def read_written(run: Path) -> WrittenTotals | None:
     """Counts of the texts that a run wrote; None for a run without mixsd."""
     try:
@@ -150,7 +118,7 @@ def check_facts(config: TrainConfig, corpus: Corpus) -> None:
         return
     sample = [lesson for several in corpus.samples.values() for lesson in several]
     if not any(lesson.fact for lesson in sample):
-        raise _nothing_written(Written(left_out=Counter({NO_FACT: len(sample)})))
+        raise _nothing_written(Counter({NO_FACT: len(sample)}))
 
 
 async def with_written(
@@ -168,7 +136,7 @@ async def with_written(
             written = await writer.write([lessons_of(one, config) for one in config.corpora], run)
         finally:
             await sampler.close()
-        reporter.note(written.words())
+        reporter.note(f"texts written, which replace the rows' own answers: {written.words()}")
     sources = [
         SourceSettings(path=str(text), ratio=source.ratio, side="assistant", name=source.name)
         for text, source in zip(texts, config.corpora, strict=True)
@@ -191,7 +159,7 @@ class Writer:
     held_out: Collection[str] = ()
     """`lesson_print` of validation conversations, which are skipped."""
 
-    async def write(self, sources: Sequence[LessonRows], run: Path) -> Written:
+    async def write(self, sources: Sequence[LessonRows], run: Path) -> WrittenTotals:
         """Write the missing texts of RUN/written.jsonl, then RUN/lessons/, one file per source.
 
         Rows that are not lessons or have no fact are counted and skipped; DataError if none is
@@ -201,23 +169,29 @@ class Writer:
         facts = [pair for pair in placed if pair[1].fact]
         used = [pair for pair in facts if lesson_print(pair[1]) not in self.held_out]
         made = prompts_of(used, self.config.mix_samples)
-        written = Written(facts=len(made) // self.config.mix_samples)
+        left_out = Counter({NO_FACT: len(placed) - len(facts), HELD_OUT: len(facts) - len(used)})
         for rows in sources:
-            written.left_out.update(rows.unusable)
-        counted = {NO_FACT: len(placed) - len(facts), HELD_OUT: len(facts) - len(used)}
-        written.left_out.update({reason: n for reason, n in counted.items() if n})
+            left_out.update(rows.unusable)
         records = await self._records(made, run / WRITTEN)
+        left_out.update(record["left_out"] for record in records if "left_out" in record)
+        texts = [record for record in records if "left_out" not in record]
+        if not texts:
+            raise _nothing_written(left_out)
         learned: dict[int, list[dict[str, Any]]] = {}
         for prompt, record in zip(made, records, strict=True):
-            if row := _learned_row(prompt, record, written):
-                learned.setdefault(prompt.source, []).append(row)
-        if not learned:
-            raise _nothing_written(written)
+            if "left_out" not in record:
+                learned.setdefault(prompt.source, []).append(_learned_row(prompt, record))
         for place, of_source in learned.items():
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in of_source)
             write_aside(lesson_file(run, place), text.encode("utf-8", "surrogatepass"))
-        write_json(run / TOTALS, written.to_json())
-        return written
+        totals = WrittenTotals(
+            facts=len(made) // self.config.mix_samples, texts=len(texts),
+            tokens=sum(len(record["token_ids"]) for record in texts),
+            tokens_by_expert=sum(record["expert_tokens"] for record in texts),
+            left_out={reason: n for reason, n in sorted(left_out.items()) if n},
+        )  # fmt: skip
+        write_json(run / TOTALS, {**totals.to_json(), "prompts": prompts().hashes("expert")})
+        return totals
 
     async def _records(self, made: Sequence[Prompt], path: Path) -> list[dict[str, Any]]:
         """One record per prompt, in order; batches do not depend on what is already on disk."""
@@ -267,16 +241,8 @@ class Writer:
         }
 
 
-def _learned_row(
-    prompt: Prompt, record: Mapping[str, Any], written: Written
-) -> dict[str, Any] | None:
-    """The text as a conversation in which only it is trained; None if it is left out."""
-    if reason := record.get("left_out"):
-        written.left_out[reason] += 1
-        return None
-    written.texts += 1
-    written.tokens += len(record["token_ids"])
-    written.by_expert += record["expert_tokens"]
+def _learned_row(prompt: Prompt, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The text as a conversation in which only it is trained."""
     context = [message_json(segment, trained=False) for segment in prompt.naive]
     reply = {
         "role": "assistant", "content": record["text"], "token_ids": record["token_ids"]
@@ -300,8 +266,8 @@ def _progress(done: int, before: int, total: int, seconds: float) -> str:
     return f"writing texts: {done} of {total}, about {words} left"
 
 
-def _nothing_written(written: Written) -> DataError:
-    reasons = "; ".join(f"{why} ({n} times)" for why, n in written.left_out.most_common(3))
+def _nothing_written(left_out: Counter[str]) -> DataError:
+    reasons = "; ".join(f"{why} ({n} times)" for why, n in (+left_out).most_common(3))
     return DataError(
         "The model wrote no text that can be used for training.",
         f"Reasons: {reasons or 'there are no rows'}.",

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -201,10 +201,7 @@ def imitate(
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
     total, sums, world = 0.0, LossSums(), ranks()
-    for pack in world.share(policy.packs(used, config.tokens_per_batch), policy.cost):
-        if pack is None:
-            policy.empty_pass()
-            continue
+    for pack in policy.divided(used, config.tokens_per_batch):
         is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans).to(policy.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
         scored = imitation_loss(policy, pack, weight)
@@ -214,8 +211,10 @@ def imitate(
         if sources:
             sums.add(losses, scored.owner[is_reply], [sources[i] for i in pack.indices])
     world.add_gradients(policy.trained)
-    parts = world.gather((total, sums))
-    total, sums = sum(loss for loss, _ in parts), LossSums.of(part for _, part in parts)
+    (total, sums), *others = world.gather((total, sums))
+    for total_there, sums_there in others:
+        total += total_there
+        sums.take(sums_there)
     balance = world.imbalance()
     seen = Learned(tokens=replies, sequences=len(spans), skipped=0, imbalance=balance)
     try:
@@ -245,14 +244,10 @@ class LossSums:
             self.nats[source] += nats
             self.tokens[source] += tokens
 
-    @classmethod
-    def of(cls, parts: Iterable[LossSums]) -> LossSums:
-        """The sums over all parts."""
-        whole = cls()
-        for part in parts:
-            whole.nats.update(part.nats)
-            whole.tokens.update(part.tokens)
-        return whole
+    def take(self, other: LossSums) -> None:
+        """Add the sums of another rank."""
+        self.nats.update(other.nats)
+        self.tokens.update(other.tokens)
 
     def means(self) -> dict[str, float]:
         """Source → nats per token."""
@@ -390,14 +385,14 @@ class Validation:
 def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float | None:
     """Mean −log π of the trained tokens, in nats; None if it is not finite."""
     sums, world = LossSums(), ranks()
-    for pack in world.share(policy.packs(spans, budget), policy.cost):
-        if pack is None:
-            policy.empty_pass()
-            continue
+    for pack in policy.divided(spans, budget):
         tokens = sum(span.n_trained for span in pack.spans)
         # Unlike Policy.score, this does not compute entropies.
         scored = imitation_loss(policy, pack, torch.ones(tokens, device=policy.device))
         sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
     world.imbalance()  # that of a validation belongs to no step
-    loss = LossSums.of(world.gather(sums)).means().get("", math.nan)
+    sums, *others = world.gather(sums)
+    for there in others:
+        sums.take(there)
+    loss = sums.means().get("", math.nan)
     return loss if math.isfinite(loss) else None

@@ -49,8 +49,6 @@ from soulkit.train.state.tracking import MetricsTracker
 
 BASE = -1
 """Number of the step before the first: the initial weights."""
-LOADING = "loading the model"
-"""Phase that may download, with its own progress bars."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
 """Returns dev scores per task of the weights after a step; empty if none are due."""
 Validate = Callable[[int], Mapping[str, float | None]]

@@ -7,6 +7,7 @@ because the drafts of the last steps come from changing weights and from trainin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -107,18 +108,12 @@ def ability_totals(
     """The two means and their difference; an empty cell if not measured."""
     scales = {(task.spec.metric.low, task.spec.metric.high) for task in tasks}
     scale = scales.pop() if len(scales) == 1 else None
-    paired = _difference(before, after, scale)
+    paired = asdict(_difference(before, after, scale))
+    shared = AbilityTotals.__dataclass_fields__.keys() & paired.keys()
     return AbilityTotals(
-        before=_cell(before, scale),
-        after=_cell(after, scale),
-        difference=paired.difference,
-        ci_low=paired.ci_low,
-        ci_high=paired.ci_high,
-        p=paired.p,
-        n_shared=paired.n_shared,
-        n_clusters=paired.n_clusters,
-        method=paired.method,
-    )
+        before=_cell(before, scale), after=_cell(after, scale),
+        **{name: paired[name] for name in shared},
+    )  # fmt: skip
 
 
 def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
@@ -126,11 +121,8 @@ def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
         return Cell()
     values = [record.score.value for record in records]
     mean = asdict(estimate(values, [record.cluster for record in records], scale=scale))
-    unscored: dict[str, int] = {}
-    for record in records:
-        if record.score.value is None:
-            unscored[record.score.reason] = unscored.get(record.score.reason, 0) + 1
-    return Cell(**mean, unscored=unscored)
+    unscored = Counter(record.score.reason for record in records if record.score.value is None)
+    return Cell(**mean, unscored=dict(unscored))
 
 
 def _difference(
@@ -319,9 +311,7 @@ def _distinct(lines: Sequence[StepLine]) -> float | None:
 
 
 def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
-    leaks = dict(one.leaks)
-    for kind, count in more.leaks.items():
-        leaks[kind] = leaks.get(kind, 0) + count
+    leaks = dict(Counter(one.leaks) + Counter(more.leaks))
     return CoachCounts(one.checked + more.checked, one.dropped + more.dropped, leaks)
 
 

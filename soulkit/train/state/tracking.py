@@ -34,20 +34,10 @@ class MetricsTracker(Protocol):
     def close(self) -> None: ...
 
 
-class NoTracker:
-    """No tracker besides `metrics.jsonl`."""
-
-    def log(self, line: StepLine) -> None:
-        """Do nothing: the line is already on disk."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class _Guarded:
-    """Wraps a tracker so that its failure stops the tracking but not the run."""
+    """Wraps a tracker, or none, so that its failure stops the tracking but not the run."""
 
-    def __init__(self, name: str, make: Callable[[], MetricsTracker]) -> None:
+    def __init__(self, name: str, make: Callable[[], MetricsTracker | None]) -> None:
         self.name = name
         self.tracker: MetricsTracker | None = None
         self._try(lambda: setattr(self, "tracker", make()))
@@ -163,7 +153,7 @@ def check_tracker(name: str) -> None:
 def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> MetricsTracker:
     """The tracker `name`; MissingPackage if its package is not installed."""
     if name == "none":
-        return NoTracker()
+        return _Guarded(name, lambda: None)
     if name == "tensorboard":
         return _Guarded(name, lambda: _TensorBoard(run / "tensorboard"))
     return _Guarded(name, lambda: _Service(name, run, config))
