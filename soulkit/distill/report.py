@@ -137,8 +137,7 @@ def _every_task(gate: ComparisonGate, kept: Mapping[str, Retention]) -> GateResu
     if not results:
         return gate_result(gate, None, None, None, "no task was measured")
     task, worst = min(results, key=lambda pair: order[pair[1].outcome])
-    return GateResult(gate=gate, outcome=worst.outcome, difference=worst.difference,
-                      low=worst.low, high=worst.high, why=f"{task}: {worst.why}")  # fmt: skip
+    return replace(worst, why=f"{task}: {worst.why}")
 
 
 MEMBER = "distillation"

@@ -300,31 +300,25 @@ def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     from soulkit.train.setup.data import UnnamedModel, download_remark, load_training_data
     from soulkit.train.setup.feedback_check import NoFeedback
 
-    seats: dict[str, dict[str, Any]] = {}
-    remarks: dict[str, tuple[str, ...]] = {}
-    coaches: dict[str, tuple[str, ...]] = {}
+    arms: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {}
+    made = []
     for run in runs:
-        spelling = run.arm.spelling
-        if spelling in seats:
-            continue
-        try:
-            material = load_training_data(run.config)
-        except (NoFeedback, NotForTraining, UnnamedModel):
-            raise
-        except UserError:
-            seats[spelling] = {}
-            continue
-        config = material.config
-        said = (download_remark(config), adapter_remark(config), *material.remarks())
-        remarks[spelling] = tuple(filter(None, said))
-        coaches[spelling] = material.coaches
-        seats[spelling] = {name: getattr(config, name) for name in ("tasks", *SEATED)}
-    return [
-        replace(run, config=run.config.model_copy(update=seats[run.arm.spelling]),
-                remarks=remarks.get(run.arm.spelling, ()),
-                coaches=coaches.get(run.arm.spelling, ()))
-        for run in runs
-    ]  # fmt: skip
+        if run.arm.spelling not in arms:
+            try:
+                material = load_training_data(run.config)
+            except (NoFeedback, NotForTraining, UnnamedModel):
+                raise
+            except UserError:
+                arms[run.arm.spelling] = {}, (), ()
+            else:
+                config = material.config
+                said = (download_remark(config), adapter_remark(config), *material.remarks())
+                seats = {name: getattr(config, name) for name in ("tasks", *SEATED)}
+                arms[run.arm.spelling] = seats, tuple(filter(None, said)), material.coaches
+        seats, remarks, coaches = arms[run.arm.spelling]
+        config = run.config.model_copy(update=seats)
+        made.append(replace(run, config=config, remarks=remarks, coaches=coaches))
+    return made
 
 
 def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:

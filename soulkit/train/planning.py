@@ -264,7 +264,7 @@ class CorpusPlan:
 
 def corpus_plan(config: TrainConfig, corpus: Corpus) -> CorpusPlan:
     """The plan of a run on conversations."""
-    counter = token_counter(config.model)
+    counter = TokenCounter(config.model)
     limit = config.lesson_tokens or context_of(config.model)
     sources = tuple(
         _source_plan(label, corpus, one.ratio, counter, limit)
@@ -302,10 +302,15 @@ def _source_plan(
 
 
 class TokenCounter:
-    """Counts tokens without torch: with a tokenizer, else from the number of words."""
+    """Counts tokens without torch: with a model folder's tokenizer.json, else from the words."""
 
-    def __init__(self, tokenizer: Any = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: str) -> None:
+        self._tokenizer = None
+        file = Path(model).expanduser() / "tokenizer.json"
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(file))
 
     def count(self, text: str) -> int:
         if self._tokenizer is None:
@@ -317,16 +322,6 @@ class TokenCounter:
         counts = [len(s.token_ids) or self.count(s.text) for s in lesson.segments]
         learned = sum(n + 1 for n, one in zip(counts, lesson.trained, strict=True) if one)
         return sum(counts) + PER_MESSAGE * len(counts), learned
-
-
-def token_counter(model: str) -> TokenCounter:
-    """A counter with the model folder's tokenizer.json; without one, it estimates from words."""
-    file = Path(model).expanduser() / "tokenizer.json"
-    if not file.is_file():
-        return TokenCounter()
-    from tokenizers import Tokenizer
-
-    return TokenCounter(Tokenizer.from_file(str(file)))
 
 
 def learned_text(plan: CorpusPlan) -> Iterable[str]:

@@ -204,7 +204,7 @@ def turn(text: str, *context: Segment, ids: tuple[int, ...] = ()) -> Turn:
 
 
 def shape(trace: Trace) -> list[list[tuple[str, bool]]]:
-    return [[(m.segment.text, m.trained) for m in part] for part in lesson_conversations(trace)]
+    return [[(one.text, trained) for one, trained in part] for part in lesson_conversations(trace)]
 
 
 def test_a_dialogue_is_one_conversation() -> None:
@@ -225,7 +225,7 @@ def test_another_context_begins_another_conversation() -> None:
     again = (RULES, HELLO, reply("Hi.", 7, 2), Segment("user", "Well?"))
     apart = Trace("a", (turn("Hi.", RULES, HELLO, ids=(5, 2)), turn("Yes.", *again, ids=(6, 2))))
     assert len(lesson_conversations(apart)) == 2
-    assert sum(m.trained for part in lesson_conversations(apart) for m in part) == 2
+    assert sum(trained for part in lesson_conversations(apart) for _, trained in part) == 2
 
 
 def test_rows_of_every_seat_without_feedback() -> None:

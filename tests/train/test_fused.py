@@ -121,12 +121,6 @@ def test_a_product_that_is_wrong_is_noticed_though_the_adapter_is_new(
     assert policy.version() == before
 
 
-def test_unknown_parts_are_an_error(tmp_path: Path) -> None:
-    policy = policy_of(build("qwen3", tmp_path / "qwen3"), lora=LORA)
-    with pytest.raises(ValueError, match="unknown parts to fuse: speed"):
-        fuse(policy.decoder, ("speed",))  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 def test_compiled_modules_are_exact_and_leave_sampling_alone(again: bool, tmp_path: Path) -> None:

@@ -54,22 +54,16 @@ def fuse(
     """Change the modules of `decoder` in place; return the number of changes by part.
 
     A part that torch.compile cannot compile here stays as it is; `note` gets a line about it.
-    ValueError for an unknown part.
     """
-    changes: dict[str, Callable[[Any], int]] = {
+    changes: dict[FusedPart, Callable[[Any], int]] = {
         "lora": fuse_lora, "norm": fuse_norms, "mlp": fuse_mlps, "compile": compile_modules,
     }  # fmt: skip
-    unknown = set(parts) - changes.keys()
-    if unknown:
-        raise ValueError(f"unknown parts to fuse: {', '.join(sorted(unknown))}")
     dtype, device = (x := next(decoder.parameters())).dtype, x.device
     wide = dtype == torch.float32 or has_wide_product(device, dtype)
-    counts = {}
-    for name, change in changes.items():
-        if name not in parts:
-            continue
+    counts: dict[str, int] = {}
+    for name in parts:
         try:
-            counts[name] = sum(map(change, whole_parts(decoder)))
+            counts[name] = sum(map(changes[name], whole_parts(decoder)))
         except Exception as error:
             if name == "lora":  # nothing is compiled
                 raise

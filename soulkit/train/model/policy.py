@@ -63,7 +63,7 @@ from soulkit.train.model.packing import (
 )
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.ranks.sampling import rank_sampler
-from soulkit.train.ranks.sharding import split_over_ranks, whole, whole_weights
+from soulkit.train.ranks.sharding import load_on_ranks, whole, whole_weights
 from soulkit.train.ranks.world import on_all_ranks, ranks
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
@@ -440,7 +440,7 @@ def load_policy(
     """The base model in `folder` with a new or given adapter, or with all weights trained. Without
     a `choice`, passes have the default size, with activations stored unless the setting is `on`."""
     load = partial(_trained_model, config, folder)
-    model, tokenizer, stored = split_over_ranks(load, pick_device(config.device))
+    model, tokenizer, stored = load_on_ranks(load, pick_device(config.device))
     again = choice.checkpointing if choice else config.activation_checkpointing == "on"
     policy = Policy(
         model, tokenizer, config.temperature, packing=config.packing,

@@ -31,7 +31,7 @@ from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Entropies, Policy
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.ranks.sharding import split_over_ranks
+from soulkit.train.ranks.sharding import load_on_ranks
 from soulkit.train.ranks.world import on_all_ranks, ranks
 
 
@@ -69,7 +69,7 @@ def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple
     With several, the expert on task T is the adapter `adapter_names(experts)[T]`.
     """
     load = partial(_frozen_model, config, experts)
-    return split_over_ranks(load, pick_device(config.device))
+    return load_on_ranks(load, pick_device(config.device))
 
 
 def _frozen_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
@@ -377,14 +377,6 @@ def check_width(student: Policy, teacher: Policy) -> None:
 def teacher_of(
     config: TrainConfig, objective: Objective, student: Policy, other: Policy | None
 ) -> Teacher:
-    """The teacher of this run: the second model if the method has one, else the student.
-
-    ConfigError if a second model is needed but missing.
-    """
-    if other is None and objective.reader == "other":
-        raise ConfigError(
-            "The method 'opd' has no teacher model.",
-            "The student would be its own teacher and learn nothing.",
-            "Load a teacher with load_teacher(config, objective, policy) and pass it on.",
-        )
+    """The teacher of this run: the second model if the method has one, else the student."""
+    assert other is not None or objective.reader != "other", "the method needs a teacher model"
     return Teacher(student, config.teacher) if other is None else Teacher(other)

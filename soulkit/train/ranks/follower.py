@@ -69,14 +69,10 @@ def follow() -> None:
 
 @on_all_ranks
 def load_student(config: TrainConfig, folder: str, choice: PassChoice) -> Policy:
-    """The trained policy. Rank 0 loads first, so that only it downloads."""
+    """The trained policy."""
     world = ranks()
     world.sharded = config.shard and world.size > 1
-    if world.rank and not world.sharded:
-        world.gather(None)
     policy = load_policy(config, folder, choice)
-    if not world.rank and not world.sharded:
-        world.gather(None)
     world.shared["policy"] = policy
     return policy
 

@@ -29,23 +29,22 @@ Rest = TypeVarTuple("Rest")
 # --- loading --------------------------------------------------------------------------------------
 
 
-def split_over_ranks(
-    load: Callable[[], tuple[Any, *Rest]], device: torch.device
-) -> tuple[Any, *Rest]:
-    """What `load` returns: a model and other things. In a sharded job `load` must leave the model
-    in the host's memory; it is then split and moved to `device`. The ranks of a host take turns, so
-    that it holds one whole model; rank 0 is the first, so that only it downloads."""
-    world = ranks()
-    if not world.sharded:
-        return load()
+def load_on_ranks(load: Callable[[], tuple[Any, *Rest]], device: torch.device) -> tuple[Any, *Rest]:
+    """What `load` returns: a model and other things. Rank 0 is the first, so that only it
+    downloads. In a sharded job `load` must leave the model in the host's memory; it is then split
+    and moved to `device`, and the ranks of a host take turns, so that it holds one whole model."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(device.type, (world.size,))
+    world = ranks()
     hosts = world.gather(socket.gethostname())
-    turn = hosts[: world.rank].count(hosts[world.rank])
-    for number in range(max(Counter(hosts).values())):
+    turn, turns = min(world.rank, 1), min(world.size, 2)
+    if world.sharded:
+        turn, turns = hosts[: world.rank].count(hosts[world.rank]), max(Counter(hosts).values())
+        mesh = init_device_mesh(device.type, (world.size,))
+    for number in range(turns):
         if number == turn:
             loaded = load()
+        if number == turn and world.sharded:
             model = loaded[0]
             _refuse_unsplittable(model.get_base_model() if is_peft(model) else model)
             split_layers(model, mesh)

@@ -192,43 +192,35 @@ async def _tried(
     policy = feedback_policy(config, task=task.name)
     if policy.when == "task" and type(task).gate is not Task.gate:
         policy = replace(policy, when="all")  # its own gate may need details of real scores
-    gate = FeedbackGate(policy, task, config.steps)
-    if gate.opens_at(extreme_scores(task)[0]) is None:
+    if _first_step(policy, task, config.steps, extreme_scores(task)[0]) is None:
         return NoFeedbackReason(
             f"--feedback-for {policy.when} selects none of its drafts",
             "request feedback on every draft with --feedback-for all",
         )
     asks_a_model = bool(config.cast_as("coach", task.name))
-    silence = None if asks_a_model else await _nothing_said(gate, examples)
+    silence = None if asks_a_model else await _nothing_said(policy, task, config.steps, examples)
     return silence or await _nothing_seen(objective, task, examples)
 
 
-@dataclass(frozen=True, slots=True)
-class FeedbackGate:
-    """Decides which drafts of a task get feedback in a run of `steps` steps."""
-
-    policy: FeedbackPolicy
-    task: Task
-    steps: int
-
-    def opens_at(self, score: Score) -> int | None:
-        """The first step at which a draft with this score gets feedback; None if never."""
-        steps = (step for step in range(self.steps) if self.policy.wants(self.task, score, step))
-        return next(steps, None)
+def _first_step(policy: FeedbackPolicy, task: Task, steps: int, score: Score) -> int | None:
+    """The first step at which a draft with this score gets feedback; None if never."""
+    return next((step for step in range(steps) if policy.wants(task, score, step)), None)
 
 
 # --- usable feedback ------------------------------------------------------------------------------
 
 
-async def _nothing_said(gate: FeedbackGate, examples: Sequence[Example]) -> NoFeedbackReason | None:
+async def _nothing_said(
+    policy: FeedbackPolicy, task: Task, steps: int, examples: Sequence[Example]
+) -> NoFeedbackReason | None:
     """The reason if the task's rules give no usable feedback on any draft; else None."""
-    engine = Engine(replace(silent_cast(), coach=None), feedback=gate.policy)
+    engine = Engine(replace(silent_cast(), coach=None), feedback=policy)
     ends: Counter[str] = Counter()
     for example in examples:
-        for episode, score in await scripted_drafts(gate.task, example):
-            step = gate.opens_at(score)
+        for episode, score in await scripted_drafts(task, example):
+            step = _first_step(policy, task, steps, score)
             if step is not None:
-                ends[await _end(engine, Job(gate.task, example, 0, step), episode, score)] += 1
+                ends[await _end(engine, Job(task, example, 0, step), episode, score)] += 1
         if "" in ends:
             return None
     parts = {

@@ -34,7 +34,13 @@ from soulkit.train.state.fingerprint import with_players
 from soulkit.train.state.loop import Loop, nothing_held_out
 from soulkit.train.state.metrics import LessonCounts, StepLine, read_step_lines
 from soulkit.train.state.stops import Skips
-from soulkit.train.state.summary import LAST_STEPS, TrainSummary, ValidationTotals, with_dev
+from soulkit.train.state.summary import (
+    LAST_STEPS,
+    TrainSummary,
+    ValidationTotals,
+    first_and_last,
+    with_dev,
+)
 
 LOOKED_AT = 50
 """Number of lessons per source that are encoded before the start; one of them must fit."""
@@ -141,7 +147,10 @@ def validation_totals(
     measured = [line for line in lines if line.valid]
     if not measured:
         return None
-    return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
+    first, last = first_and_last(line.valid for line in measured)
+    known = [(name, loss) for line in measured for name, loss in line.valid.items()]
+    lowest = {name: min(n for one, n in known if one == name and n is not None) for name in last}
+    return ValidationTotals(measured[-1].step + 1, first, last, lowest, lessons)
 
 
 async def supervise(

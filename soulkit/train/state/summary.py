@@ -183,20 +183,17 @@ class ValidationTotals(RunTotals):
     lessons: Mapping[str, int] = field(default_factory=dict)
     """Conversations that each is a mean over."""
 
-    @classmethod
-    def of(
-        cls, measured: Sequence[tuple[int, Mapping[str, float | None]]], lessons: Mapping[str, int]
-    ) -> Self:
-        """The losses from measurements (step, source → loss), in the order of the steps."""
-        first: dict[str, float] = {}
-        last: dict[str, float] = {}
-        lowest: dict[str, float] = {}
-        for _, several in measured:
-            losses = {name: loss for name, loss in several.items() if loss is not None}
-            first = losses | first
-            last |= losses
-            lowest |= {name: min(loss, lowest.get(name, loss)) for name, loss in losses.items()}
-        return cls(measured[-1][0] + 1, first, last, lowest, lessons)
+
+def first_and_last(
+    measured: Iterable[Mapping[str, float | None]],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The first and the last known value of each name."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for values in measured:
+        known = {name: value for name, value in values.items() if value is not None}
+        first, last = known | first, last | known
+    return first, last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,12 +315,7 @@ def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
 def canary_totals(lines: Sequence[StepLine]) -> CanaryTotals | None:
     """First and last scores, alarms, and the number of canaries without verdict; None if no canary
     was scored."""
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-    for line in lines:
-        scores = {name: mean for name, mean in line.canaries.means.items() if mean is not None}
-        first = scores | first
-        last |= scores
+    first, last = first_and_last(line.canaries.means for line in lines)
     raised = [alarm for line in lines for alarm in line.canaries.alarms]
     unscored = sum(line.canaries.unscored for line in lines)
     if not last and not unscored:
