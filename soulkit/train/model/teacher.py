@@ -11,9 +11,8 @@ share the base, so each only adds its own weights. The expert for a task scores 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.local.loading import NOTE, adapter_folder, load_adapter, pick_device
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import weights_hash
+from soulkit.runs.jsonl import read_object
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Entropies, Policy
@@ -63,16 +63,11 @@ def task_teachers(config: TrainConfig) -> dict[str, str]:
     return {task: adapter for task, adapter in experts.items() if adapter is not None}
 
 
-def load_teacher_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
+def _frozen_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
     """The teacher's frozen model and tokenizer, with one adapter, none, or those of `experts`.
 
     With several, the expert on task T is the adapter `adapter_names(experts)[T]`.
     """
-    load = partial(_frozen_model, config, experts)
-    return load_on_ranks(load, pick_device(config.device))
-
-
-def _frozen_model(config: TrainConfig, experts: Mapping[str, str]) -> tuple[Any, Any]:
     loaded = LocalModel.load(
         config.teacher_model or config.model,
         adapter=None if experts else config.teacher_adapter,
@@ -110,7 +105,7 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
     Properties that the adapter's folder does not record are not compared here.
     """
     folder = adapter_folder(adapter)
-    trained_on = _note(folder).get("base") or {}
+    trained_on = read_object(folder / NOTE).get("base") or {}
     print_there, place = trained_on.get("weights"), Path(base).expanduser()
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
@@ -136,14 +131,6 @@ def check_heads(teacher: Policy) -> None:
             "Distributions for several tasks are computed together, with one output layer.",
             "Use --opd-form token, or experts that do not change the output layer.",
         )
-
-
-def _note(folder: Path) -> dict[str, Any]:
-    """The content of `soulkit.json`; empty if it cannot be read."""
-    with suppress(OSError, ValueError):
-        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        return note if isinstance(note, dict) else {}
-    return {}
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
@@ -305,7 +292,8 @@ def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> 
     experts, base = task_teachers(config), config.teacher_model or config.model
     for task, adapter in experts.items():
         check_expert(task, adapter, base, student)
-    model, tokenizer = load_teacher_model(config, experts)
+    load = partial(_frozen_model, config, experts)
+    model, tokenizer = load_on_ranks(load, pick_device(config.device))
     teacher = Policy(
         model, tokenizer, config.temperature,
         packing=config.packing, attention=config.attention, thinking=config.thinking,

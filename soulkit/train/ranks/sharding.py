@@ -33,12 +33,12 @@ def load_on_ranks(load: Callable[[], tuple[Any, *Rest]], device: torch.device) -
     """What `load` returns: a model and other things. Rank 0 is the first, so that only it
     downloads. In a sharded job `load` must leave the model in the host's memory; it is then split
     and moved to `device`, and the ranks of a host take turns, so that it holds one whole model."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     world = ranks()
     hosts = world.gather(socket.gethostname())
     turn, turns = min(world.rank, 1), min(world.size, 2)
     if world.sharded:
+        from torch.distributed.device_mesh import init_device_mesh
+
         turn, turns = hosts[: world.rank].count(hosts[world.rank]), max(Counter(hosts).values())
         mesh = init_device_mesh(device.type, (world.size,))
     for number in range(turns):

@@ -97,16 +97,6 @@ def measured_settings(config: TrainConfig) -> TrainConfig | None:
     return plain.model_copy(update={**usual, **lr})
 
 
-def probe_settings(
-    measured: TrainConfig, *, model: Path | str, adapter: Path | None, threads: int
-) -> TrainConfig:
-    """Settings of one probe: it starts from a snapshot of the weights and uses this process's
-    threads."""
-    return measured.model_copy(
-        update={"model": str(model), "adapter": adapter and str(adapter), "threads": threads}
-    )
-
-
 def _defaults(kind: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Field → default for the settings of `kind`, or only for `names`."""
     fields = kind.model_fields

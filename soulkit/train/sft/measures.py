@@ -33,7 +33,7 @@ from soulkit.text import one_line
 from soulkit.train.config import TINY
 from soulkit.train.ranks.world import ranks
 from soulkit.train.rollouts.play import DevScores
-from soulkit.train.setup.data import ServePlayer, make_cast, make_players, probe_settings
+from soulkit.train.setup.data import ServePlayer, make_cast, make_players
 from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.state.checkpoint import replace_folder
 from soulkit.train.state.loop import Loop
@@ -74,10 +74,7 @@ class Probe:
         try:
             with torch.random.fork_rng():
                 await self.reinforce(replace(self.measured, config=self._settings(step)), run)
-        except (
-            UserError,
-            CallError,
-        ) as error:  # a failed probe has no result
+        except (UserError, CallError) as error:  # a failed probe has no result
             failure = str(error)
             self.loop.reporter.note(f"the probe of step {step + 1} failed: {failure}")
         scores = [line.dev for line in read_step_lines(run / "metrics.jsonl") if line.dev]
@@ -90,14 +87,11 @@ class Probe:
 
     def _settings(self, step: int) -> Any:
         """Settings of the probe; its weights are a whole model or an adapter on the run's base."""
-        config, weights = self.loop.config, self._weights(step)
+        config, weights = self.loop.config, str(self._weights(step))
         base = str(self.loop.run.path / "base") if config.model == TINY else config.model
-        return probe_settings(
-            self.measured.config,
-            model=weights if config.full else base,
-            adapter=None if config.full else weights,
-            threads=torch.get_num_threads(),
-        )
+        whole, adapter = {"model": weights, "adapter": None}, {"model": base, "adapter": weights}
+        start = {**(whole if config.full else adapter), "threads": torch.get_num_threads()}
+        return self.measured.config.model_copy(update=start)
 
     def _run(self, step: int) -> Path:
         return self.loop.run.path / PROBES / f"step_{step + 1:06d}"

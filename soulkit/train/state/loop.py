@@ -19,10 +19,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import UserError
 from soulkit.models.local.journal import Journal
 from soulkit.reporting import SILENT, Reporter
@@ -65,14 +66,6 @@ def nothing_to_validate(step: int) -> dict[str, float | None]:
     return {}
 
 
-class Stream(Protocol):
-    """A stream of training data whose position is saved in checkpoints."""
-
-    def position(self) -> Mapping[str, Any]: ...
-
-    def resume(self, position: Mapping[str, Any]) -> None: ...
-
-
 @dataclass
 class Loop:
     """The state of one training run between steps."""
@@ -86,7 +79,7 @@ class Loop:
     tracker: MetricsTracker
     journal: Journal | None = None
     """Replies sampled since the newest checkpoint."""
-    stream: Stream | None = None
+    stream: LessonStream | None = None
     """Stream of conversations, if the run trains on them."""
     reporter: Reporter = SILENT
     """Shows steps and their phases."""
@@ -112,7 +105,7 @@ class Loop:
         policy: Policy,
         tracker: MetricsTracker,
         journal: Journal | None = None,
-        stream: Stream | None = None,
+        stream: LessonStream | None = None,
         reporter: Reporter = SILENT,
     ) -> Loop:
         """Open the run's files, and resume from its newest intact checkpoint if there is one.

@@ -66,12 +66,6 @@ def newest_learned(metrics: Path) -> StepLine:
     return next((line for line in lines if line.learned.skipped is not None), StepLine(step=0))
 
 
-def skip_remarks(line: StepLine) -> list[str]:
-    """A line such as `update 2 of 4 skipped: the loss is nan` for every skipped update."""
-    reasons = line.learned.not_finite.items()
-    return [f"update {which} skipped: {why}; the weights are unchanged" for which, why in reasons]
-
-
 def too_many_skips(line: StepLine) -> UserError | None:
     """The error that stops a run after the step in `line`; None if the run may continue."""
     row, reasons = line.learned.skipped_row, list(line.learned.not_finite.items())
@@ -114,7 +108,9 @@ def step_remarks(line: StepLine) -> list[str]:
     """Remarks about unusable or repetitive feedback, and about skipped updates."""
     # Printed for the first step, and at the end for the whole run.
     alike = alike_feedback(line.feedback.distinct) if line.step == 0 else ""
-    return [*line.feedback.missing.values(), *skip_remarks(line), *filter(None, [alike])]
+    skipped = [f"update {which} skipped: {why}; the weights are unchanged"
+               for which, why in line.learned.not_finite.items()]  # fmt: skip
+    return [*line.feedback.missing.values(), *skipped, *filter(None, [alike])]
 
 
 def alarm_remark(alarm: Alarm) -> str:

@@ -45,11 +45,9 @@ class RunTotals:
 
     def to_json(self) -> dict[str, Any]:
         kind: Any = type(self)
-        values, default = form_of(kind).dump_python(self, mode="json"), kind()
-        return {
-            name: value for name, value in values.items()
-            if name not in self.SPARSE or getattr(self, name) != getattr(default, name)
-        }  # fmt: skip
+        values = form_of(kind).dump_python(self, mode="json")
+        shown = sparse(self, always=values.keys() - self.SPARSE)
+        return {name: value for name, value in values.items() if name in shown}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
