@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +33,8 @@ NAMES = [name for name in sk.__all__ if not name.startswith("_")]
 
 def import_everything() -> None:
     for module in pkgutil.walk_packages(sk.__path__, "soulkit."):
-        if "templates" not in module.name:
+        needs_extra = module.name.endswith(".ray_launch") and find_spec("ray") is None
+        if "templates" not in module.name and not needs_extra:
             importlib.import_module(module.name)
 
 

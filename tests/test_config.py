@@ -154,6 +154,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
         "stop_flat": "decides when to stop; the steps before are the same",
         "show_samples": PLACE, "max_context": ROOM,
         "vllm_sleep": "releases memory between rollouts",
+        "gpus": PLACE, "sampler_gpus": PLACE, "shard": PLACE, "launcher": PLACE,
     },
     DistillConfig: {
         "max_context": ROOM, "concurrency": SPEED, "batch_size": SPEED,

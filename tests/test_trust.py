@@ -25,14 +25,14 @@ INERT = """
     device distill_centred distill_clip distill_weight divergence divergence_tail
     divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef
     eps_high eps_low estimator estimator_discount estimator_window eval_every example
-    feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples
+    feedback_for full fused gpus group_size jsd_beta judge_combine judge_order judge_samples
     keep_best keep_last kind kl_coef lambda_fb ledger limit lora lr lr_schedule mask_truncated
     controls hack_penalty leak_check max_prompt playable rows_per_task threads
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol quantize rate_limit_wait_s ratio reasoning_effort repeats
     requests_per_minute retention retention_tokens eval_task probe_every probe_lr probe_method
-    probe_steps sampler_cap
+    probe_steps sampler_cap sampler_gpus shard launcher
     mix_lambda mix_samples mix_tokens objective split vllm_start_s vllm_sleep
     verify_weights lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft

@@ -168,7 +168,7 @@ def distance(a: Outcome, b: Outcome) -> float:
 
 def test_recomputed_activations_are_chosen_where_memory_is_short(device: str, folder: Path) -> None:
     """The same gradients in less memory, chosen by the free bytes alone."""
-    settings = config(device=device, dtype="float32", lora={"r": 4})
+    settings = config(device=device, dtype="float32", lora={"r": 4}, tokens_per_batch=4096)
     model, kind = footprint(folder), device_kind(device)
     stored = choose_pass(settings, model, kind, 1 << 50)
     short = choose_pass(settings, model, kind, stored.needs // 2)

@@ -94,7 +94,8 @@ def test_a_ditto_run_writes_its_files(ditto: Path) -> None:
     }  # fmt: skip
     assert {p.name for p in (ditto / "checkpoints").iterdir()} == {"step_000002", "step_000003"}
     recorded = json.loads((ditto / "environment.json").read_text())
-    assert recorded["pass"] == {"checkpointing": False, "tokens": 4096}
+    assert recorded["pass"]["checkpointing"] is False
+    assert recorded["pass"]["tokens"] in (4096, 16384)  # by the free memory
     every = read_jsonl(ditto / "metrics.jsonl")
     lines, dev = ([line for line in every if ("eval/tomi" in line) == e] for e in (False, True))
     assert [line["step"] for line in lines] == [0, 1, 2]

@@ -127,7 +127,8 @@ def whole_on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         held = whole(tensor.detach())
         if not ranks().rank:
-            place = id(tensor) if is_split(tensor) else tensor.data_ptr()
+            # Wrapped tensors, such as split ones, have no address.
+            place = (not is_split(tensor) and tensor.data_ptr()) or id(tensor)
             kept[name] = by_place.setdefault(place, held.cpu())
     return kept
 
