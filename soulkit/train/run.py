@@ -238,45 +238,37 @@ def refuse_untrainable(config: TrainConfig) -> None:
     refuse_unfitting(config)
     refuse_engine(config)
     refuse_unshardable(config)
-    on_cpu = pick_device(config.device).type == "cpu"
-    if on_cpu and config.attention == "flex" and config.packing == "auto":
-        raise ConfigError(
-            "--attention flex cannot train on a CPU.",
-            "FlexAttention has no backward pass there.",
-            "Leave out --attention, or train on a GPU.",
-        )
-    packed = config.quantize if config.quantize != "none" else ""
-    if config.full and (packed or config.dtype in ("bfloat16", "float16")):
-        raise ConfigError(
-            f"--full does not work with {f'--quantize {packed}' if packed else config.dtype}.",
-            "Typical updates are too small for such weights and would be rounded away.",
-            "Use --dtype float32 without --quantize, or train an adapter, which is always float32.",
-        )
     require_package(config.quantize)
-    if config.dtype == "float16":
-        raise ConfigError(
-            "An adapter cannot be trained on a base in float16.",
-            "Activations and gradients overflow in float16.",
-            "Use --dtype bfloat16 or float32; both can load a float16 checkpoint.",
-        )
-    if config.full and config.adapter is not None:
-        raise ConfigError(
-            "--full and --adapter cannot be combined.",
-            "Training updates either all weights or an adapter.",
-            "Remove --full or --adapter.",
-        )
-    if config.full and config.kl_coef > 0:
-        raise ConfigError(
-            f"kl_coef {config.kl_coef} does not work with --full.",
-            "The penalty compares the model with its base, which is the model without adapter.",
-            "Set kl_coef to 0, or train an adapter.",
-        )
-    if config.model == TINY and config.method != "sft":
-        raise ConfigError(
-            "The model 'tiny' has random weights.",
-            "Reinforcement learning needs a model that succeeds at least sometimes.",
-            "Warm it up first with soul train sft --full --model tiny ..., then use its folder.",
-        )
+    full, packed = config.full, config.quantize if config.quantize != "none" else ""
+    flex = config.attention == "flex" and config.packing == "auto"
+    for there, what, why, way in (
+        (flex and pick_device(config.device).type == "cpu",
+         "--attention flex cannot train on a CPU.",
+         "FlexAttention has no backward pass there.",
+         "Leave out --attention, or train on a GPU."),
+        (full and (packed or config.dtype in ("bfloat16", "float16")),
+         f"--full does not work with {f'--quantize {packed}' if packed else config.dtype}.",
+         "Typical updates are too small for such weights and would be rounded away.",
+         "Use --dtype float32 without --quantize, or train an adapter, which is always float32."),
+        (config.dtype == "float16",
+         "An adapter cannot be trained on a base in float16.",
+         "Activations and gradients overflow in float16.",
+         "Use --dtype bfloat16 or float32; both can load a float16 checkpoint."),
+        (full and config.adapter is not None,
+         "--full and --adapter cannot be combined.",
+         "Training updates either all weights or an adapter.",
+         "Remove --full or --adapter."),
+        (full and config.kl_coef > 0,
+         f"kl_coef {config.kl_coef} does not work with --full.",
+         "The penalty compares the model with its base, which is the model without adapter.",
+         "Set kl_coef to 0, or train an adapter."),
+        (config.model == TINY and config.method != "sft",
+         "The model 'tiny' has random weights.",
+         "Reinforcement learning needs a model that succeeds at least sometimes.",
+         "Warm it up first with soul train sft --full --model tiny ..., then use its folder."),
+    ):  # fmt: skip
+        if there:
+            raise ConfigError(what, why, way)
 
 
 def refuse_unshardable(config: TrainConfig) -> None:

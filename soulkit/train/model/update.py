@@ -13,7 +13,7 @@ denominators but are not computed, unless a KL or entropy term needs them.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -87,29 +87,21 @@ class Tally:
         return TokenMeans(**drafts, **whole, parts=parts)
 
 
-@dataclass(frozen=True, slots=True)
 class Denominators:
-    """Trained tokens and sequences of a mini-batch, per component."""
+    """Trained tokens and sequences of a mini-batch, per component. Includes sequences of weight 0
+    that are `counted`."""
 
-    tokens: Mapping[str, int]
-    sequences: Mapping[str, int]
+    def __init__(self, sequences: Iterable[TrainSequence]) -> None:
+        self.tokens, self.sequences = Counter[str](), Counter[str]()
+        for one in sequences:
+            self.tokens[one.component] += one.span.n_trained
+            self.sequences[one.component] += 1
 
     def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
         """Token and sequence counts that divide a sequence's loss; `joint` is for policy loss."""
         policy = joint and sequence.loss == "policy"
         names = ("base", "feedback") if policy else (sequence.component,)
-        tokens, sequences = self.tokens, self.sequences
-        return sum(tokens.get(n, 0) for n in names), sum(sequences.get(n, 0) for n in names)
-
-
-def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
-    """Denominators of a whole mini-batch; include sequences of weight 0 that are `counted`."""
-    tokens: dict[str, int] = defaultdict(int)
-    counts: dict[str, int] = defaultdict(int)
-    for sequence in sequences:
-        tokens[sequence.component] += sequence.span.n_trained
-        counts[sequence.component] += 1
-    return Denominators(dict(tokens), dict(counts))
+        return sum(self.tokens[n] for n in names), sum(self.sequences[n] for n in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +415,7 @@ def update(
     """
     sequences = [prepared.sequences[i] for i in indices]
     examples = {s.example_id for s in sequences}
-    counts = denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
+    counts = Denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
     computed = [i for i in indices if has_gradient(prepared, i, config)]
     check_fixed(prepared, computed)
     spans, world = [prepared.sequences[i].span for i in computed], ranks()

@@ -37,7 +37,7 @@ from soulkit.train.model.policy import Policy
 from soulkit.train.setup.rows import Corpus, lesson_print, lessons_of
 from soulkit.train.sft.steps import HELD_OUT
 from soulkit.train.state.summary import WrittenTotals
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Call, Sampling, Segment
 
 WRITTEN, LESSONS, TOTALS = "written.jsonl", "lessons", "written.json"
 NO_FACT, EMPTY, CUT, TOO_LONG = (
@@ -225,13 +225,11 @@ class Writer:
             )
         except ContextOverflow as error:
             return {**record, "left_out": TOO_LONG, "detail": str(error)}
-        return {**record, **self._facts_of(reply, prompt.call)}
-
-    def _facts_of(self, reply: Completion, call: Call) -> dict[str, Any]:
         n = len(reply.token_ids)
-        turns = expert_turns(self.config.seed, call, self.config.mix_lambda, n)
+        turns = expert_turns(config.seed, prompt.call, config.mix_lambda, n)
         left_out = CUT if reply.stop_reason == "length" else "" if reply.text.strip() else EMPTY
         return {
+            **record,
             "text": reply.text,
             "token_ids": list(reply.token_ids),
             "tokenizer": self.tokenizer,

@@ -259,24 +259,16 @@ def deterministic(on: bool) -> Iterator[None]:
         return
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    with _variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8"):  # read by the first CUDA handle
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before, warn_only=warned)
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+    name = "CUBLAS_WORKSPACE_CONFIG"  # read by the first CUDA handle
+    unset = name not in os.environ
+    os.environ.setdefault(name, ":4096:8")
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        if unset:
+            os.environ.pop(name, None)
 
 
 def with_players(

@@ -331,7 +331,12 @@ def with_dev(
     none."""
     if not records:
         return summary
-    scored = _dev_summary(summary, records, tasks)
+    played = {record.task for record in records}
+    scored = summarise(
+        records, command=summary.command, model=summary.model, protocol=summary.protocol,
+        seconds=0.0, cost=None, training=True,
+        **summary_terms(task for task in tasks if task.name in played),
+    )  # fmt: skip
     cells = {task: dict(of_task) for task, of_task in summary.tasks.items()}
     for task, of_dev in scored.tasks.items():
         drafts = cells.get(task, {})
@@ -347,12 +352,3 @@ def without_dev(summary: TrainSummary) -> TrainSummary:
         for task, cells in summary.tasks.items()
     }
     return replace(summary, tasks=tasks, dev_steps=None)
-
-
-def _dev_summary(summary: Summary, records: Sequence[Record], tasks: Iterable[Task]) -> Summary:
-    played = {record.task for record in records}
-    return summarise(
-        records, command=summary.command, model=summary.model, protocol=summary.protocol,
-        seconds=0.0, cost=None, training=True,
-        **summary_terms(task for task in tasks if task.name in played),
-    )  # fmt: skip
