@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from soulkit.errors import RunError
 from soulkit.models.local.footprint import Footprint, device_speed, footprint, free_bytes
-from soulkit.runs.folder import BEGUN, is_run, latest_note, note_start, read_config
+from soulkit.runs.folder import BEGUN, latest_note, note_start
 from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 
@@ -209,7 +209,7 @@ def pass_beside(
 def take_pass(config: TrainConfig, base: str, folder: Path, kept_free: int = 0) -> PassChoice:
     """The pass of the run in `folder`: as at its start, else chosen by the free memory."""
     model, kind, free = footprint(base), device_kind(config.device), free_bytes(config.device)
-    match latest_note(folder, NAME) or _unnoted_pass(config, kind, folder):
+    match latest_note(folder, NAME):
         case {"checkpointing": bool(again), "tokens": int(tokens)} if tokens > 0:
             longest = max(tokens, config.lesson_tokens or 0)
             memory = None if model is None else training_memory(
@@ -218,13 +218,6 @@ def take_pass(config: TrainConfig, base: str, folder: Path, kept_free: int = 0) 
             choice = PassChoice(checkpointing=again, tokens=tokens, memory=memory)
             return replace(choice, words=f"{choice.size}: {BEGUN}")
     return pass_beside(config, model, kind, free, kept_free)
-
-
-def _unnoted_pass(config: TrainConfig, kind: Kind, folder: Path) -> dict[str, Any] | None:
-    """The pass of a run whose settings have a switch for checkpointing, from earlier versions."""
-    again = read_config(folder).get("activation_checkpointing") if is_run(folder) else None
-    tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    return {"checkpointing": again, "tokens": tokens} if isinstance(again, bool) else None
 
 
 def note_pass(folder: Path, choice: PassChoice) -> None:

@@ -373,8 +373,8 @@ def at_once(config: TrainConfig) -> tuple[int, int]:
     and count as one."""
     if device_kind(config.device) == "cpu":
         return 1, 1
-    served = config.sampler_gpus or config.engine_choice.kind == "vllm"
-    return config.training_gpus, config.sampler_gpus or (1 if served else config.training_gpus)
+    own = 1 if config.engine_choice.kind == "vllm" else config.training_gpus
+    return config.training_gpus, config.sampler_gpus or own
 
 
 def _ranks(config: TrainConfig, model: Footprint, kind: str) -> Iterator[str]:

@@ -438,21 +438,6 @@ def test_a_resumed_run_keeps_its_pass(cuda: list[int], tmp_path: Path, no_cache:
     assert not fresh.checkpointing
 
 
-@pytest.mark.parametrize("switch", [False, True])
-def test_a_run_from_before_passes_were_chosen_keeps_its_pass(
-    switch: bool, cuda: list[int], tmp_path: Path, no_cache: None
-) -> None:
-    settings = config(model="Qwen/Qwen3-8B", device="cuda:0")
-    run = Run.open(tmp_path / "run", "train ditto", {"activation_checkpointing": switch})
-    for cuda[0] in (200 * GB, 40 * GB):
-        kept = take_pass(settings, settings.model, run.path)
-        assert (kept.checkpointing, kept.tokens) == (switch, 16_384)
-        assert kept.memory is not None  # counted for this pass, which vLLM gets room beside
-        assert kept.memory == training_memory(
-            settings, footprint(settings.model), tokens=16_384, checkpointing=switch, kind="cuda"
-        )
-
-
 @pytest.mark.parametrize(("written", "meant"), [(True, "on"), (False, "off"), ("auto", "auto")])
 def test_a_switch_in_a_file_still_works(written: Any, meant: str) -> None:
     assert config(activation_checkpointing=written).activation_checkpointing == meant

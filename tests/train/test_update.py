@@ -27,7 +27,6 @@ from soulkit.train.model.update import (
     NotFinite,
     Tally,
     Update,
-    _Rows,
     kl_to_base,
     log_probs,
     mini_batches,
@@ -619,14 +618,6 @@ def test_tokens_without_an_advantage_are_tokens_that_were_not_clipped(folder: Pa
     update(policy, still(policy), replace(prepared, old=old), range(len(old)), settings, later)
     assert later.means().ratio == pytest.approx(math.exp(-1.0), rel=1e-4)
     assert later.means().clipped == pytest.approx(negative / tokens)
-
-
-def test_a_batch_has_a_row_for_each_sequence_and_comes_back_as_it_was() -> None:
-    owner = torch.tensor([0, 0, 0, 1, 2, 2])
-    rows, flat = _Rows(owner, 3), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    square = rows.square(flat)
-    assert square.tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0], [5.0, 6.0, 0.0]]
-    assert torch.equal(rows.flat(square), flat)
 
 
 LORA = {"lora": {"r": 4, "alpha": 8}}

@@ -381,14 +381,11 @@ def pack_entries(pack: Pack) -> Entries:
     return Entries(*(np.concatenate(x).astype(np.int64) for x in (parents, targets, owners)))
 
 
-DEFAULT_COSTS = Costs()
-
-
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     """Properties of a model that the cost model uses."""
 
-    costs: Costs = DEFAULT_COSTS
+    costs: Costs = field(default_factory=Costs)
     windows: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
     """(sliding window or None for full attention, share of the layers with it)."""
 

@@ -20,6 +20,7 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from soulkit.errors import SoulError
@@ -212,15 +213,19 @@ def clipped_policy_loss(
             scored.log_prob, old, advantages, eps_low=config.eps_low, eps_high=config.eps_high,
             clip_ratio_c=config.clip_ratio_c, weights=weights,
         )  # fmt: skip
-    rows = _Rows(scored.owner, int(torch.bincount(scored.owner).max()))
-    mask = rows.square(torch.ones_like(old))
+    lengths = torch.bincount(scored.owner).tolist()
+
+    def rows(flat: Tensor) -> Tensor:
+        return pad_sequence(flat.split(lengths), batch_first=True)
+
+    mask = rows(torch.ones_like(old))
     lost = gspo_loss(
-        rows.square(scored.log_prob), rows.square(old), rows.square(advantages), mask,
+        rows(scored.log_prob), rows(old), rows(advantages), mask,
         eps_low=config.eps_low, eps_high=config.eps_high,
-        weights=None if weights is None else rows.square(weights),
+        weights=None if weights is None else rows(weights),
     )  # fmt: skip
-    flat = [rows.flat(t) for t in (lost.loss, lost.log_ratio, lost.clipped, lost.clipped_lower)]
-    return TokenLoss(*flat)
+    squares = (lost.loss, lost.log_ratio, lost.clipped, lost.clipped_lower)
+    return TokenLoss(*(square[mask.bool()] for square in squares))
 
 
 def _regression_term(share: Share) -> Tensor:
@@ -271,21 +276,6 @@ TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
     "imitation": _imitation_term,
     "divergence": _divergence_term,
 }
-
-
-class _Rows:
-    """Flat token values ↔ [sequence, token], for losses on whole sequences."""
-
-    def __init__(self, owner: Tensor, width: int) -> None:
-        starts = torch.cumsum(torch.bincount(owner), 0) - torch.bincount(owner)
-        self.owner, self.width, self.count = owner, width, int(owner.max()) + 1
-        self.place = torch.arange(len(owner), device=owner.device) - starts[owner]
-
-    def square(self, flat: Tensor) -> Tensor:
-        return flat.new_zeros(self.count, self.width).index_put((self.owner, self.place), flat)
-
-    def flat(self, square: Tensor) -> Tensor:
-        return square[self.owner, self.place]
 
 
 def _note(share: Share, lost: TokenLoss) -> None:
