@@ -9,11 +9,11 @@ derives the settings of such a run from those of the supervised run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from soulkit.data.rows import dev_split, first_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -107,10 +107,8 @@ class UnnamedModel(ConfigError):
     """--model is missing; it has no default, because the data is the user's own."""
 
 
-class ServePlayer(Protocol):
-    """Creates the player of a model on a vLLM server; its replies are recorded in `ledger`."""
-
-    def __call__(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel: ...
+ServePlayer = Callable[[RoleSettings, Ledger | None], ChatModel]
+"""Creates the player of a model on a vLLM server; its replies are recorded in the ledger."""
 
 
 def load_training_data(
@@ -322,7 +320,7 @@ def make_players(
         note=partial(note_start, run.path), reporter=reporter,
     )  # fmt: skip
     if serve is not None:
-        players.serve = partial(serve, ledger=ledger)
+        players.serve = lambda settings: serve(settings, ledger)
     return players
 
 

@@ -127,11 +127,9 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
         authors.setdefault(feedback.author, []).append(feedback)
     return {
         author: CoachCounts(
-            checked=len(texts_of_author),
-            dropped=sum(not feedback.usable for feedback in texts_of_author),
-            leaks=dict(Counter(feedback.leak for feedback in texts_of_author if feedback.leak)),
+            len(own), sum(not f.usable for f in own), dict(Counter(f.leak for f in own if f.leak))
         )
-        for author, texts_of_author in authors.items()
+        for author, own in authors.items()
     }
 
 
