@@ -127,9 +127,11 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
         authors.setdefault(feedback.author, []).append(feedback)
     return {
         author: CoachCounts(
-            len(own), sum(not f.usable for f in own), dict(Counter(f.leak for f in own if f.leak))
+            checked=len(texts_of_author),
+            dropped=sum(not feedback.usable for feedback in texts_of_author),
+            leaks=dict(Counter(feedback.leak for feedback in texts_of_author if feedback.leak)),
         )
-        for author, own in authors.items()
+        for author, texts_of_author in authors.items()
     }
 
 
