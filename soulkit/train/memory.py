@@ -9,7 +9,6 @@ transformers' layers save, and agree with measured peaks within 15 %.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -21,6 +20,7 @@ from soulkit.models.local.footprint import Footprint, device_speed, footprint, f
 from soulkit.runs.folder import BEGUN, latest_note, note_start
 from soulkit.text import byte_size, one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
+from soulkit.train.ranks.launch import place_in_job
 
 if TYPE_CHECKING:
     import torch
@@ -132,8 +132,7 @@ def _teacher_bytes(config: TrainConfig, size: int) -> int:
 
 def split_ranks(config: TrainConfig) -> int:
     """Number of ranks over which the weights of the base are split; 1 without --shard."""
-    launched = int(os.environ.get("WORLD_SIZE") or 1)
-    return max(launched, config.training_gpus) if config.shard else 1
+    return max(place_in_job()[1], config.training_gpus) if config.shard else 1
 
 
 def _of_rank(total: int, whole: int, ranks: int) -> int:

@@ -38,34 +38,46 @@ LOST = 3
 """Exit code of rank 0 under `launch` if another rank ended: `launch` explains it."""
 LOG_LINES = 8
 """Last lines shown of the log of a rank that failed."""
-NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that every launcher sets besides WORLD_SIZE."""
+NEEDED = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that every launcher sets."""
 RESUME = "Run the same command again; it resumes from the newest checkpoint."
 
 
 # --- how this process was started -----------------------------------------------------------------
 
 
+def place_in_job() -> tuple[int, int]:
+    """The rank of this process and the number of ranks, as a launcher set them."""
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    return (int(os.environ["RANK"]), size) if size > 1 else (0, 1)
+
+
 def check_launched(command: str) -> None:
     """ConfigError if a launcher started this process for a command that runs in one process, or
     did not say which rank it is. Only rank 0 prints it."""
-    text = os.environ.get("WORLD_SIZE") or "1"
-    if text == "1":
+    if (os.environ.get("WORLD_SIZE") or "1") == "1":
         return
-    missing = [name for name in NEEDED if not os.environ.get(name)]
-    if not text.isdecimal() or missing:
+    values = {name: os.environ.get(name, "") for name in NEEDED}
+    wrong = {name: "is not set" for name, text in values.items() if not text} or {
+        name: f"is not a number: '{values[name]}'"
+        for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")
+        if not values[name].isdecimal()
+    }
+    if not wrong and int(values["RANK"]) >= int(values["WORLD_SIZE"]):
+        wrong = {"RANK": f"is {values['RANK']}, but WORLD_SIZE is {values['WORLD_SIZE']}"}
+    for name, how in wrong.items():
         raise ConfigError(
-            f"WORLD_SIZE is {text}, but {missing[0] if missing else 'it'} is not "
-            f"{'set' if missing else 'a number'}.",
-            "Launchers such as torchrun set these variables for each process of a training job.",
+            f"{name} {how}.",
+            "Launchers such as torchrun set RANK (0 to WORLD_SIZE - 1) and other variables.",
             "Start it with `soul train … --gpus N` or torchrun, or unset WORLD_SIZE.",
         )
-    if command == "soul train":
+    rank, size = place_in_job()
+    if command == "soul train" or size == 1:
         return
-    if os.environ["RANK"] != "0":
+    if rank:
         raise SystemExit(2)
     raise ConfigError(
-        f"`{command}` runs in one process, but a launcher started {text} (WORLD_SIZE).",
+        f"`{command}` runs in one process, but a launcher started {size} (WORLD_SIZE).",
         "Every process would do the same work. Only `soul train METHOD` divides it.",
         f"Run `{command}` without torchrun or srun, or unset WORLD_SIZE.",
     )
@@ -88,7 +100,7 @@ def ranks_to_start(config: TrainConfig) -> int:
 
     ConfigError if they cannot be started, or if a launcher started another number.
     """
-    size = int(os.environ.get("WORLD_SIZE") or 1)
+    _, size = place_in_job()
     if size > 1:
         here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         if config.gpus > 1 and config.training_gpus != size:

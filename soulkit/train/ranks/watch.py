@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from soulkit.train.ranks.launch import FOLDER, LAUNCHER, LOST, PARENT, PID, RESUME
+from soulkit.train.ranks.launch import FOLDER, LAUNCHER, LOST, PARENT, PID, RESUME, place_in_job
 
 BEAT = 2.0
 """Seconds between signs of life in the store of the job."""
@@ -34,7 +34,7 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="soulkit-ranks")
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.size = place_in_job()
         self._parent = int(os.environ.get(LAUNCHER) or PARENT)
         self._over = threading.Event()
         self._joined = False

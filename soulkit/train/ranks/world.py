@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from soulkit.errors import RunStopped
 from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.ranks.launch import place_in_job
 from soulkit.train.ranks.watch import start_watch, stop_watch
 
 T = TypeVar("T")
@@ -367,27 +366,22 @@ def on_all_ranks(function: Callable[P, T]) -> Callable[P, T]:
 
 def launched() -> bool:
     """Whether a launcher such as torchrun started this process as one of several ranks."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1
+    return place_in_job()[1] > 1
 
 
 def is_follower() -> bool:
     """Whether this process was launched as a rank other than 0."""
-    return launched() and int(os.environ.get("RANK") or 0) > 0
+    return place_in_job()[0] > 0
 
 
-def local_rank() -> int | None:
-    """Number of this rank on its host; None if it was not launched."""
-    return int(os.environ.get("LOCAL_RANK") or 0) if launched() else None
-
-
-def join(*, sharded: bool = False) -> Ranks:
+def join() -> Ranks:
     """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)."""
     global _world
     if _world.size > 1 or not launched():
         return _world
     watched, gpus = start_watch(), torch.cuda.device_count()
     if gpus:  # a launcher may show each process only its own
-        torch.cuda.set_device((local_rank() or 0) % gpus)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % gpus)
     if not dist.is_initialized():
         store, rank, size = next(
             dist.rendezvous("env://", timeout=UNLIMITED if watched.rank else LIMIT)
@@ -400,8 +394,7 @@ def join(*, sharded: bool = False) -> Ranks:
                                 store=store, rank=rank, world_size=size)  # fmt: skip
     objects = dist.new_group(backend="gloo", timeout=LIMIT)
     commands = dist.new_group(backend="gloo", timeout=UNLIMITED)
-    _world = Ranks(dist.get_rank(), dist.get_world_size(), sharded, objects=objects,
-                   commands=commands)  # fmt: skip
+    _world = Ranks(dist.get_rank(), dist.get_world_size(), objects=objects, commands=commands)
     watched.join_ranks()
     return _world
 
@@ -413,8 +406,3 @@ def leave() -> None:
         stop_watch()
         _world = Ranks()
         dist.destroy_process_group()
-
-
-def hosts() -> dict[str, int]:
-    """Host → number of its ranks; on all ranks."""
-    return dict(Counter(ranks().gather(socket.gethostname())))

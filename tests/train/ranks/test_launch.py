@@ -62,15 +62,27 @@ def test_other_commands_are_refused_by_name(
     assert not capsys.readouterr().err, "rank 0 has said it"
 
 
-def test_a_job_without_its_variables_is_refused(
-    job: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    job(MASTER_ADDR="")
-    assert main(["train", "sft"]) == 2
-    assert "MASTER_ADDR is not set" in capsys.readouterr().err
-    job(WORLD_SIZE="two")
-    assert main(["runs"]) == 2
-    assert "WORLD_SIZE is two" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["train sft", "runs"])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MASTER_ADDR", "", "MASTER_ADDR is not set."),
+        ("MASTER_PORT", "http", "MASTER_PORT is not a number: 'http'."),
+        ("WORLD_SIZE", "two", "WORLD_SIZE is not a number: 'two'."),
+        ("WORLD_SIZE", "0", "RANK is 0, but WORLD_SIZE is 0."),
+        ("RANK", "", "RANK is not set."),
+        ("RANK", "-1", "RANK is not a number: '-1'."),
+        ("RANK", "2", "RANK is 2, but WORLD_SIZE is 2."),
+    ],
+)
+def test_a_job_with_wrong_variables_is_refused(
+    command: str, name: str, value: str, said: str,
+    job: Callable[..., None], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    job(**{name: value})
+    assert main(command.split()) == 2
+    first, why, fix = capsys.readouterr().err.splitlines()
+    assert first == f"error: {said}" and why.startswith("why: ") and fix.startswith("fix: ")
 
 
 def test_the_python_function_trains_in_one_process(job: Callable[..., None]) -> None:
