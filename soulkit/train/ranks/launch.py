@@ -252,8 +252,8 @@ def rank_error(rank: int, code: int, where: str, lines: Sequence[str], log: str)
     if code == LOST:
         how = "lost the connection to another rank"
     else:
-        by = f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
-        how = by or f"ended with exit code {code}"
+        by = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+        how = f"was ended by {by}" if code < 0 else f"ended with exit code {code}"
     why = log if lines else "It wrote no error message."
     out_of_memory = " Often its memory ran out." * (code == -signal.SIGKILL)
     return RunStopped(f"Rank {rank} on {where} {how}.", f"{why}{out_of_memory}", RESUME)

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +17,8 @@ import torch.distributed as dist
 
 from soulkit.train.ranks.launch import FOLDER, LAUNCHER, LOST, PARENT, PID, RESUME, place_in_job
 
+CHECK = 0.5
+"""Seconds between two looks at the launcher and the other ranks."""
 BEAT = 2.0
 """Seconds between signs of life in the store of the job."""
 SILENCE = 20.0
@@ -37,17 +38,15 @@ class Watch(threading.Thread):
         self.rank, self.size = place_in_job()
         self._parent = int(os.environ.get(LAUNCHER) or PARENT)
         self._over = threading.Event()
-        self._joined = False
-        self._store: dist.Store | None = None
-        self._beats: dict[int, tuple[int, float]] = {}
-        """Rank → number of its signs of life, and when the last one was seen."""
+        self._silent: dict[int, float] = {}
+        """Rank → seconds since its last sign of life, without those in which this process itself
+        was stopped."""
 
     def join_ranks(self) -> None:
         """Start to watch the other ranks. From now on a follower ignores signals, because rank 0
         decides when it ends."""
-        now, others = time.monotonic(), range(1, self.size) if self.rank == 0 else (0,)
-        self._beats = dict.fromkeys(others, (0, now))
-        self._joined = True
+        self._silent = dict.fromkeys(range(1, self.size) if self.rank == 0 else (0,), 0.0)
+        threading.Thread(target=self._exchange, daemon=True, name="soulkit-beats").start()
         if self.rank:
             _set_signals(signal.SIG_IGN)
 
@@ -55,30 +54,28 @@ class Watch(threading.Thread):
         self._over.set()
 
     def run(self) -> None:
-        beat = 0.0
-        while not self._over.wait(0.5):
+        while not self._over.wait(CHECK):
             if os.getppid() != self._parent:
                 return self._end("launcher", "The launcher of this training has ended.")
-            if self._joined and time.monotonic() - beat >= BEAT:
-                beat = time.monotonic()
-                gone = self._gone()
-                if gone is not None:
-                    return self._end("rank", f"Rank {gone} has ended or does not answer.")
+            for rank, seconds in self._silent.items():
+                if seconds > SILENCE:
+                    return self._end("rank", f"Rank {rank} has ended or does not answer.")
+                self._silent[rank] = seconds + CHECK
 
-    def _gone(self) -> int | None:
-        """Give a sign of life; return a rank that has given none for SILENCE seconds."""
-        now = time.monotonic()
-        try:
-            if self._store is None:
-                self._store = _connection()
-            self._store.add(f"soulkit/beat/{self.rank}", 1)
-            for rank, (count, _) in self._beats.items():
-                newest = self._store.add(f"soulkit/beat/{rank}", 0)
-                if newest != count:
-                    self._beats[rank] = newest, now
-        except RuntimeError:  # torch has no narrower class for a lost store; it counts as silence
-            self._store = None
-        return next((r for r, (_, seen) in self._beats.items() if now - seen > SILENCE), None)
+    def _exchange(self) -> None:
+        """Give signs of life, and note those of the others. A call of the store waits for ever if
+        the process that has it hangs, which counts as silence."""
+        store, counts = None, dict.fromkeys(self._silent, 0)
+        while not self._over.wait(BEAT):
+            try:
+                store = store or _connection()
+                store.add(f"soulkit/beat/{self.rank}", 1)
+                for rank, count in counts.items():
+                    counts[rank] = store.add(f"soulkit/beat/{rank}", 0)
+                    if counts[rank] != count:
+                        self._silent[rank] = 0.0
+            except RuntimeError:  # torch has no narrower class for a lost store
+                store = None
 
     def _end(self, what: str, text: str) -> None:
         """End this process, unless it ends its part in the job within the time allowed."""

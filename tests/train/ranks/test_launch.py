@@ -14,16 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import soulkit as sk
 from soulkit.cli.app import main
 from soulkit.errors import ConfigError, UserError
 from soulkit.models.local.loading import pick_device
 from soulkit.models.local.threads import choose_threads, idle_core_threads
-from soulkit.train.ranks.launch import LOST, launch, rank_to_explain, ranks_to_start, refuse_ranks
+from soulkit.train.ranks import watch
+from soulkit.train.ranks.launch import (
+    LAUNCHER,
+    LOST,
+    launch,
+    rank_error,
+    rank_to_explain,
+    ranks_to_start,
+    refuse_ranks,
+)
 from soulkit.train.ranks.watch import GRACE, SILENCE
 from soulkit.train.state import fingerprint
 from soulkit.train.state.fingerprint import machine_print
+from tests.support.resuming import fork_context
 from tests.support.training import config
 
 pytestmark = pytest.mark.torch
@@ -150,6 +161,11 @@ def test_the_rank_that_ended_first_is_explained(codes: dict[int, int], rank: int
     assert rank_to_explain(codes) == rank
 
 
+@pytest.mark.parametrize(("code", "how"), [(-9, "SIGKILL"), (-35, "signal 35"), (7, "code 7")])
+def test_every_exit_code_is_explained(code: int, how: str) -> None:
+    assert how in str(rank_error(1, code, "host", [], ""))
+
+
 def test_device_and_threads_follow_the_local_rank(
     job: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +283,35 @@ def test_killed_jobs_end_and_resume_on_other_numbers_of_ranks(tmp_path: Path) ->
     for folder in (run, whole):
         assert soul(*often, str(folder)).wait() == 0
     assert losses(run) == pytest.approx(losses(whole), rel=1e-3)
+
+
+def hold_store(send: Any) -> None:
+    """Have the store of a job, and hang after the first sign of life of rank 1."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    send.send(store.port)
+    store.wait(["soulkit/beat/1"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def watch_rank_0(port: int) -> None:
+    os.environ |= JOB | {"RANK": "1", "MASTER_PORT": str(port), LAUNCHER: str(os.getppid())}
+    watch.BEAT, watch.SILENCE, GRACE["rank"] = 0.1, 1.0, 0.1
+    watch.start_watch().join_ranks()
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_a_rank_ends_although_the_store_hangs() -> None:
+    context = fork_context()
+    receive, send = context.Pipe(duplex=False)
+    holder = context.Process(target=hold_store, args=(send,))
+    holder.start()
+    rank = context.Process(target=watch_rank_0, args=(receive.recv(),))
+    rank.start()
+    rank.join(10)
+    stopped = Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    holder.kill(), rank.kill()
+    assert (rank.exitcode, stopped) == (LOST, "T")
 
 
 @pytest.mark.slow
