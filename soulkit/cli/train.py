@@ -46,7 +46,7 @@ from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
 from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
-from soulkit.train.ranks.launch import check_launched
+from soulkit.train.ranks.launch import check_launched, place_in_job
 
 if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
@@ -233,19 +233,18 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 
 def _follows(values: Mapping[str, Any]) -> bool:
     """Whether this process is a rank other than 0; then it has done its part of the training."""
-    from soulkit.train.ranks.world import is_follower
-
     if "WORLD_SIZE" not in os.environ:
         return False
+    rank, _ = place_in_job()
     if not values["dry_run"]:
         from soulkit.train.ranks.watch import start_watch
 
         start_watch()
-        if is_follower():
+        if rank:
             from soulkit.train.ranks.follower import follow
 
             follow()
-    return is_follower()
+    return rank > 0
 
 
 def _words() -> tuple[str, ...]:

@@ -369,11 +369,6 @@ def launched() -> bool:
     return place_in_job()[1] > 1
 
 
-def is_follower() -> bool:
-    """Whether this process was launched as a rank other than 0."""
-    return place_in_job()[0] > 0
-
-
 def join() -> Ranks:
     """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)."""
     global _world
