@@ -81,7 +81,8 @@ class Watch(threading.Thread):
         """End this process, unless it ends its part in the job within the time allowed."""
         if self.rank == 0:  # an agent on this host may have sent it 20 seconds ago
             os.kill(os.getpid(), signal.SIGTERM)
-        if self._over.wait(GRACE[what]):
+        # Before it joins, a rank has nothing to save.
+        if self._over.wait(GRACE[what if self._silent else "rank"]):
             return
         if self.rank == 0:
             why = "This process waited for it, and could not save a checkpoint in time."
