@@ -90,6 +90,8 @@ NOT_RUN = {
     "soul train sft --model MODEL": "stands for any model; tests/train/test_corpus_run.py runs it "
     "with what follows, tests/test_docs.py a page of it",
     "soul train ditto --model MODEL": "the same",
+    "soul train ditto --model Qwen/Qwen3-8B --task tomi --gpus": "needs GPUs; "
+    "tests/train/ranks/test_launch.py starts processes on a CPU",
     "soul train ditto --model Qwen/Qwen3-8B --task tomi --engine vllm": "needs vLLM; "
     "tests/vllm/test_training.py trains with it",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",

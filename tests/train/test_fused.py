@@ -323,7 +323,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laid_out(policies: Sequence[Policy], *, tries: bool) -> Iterator[None]:
     """Within it the policies lay out tries, or each sequence as a row of its own."""
 
-    def packs(spans: Sequence[Span], budget: int) -> list[Pack]:
+    def packs(spans: Sequence[Span], budget: int, *, divided: bool = True) -> list[Pack]:
         if tries:
             return list(in_tries(spans, budget))
         return [Pack((index,), (span,)) for index, span in enumerate(spans)]
