@@ -16,7 +16,8 @@ from _soulkit_side import Compare, Make, _policy, _sequence, save_gradients
 from soulkit.train.model.prepare import Prepared, log_probs
 from soulkit.train.model.update import Tally, update
 from soulkit.train.ranks.follower import follow, leading, make_optimizer
-from soulkit.train.ranks.world import is_follower, on_all_ranks, ranks
+from soulkit.train.ranks.launch import place_in_job
+from soulkit.train.ranks.world import on_all_ranks, ranks
 
 
 class Rank:
@@ -27,7 +28,7 @@ class Rank:
         place_rank(spec)
 
     def run(self, request: Json) -> Json:
-        if is_follower():
+        if place_in_job()[0]:
             follow()
             return {}
         with leading():
