@@ -96,7 +96,7 @@ CASES = {
 
 @dataclass
 class Lane:
-    """A contender with a number of ranks, and what was measured."""
+    """The measurements of one contender on one number of ranks."""
 
     name: str
     ranks: int

@@ -46,7 +46,7 @@ class Taken(NamedTuple):
     imbalance: list[float]
     """Of every step; 0 if one process took it."""
     skipped: list[Mapping[str, str]]
-    """Of every step: update → what was not finite."""
+    """For each step, the skipped updates and what was not finite in them."""
 
 
 @dataclass(frozen=True)

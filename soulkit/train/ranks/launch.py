@@ -40,6 +40,8 @@ LOG_LINES = 8
 """Last lines shown of the log of a rank that failed."""
 NEEDED = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that every launcher sets."""
+SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP"))
+"""Signals that ask a process to end; Windows has no SIGHUP."""
 RESUME = "Run the same command again; it resumes from the newest checkpoint."
 
 
@@ -211,11 +213,10 @@ def _wait(agent: threading.Thread, pid_file: Path) -> None:
 @contextmanager
 def signals_to(waiting: list[int]) -> Iterator[None]:
     """Add signals that end a process to `waiting` instead, unless they are ignored."""
-    before: dict[int, Any] = {}
+    before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, lambda n, _: waiting.append(n))
     try:
         yield

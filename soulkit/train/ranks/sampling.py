@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class SplitModel(LocalModel):
         return [reply for part in parts for reply in part if isinstance(reply, Completion)]
 
     async def close(self) -> None:
-        """As in LocalModel; a running batch that nobody waits for ends on all ranks."""
+        """As in LocalModel. If nobody waits for the running batch, it ends on all ranks."""
         await super().close()
         running = [request for queue in self._queues.values() for request in queue.serving]
         if running and all(request.future.done() for request in running):
@@ -60,11 +60,12 @@ def rank_sampler(policy: Any, **settings: Any) -> LocalModel:
 class _Part(LocalModel):
     """The sampler of one rank, for its part of a batch."""
 
-    _due: ClassVar[float] = 0.0
+    _due = 0.0
+    """When to check next."""
 
     def _give_up(self, batch: list[GenerationRequest]) -> None:
-        if time.monotonic() >= _Part._due:
-            _Part._due = time.monotonic() + LOOK_S
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LOOK_S
             if ranks().cancelled():
                 raise RuntimeError("the model was closed")
 

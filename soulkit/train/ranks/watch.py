@@ -15,7 +15,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from soulkit.train.ranks.launch import FOLDER, LAUNCHER, LOST, PARENT, PID, RESUME, place_in_job
+from soulkit.train.ranks.launch import (
+    FOLDER,
+    LAUNCHER,
+    LOST,
+    PARENT,
+    PID,
+    RESUME,
+    SIGNALS,
+    place_in_job,
+)
 
 CHECK = 0.5
 """Seconds between two looks at the launcher and the other ranks."""
@@ -101,9 +110,8 @@ def _connection() -> dist.Store:
 
 def _set_signals(action: signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), action)
+        for number in SIGNALS:
+            signal.signal(number, action)
 
 
 _watch: Watch | None = None

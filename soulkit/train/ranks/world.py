@@ -147,7 +147,8 @@ class Ranks:
                 flat = torch.cat([part.reshape(-1) for part in parts])
                 dist.all_reduce(flat)
                 for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                    p.grad = part.view_as(p).clone() if p.grad is None else p.grad
+                    if p.grad is None:
+                        p.grad = torch.empty_like(p)
                     p.grad.copy_(part.view_as(p))
 
     def gather(self, part: T) -> list[T]:
