@@ -29,6 +29,7 @@ EXTRAS = {
     "safetensors": "train",
     "datasets": "train",
     "vllm": "vllm",
+    "sklearn": "people",
     "bitsandbytes": "nf4",
     "ray": "ray",
     "matplotlib": "report",

@@ -75,7 +75,7 @@ COLUMNS = ("messages", "conversation", "conversations", "turns", "conversation_h
 REPLIES = frozenset(("conversation_id", "user_prompt", "model_response"))
 TREE = frozenset(("message_id", "parent_id", "role", "text"))
 _KEYS = ("conversation_id", "conversation_hash", "message_tree_id", "id")
-_PEOPLE = ("user_id", "hashed_ip", "person", "author")
+_PEOPLE = ("person", "user_id", "hashed_ip", "author")
 _USER, _ASSISTANT = ("user", "human", "prompter"), ("assistant", "gpt", "model", "chatbot", "bot")
 
 
@@ -234,8 +234,12 @@ def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
         raise BadRecord("it has no user message")
     fields = record.fields
     key = next((str(fields[name]) for name in _KEYS if fields.get(name)), record.source)
-    person = next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
-    return Chat(key, person, tuple(messages), record.source, layout, fields)
+    return Chat(key, person_in(fields), tuple(messages), record.source, layout, fields)
+
+
+def person_in(fields: Mapping[str, Any]) -> str:
+    """The id of the person in a record; empty if it has none."""
+    return next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
 
 
 def _role(item: Any) -> str:

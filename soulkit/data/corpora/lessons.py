@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from soulkit.data.chats import COLUMNS, chat_in
+from soulkit.data.chats import COLUMNS, chat_in, person_in
 from soulkit.data.corpora.settings import ASSISTANT, HUMAN
 from soulkit.data.files import BadRecord, RawRow, flatten
 from soulkit.data.literals import structure
@@ -63,6 +63,8 @@ class ChatRow:
     fact: str
     tokenizer: str
     evaluation_only: bool
+    person: str = ""
+    """Id of the person who talks to the assistant; empty if the row has none."""
 
 
 def conversation_of(row: Any, place: str) -> ChatRow:
@@ -83,6 +85,7 @@ def conversation_of(row: Any, place: str) -> ChatRow:
         _text_field(fields, "fact"),
         _text_field(fields, "tokenizer"),
         str(fields.get("evaluation_only")).lower() in ("true", "1"),
+        person_in(fields),
     )
 
 
@@ -249,6 +252,9 @@ class Lesson:
     """Fingerprint of the tokenizer that `token_ids` belong to; empty without `token_ids`."""
     side: str = HUMAN
     """The learned side: `human`, `assistant`, or a speaker's name."""
+    person: str = ""
+    """Who wrote the learned messages: the row's person for the side `human`, the speaker for a
+    name. Empty if unknown, and for the side `assistant`."""
 
     def speaker(self, segment: Segment) -> str:
         """The original speaker of a segment, as opposed to its role in the lesson."""
@@ -315,9 +321,11 @@ def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str
         segments, trained = [Segment("user", OPENING), *segments], [False, *trained]
     exact = any(segment.token_ids for segment in segments)
     tokenizer = conversation.tokenizer if exact else ""
+    person = {HUMAN: conversation.person, ASSISTANT: ""}.get(shape.side, shape.side)
     return Lesson(
-        tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer, shape.side
-    )
+        tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer, shape.side,
+        person,
+    )  # fmt: skip
 
 
 def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[ChatLine]]:

@@ -1,0 +1,65 @@
+"""The contract between export files and the readers of their layouts.
+
+A reader yields rows in the form that training reads:
+
+    {"id": "c1", "person": "u7", "messages": [{"role": "user", "content": "hi"},
+                                              {"role": "assistant", "content": "hello"}]}
+
+Between people, messages have `speaker` (the name as exported) instead of `role`, and the row has no
+`person`. A message may have `time` (ISO 8601) and `attachments` (a list of kinds: image, file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from soulkit.data.files import BadRow
+
+HEAD = 1 << 18
+"""Bytes at the beginning of a file that are looked at to recognise its layout."""
+SAMPLE = 20
+"""Records at the beginning of a file that are looked at."""
+
+
+@dataclass(frozen=True)
+class ExportFile:
+    """One file of an export: on disk, or a member of a .zip file."""
+
+    name: str
+    """As messages show it, with forward slashes; for a member of a folder or .zip file relative to
+    that: `conversations.json`."""
+    opener: Callable[[], BinaryIO]
+    size: int
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes."""
+        with self.opener() as file:
+            return file.read(HEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of `soul data import chats` that readers may use."""
+
+    branches: bool = False
+    """Yield every branch of a conversation, not only the one that was continued."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """For tables: id, role, text, person, time → name of the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One layout: how to recognise and read it."""
+
+    name: str
+    """As printed: `ChatGPT export`."""
+    example: str
+    """What a file looks like, in one line, for the error about an unknown layout."""
+    fits: Callable[[ExportFile], bool]
+    """Whether a file has this layout. Only `head` is read, and unknown bytes never raise."""
+    rows: Callable[[Sequence[ExportFile], ReadOptions], Iterator[dict[str, Any] | BadRow]]
+    """The conversations of all files with this layout in one export, and what cannot be read."""
