@@ -20,7 +20,7 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
 
 from soulkit.errors import SoulError
@@ -216,7 +216,7 @@ def clipped_policy_loss(
     lengths = torch.bincount(scored.owner).tolist()
 
     def rows(flat: Tensor) -> Tensor:
-        return pad_sequence(flat.split(lengths), batch_first=True)
+        return rnn.pad_sequence(flat.split(lengths), batch_first=True)
 
     mask = rows(torch.ones_like(old))
     lost = gspo_loss(
