@@ -65,15 +65,15 @@ def read_turns(
 
 def by_person(turns: Iterable[PersonTurn]) -> dict[str, list[PersonTurn]]:
     """Person → their turns, persons in the order of their first turn."""
-    found: dict[str, list[PersonTurn]] = defaultdict(list)
+    groups: dict[str, list[PersonTurn]] = defaultdict(list)
     for turn in turns:
-        found[turn.person].append(turn)
-    return dict(found)
+        groups[turn.person].append(turn)
+    return dict(groups)
 
 
 def by_chat(turns: Iterable[PersonTurn]) -> dict[str, Sequence[PersonTurn]]:
     """Conversation → the person's turns in it, in order."""
-    found: dict[str, list[PersonTurn]] = defaultdict(list)
+    groups: dict[str, list[PersonTurn]] = defaultdict(list)
     for turn in turns:
-        found[turn.chat].append(turn)
-    return dict(found)
+        groups[turn.chat].append(turn)
+    return dict(groups)

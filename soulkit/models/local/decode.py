@@ -164,7 +164,7 @@ def _select_columns(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LaneLayout:
     """Row numbers by place, [lanes, slots]; -1 for an empty slot."""
 
     rows: tuple[tuple[int, ...], ...]
@@ -182,21 +182,21 @@ class Layout:
         return len(self.rows) * (self.slots + columns / _COLUMNS_PER_SLOT)
 
 
-def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[Layout, list[int]]:
+def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[LaneLayout, list[int]]:
     """The cheapest layout of `groups` (rows with equal prompts), and the group of each lane."""
     most = min(MOST_SLOTS, max(map(len, groups)))
     layouts = [_with_slots(groups, slots) for slots in range(1, most + 1)]
     return min(layouts, key=lambda candidate: candidate[0].cost(columns))
 
 
-def _with_slots(groups: Sequence[Sequence[int]], slots: int) -> tuple[Layout, list[int]]:
+def _with_slots(groups: Sequence[Sequence[int]], slots: int) -> tuple[LaneLayout, list[int]]:
     lanes, owners = [], []
     for owner, group in enumerate(groups):
         for start in range(0, len(group), slots):
             lane = group[start : start + slots]
             lanes.append((*lane, *[-1] * (slots - len(lane))))
             owners.append(owner)
-    return Layout(tuple(lanes)), owners
+    return LaneLayout(tuple(lanes)), owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,16 +346,16 @@ class Decoder:
         lanes = [[row for row in lane if row in left] for lane in self.layout.rows]
         slots = max(map(len, lanes))
         full = [(i, lane) for i, lane in enumerate(lanes) if lane]
-        small = Layout(tuple((*lane, *[-1] * (slots - len(lane))) for _, lane in full))
+        small = LaneLayout(tuple((*lane, *[-1] * (slots - len(lane))) for _, lane in full))
         columns = self.prompt.shape[1]
         if self.over or small.cost(columns) <= 0.6 * self.layout.cost(columns):
             self._compact(small, [i for i, _ in full])
         else:
             hidden = [tuple(r if r in left else -1 for r in lane) for lane in self.layout.rows]
-            self.layout = Layout(tuple(hidden))
+            self.layout = LaneLayout(tuple(hidden))
         self._place()
 
-    def _compact(self, small: Layout, lanes: list[int]) -> None:
+    def _compact(self, small: LaneLayout, lanes: list[int]) -> None:
         before = [{row: slot for slot, row in enumerate(self.layout.rows[i])} for i in lanes]
         slots = [[old.get(r, 0) for r in lane]
                  for old, lane in zip(before, small.rows, strict=True)]  # fmt: skip

@@ -21,7 +21,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.local import decode
 from soulkit.models.local.decode import (
     Decoder,
-    Layout,
+    LaneLayout,
     Replies,
     decode_batch,
     grouped_attention,
@@ -311,7 +311,7 @@ def test_layouts_hold_every_row_once() -> None:
         for row, lane, _ in layout.places():
             assert row in groups[owners[lane]]
         assert sorted(row for row, _, _ in layout.places()) == list(range(23))
-    assert lay_out([[0], [1], [2]], 50)[0] == Layout(((0,), (1,), (2,)))
+    assert lay_out([[0], [1], [2]], 50)[0] == LaneLayout(((0,), (1,), (2,)))
     assert lay_out([list(range(16))], 1024)[0].slots == 16
 
 
