@@ -18,7 +18,7 @@ from soulkit.cli.console import (
     print_json,
     safe,
 )
-from soulkit.cli.data_build import OWN_OPTIONS, build, import_, synth
+from soulkit.cli.data_build import OWN_OPTIONS, build, import_, plant, synth
 from soulkit.cli.data_checks import (
     LessonSide,
     RowFile,
@@ -165,6 +165,7 @@ def show(
 app.command()(audit)
 app.command()(contamination)
 app.command()(dedupe)
+app.command()(plant)
 
 
 @app.command()

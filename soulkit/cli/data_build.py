@@ -187,6 +187,37 @@ def _listed(counts: dict[str, int]) -> str:
     return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
 
 
+def plant(
+    path: Annotated[Path, typer.Argument(help="Conversations.", readable=False)],
+    output: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", readable=False,
+        help="File to write (.jsonl).")],
+    canaries: Annotated[int, typer.Option("--canaries", metavar="N",
+        help="Number of secrets to plant; as many more are listed and never planted.")] = 20,
+    side: Annotated[str, typer.Option("--side", metavar="human|assistant|NAME",
+        help="Who says the secrets: the side that will be learned.")] = "human",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Plant made secrets in conversations, to measure what a model remembers of them.
+
+    Each stands in 1, 2, 4 or 8 different conversations, as a message of its own. They are listed
+    in FILE.canaries.jsonl, readable only by you. Train on FILE, then use soul people memory RUN.
+    """
+    from soulkit.data.privacy.canaries import canary_list, plant
+
+    planted = plant(path, output, canaries, side, seed)
+    carriers = sum(one.repeats for one in planted)
+    if as_json:
+        print_json({"file": str(output), "list": str(canary_list(output)), "planted": canaries,
+                    "controls": canaries, "conversations": carriers})  # fmt: skip
+        return
+    line = f"{canaries} canaries in {carriers} conversations → {output}; {canaries} never planted"
+    console().print(safe(line), soft_wrap=True)
+    console().print(safe(f"list: {canary_list(output)}"), soft_wrap=True)
+    name, who = shlex.quote(str(output)), shlex.quote(side)
+    print_next(f"soul train sft --model MODEL --data {name} --side {who}", "soul people memory RUN")
+
+
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that pass options on to the task's own function."""
 

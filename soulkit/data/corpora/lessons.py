@@ -32,8 +32,8 @@ _ROLES = {
     **dict.fromkeys(("tool", "function", "ipython", "observation", "function_response"), "tool"),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
 }
-_SPEAKERS = ("role", "from", "speaker", "name", "author")
-_WORDS = ("content", "value", "text")
+SPEAKERS = ("role", "from", "speaker", "name", "author")
+WORDS = ("content", "value", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
 def _utterances(item: Any) -> Iterator[ChatLine]:
     if not isinstance(item, Mapping):
         raise BadRecord("one of its messages is not an object")
-    words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
+    words = {k: item[k].strip() for k in SPEAKERS if isinstance(item.get(k), str)}
     names = frozenset(word.casefold() for word in words.values() if word)
-    role = next((_ROLES[n] for k in _SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
+    role = next((_ROLES[n] for k in SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
     if not names:
         raise BadRecord("one of its messages has no speaker")
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
@@ -148,7 +148,7 @@ def _is_trained(item: Mapping[str, Any]) -> bool:
 
 
 def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    for name in _WORDS:
+    for name in WORDS:
         value = item.get(name)
         if isinstance(value, str):
             return value.strip(), ()
@@ -211,7 +211,7 @@ def nearest_layout(row: Any) -> str:
     if asked is not None and replied is not None:
         return (f"'{asked}' and '{replied}' are one exchange: convert them to two messages with "
                 "the roles user and assistant.")  # fmt: skip
-    if any(name in names for name in _SPEAKERS) and any(name in names for name in _WORDS):
+    if any(name in names for name in SPEAKERS) and any(name in names for name in WORDS):
         return "This row is a single message: put all messages of a conversation into one row."
     columns = ", ".join(map(str, list(row)[:6])) or "none"
     return f"This row contains no list; its columns are {columns}."
@@ -222,8 +222,8 @@ def _messages_words(items: Any) -> str:
     first = next(iter(items), None)
     if not isinstance(first, Mapping):
         return "each entry must be an object with role and content."
-    spoken = any(isinstance(first.get(name), str) for name in _SPEAKERS)
-    said = any(name in first for name in _WORDS)
+    spoken = any(isinstance(first.get(name), str) for name in SPEAKERS)
+    said = any(name in first for name in WORDS)
     if spoken and said:
         return ""
     lacking = [*([] if spoken else ["role"]), *([] if said else ["content"])]
@@ -348,7 +348,7 @@ def _nobody(side: str) -> str:
 
 def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
     """One utterance on its side; None if it is empty."""
-    if not _is_learned(utterance, shape.side):
+    if not is_learned(utterance, shape.side):
         seen = " ".join(filter(None, [utterance.text, *(f"({m})" for m in utterance.marks)]))
         piece = _Piece(_label(utterance, shape.side), seen)
         return _Part("user", (piece,)) if seen else None
@@ -361,7 +361,8 @@ def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
     return _Part("assistant", (_Piece("You", utterance.text),), utterance.trained, ids)
 
 
-def _is_learned(utterance: ChatLine, side: str) -> bool:
+def is_learned(utterance: ChatLine, side: str) -> bool:
+    """Whether an utterance is of this side; BadRecord if its row does not tell."""
     if side not in (HUMAN, ASSISTANT):
         return utterance.role != "tool" and side.strip().casefold() in utterance.names
     if not utterance.role:

@@ -135,8 +135,14 @@ def _is_pattern(path: str) -> bool:
     return glob.has_magic(path)
 
 
+CANARIES = ".canaries.jsonl"
+"""End of the name of a list of made secrets (see `data/privacy/canaries.py`), which is no corpus.
+"""
+
+
 def _is_rows(path: Path) -> bool:
-    return path.suffix.lower() in ROW_SUFFIXES and path.is_file()
+    suffix, listed = path.suffix.lower() in ROW_SUFFIXES, path.name.endswith(CANARIES)
+    return suffix and not listed and path.is_file()
 
 
 _NAMED = 5

@@ -1,0 +1,1 @@
+"""Private content of conversations: canaries (made secrets) that measure what is remembered."""
