@@ -402,13 +402,13 @@ def _are_names(words: Sequence[str], names: Collection[str]) -> list[bool]:
 
 def _without_names(row: RowTexts, names: Collection[str]) -> Words:
     telling = (_cased_words(text) for text in row.telling)
-    kept = {word for words in telling if all(_are_names(words, names)) for word in words}
+    names_only = {word for words in telling if all(_are_names(words, names)) for word in words}
     order: dict[str, str] = {}
     left: list[str] = []
     for words in map(_cased_words, row.texts):
         for word, is_name in zip(words, _are_names(words, names), strict=True):
             plain = word.casefold()
-            if is_name and word not in kept:
+            if is_name and word not in names_only:
                 plain = order.setdefault(plain, f"{_NAME_MARK}{len(order)}")
             left.append(plain)
     return tuple(left)

@@ -107,15 +107,15 @@ def numbered_row(path: Path, number: int | None) -> RawRow:
         return rows[0]
     every: list[RawRow | BadRow] = [*bad, *rows]
     places = {row_number(row.source): row for row in every}
-    found = places.get(row_number(bad[0].source) if number is None else number)
-    if isinstance(found, RawRow):
-        return found
+    there = places.get(row_number(bad[0].source) if number is None else number)
+    if isinstance(there, RawRow):
+        return there
     numbers = [row_number(row.source) for row in rows]
     way_out = "Fix the file first."
     if numbers:
         way_out = f"Set --row to a number from {numbers[0]} to {numbers[-1]}."
-    if found is not None:
-        raise DataError(f"{found.source} cannot be read as a row.", f"{found.why}.", way_out)
+    if there is not None:
+        raise DataError(f"{there.source} cannot be read as a row.", f"{there.why}.", way_out)
     header = path.suffix.lower() in (".csv", ".tsv")
     raise DataError(
         f"'{path}' has no row {number}.",

@@ -179,11 +179,11 @@ def _missing_columns(
 def _alike(name: str, column: Column, row: Mapping[str, Any], spare: Sequence[str]) -> str:
     """The unused column with a similar name and a matching type; empty if no name is similar,
     because a wrong guess would bind an unrelated column."""
-    wanted = [_words(each) for each in (name, *column.aliases)]
+    forms = [_words(each) for each in (name, *column.aliases)]
     for other in spare:
         words = _words(other)
         fits = _READ[column.type](row[other]) is not None
-        if fits and any(_same_words(words, own) for own in wanted):
+        if fits and any(_same_words(words, form) for form in forms):
             return other
     return ""
 

@@ -1,5 +1,6 @@
 """Reads conversations as other programs export them.
 
-`layouts` opens files and recognises their layout; the other modules have one section per layout.
-Every reader yields rows that `corpora.lessons.conversation_of` reads.
+`layouts` is the contract, `reading` opens exports and recognises their layout, and `records` reads
+the records of a file. The other modules have a table LAYOUTS each. Every reader yields rows that
+`corpora.lessons.conversation_of` reads.
 """

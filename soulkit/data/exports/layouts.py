@@ -11,6 +11,7 @@ Between people, messages have `speaker` (the name as exported) instead of `role`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,9 @@ class ReadOptions:
     """Yield every branch of a conversation, not only the one that was continued."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """For tables: id, role, text, person, time → name of the column."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """What a reader leaves out although nothing is wrong with it, counted by kind in the plural:
+    `hidden system messages`, `empty conversations`. What is malformed is a BadRow instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +66,7 @@ class Layout:
     fits: Callable[[ExportFile], bool]
     """Whether a file has this layout. Only `head` is read, and unknown bytes never raise."""
     rows: Callable[[Sequence[ExportFile], ReadOptions], Iterator[dict[str, Any] | BadRow]]
-    """The conversations of all files with this layout in one export, and what cannot be read."""
+    """The conversations of all files with this layout in one export, and what cannot be read. Ids
+    may be missing or repeated; `reading` makes them unique."""
+    columns: bool = False
+    """Whether this layout reads files whose columns are named with --columns."""

@@ -1,0 +1,213 @@
+"""Opens exports, recognises their layout, and reads their conversations one after the other.
+
+An export is a file, a folder or a .zip file, whose members are read without unpacking it. Every
+file is compared with all LAYOUTS in a fixed order, special ones first. Files with one layout are
+read together, and files without conversations (pictures, settings) are counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
+from soulkit.data.exports.records import sample_of
+from soulkit.data.files import BadRow, check_file, unreadable_file
+from soulkit.errors import DataError
+
+READABLE = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt", ".log")
+"""Endings of files that may hold conversations."""
+_MODULES = ("logs", "people", "tables", "assistants", "datasets")
+_GENERAL = "datasets"
+"""Its layouts are read only where no special one was found."""
+_BOMB = 1 << 30, 200
+"""Size and ratio of compression from which on a member of a .zip file is refused."""
+
+
+@cache
+def layouts() -> tuple[Layout, ...]:
+    """All layouts, special ones first."""
+    return tuple(layout for module in _MODULES for layout in _layouts_in(module))
+
+
+def _layouts_in(module: str) -> tuple[Layout, ...]:
+    name = f"soulkit.data.exports.{module}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    table: tuple[Layout, ...] = importlib.import_module(name).LAYOUTS
+    return table
+
+
+# -- opening -------------------------------------------------------------------------------------
+
+
+def open_export(path: Path) -> list[ExportFile]:
+    """The files of an export, in a fixed order; DataError if `path` cannot be read."""
+    if path.is_dir():
+        names = sorted(p for p in path.rglob("*") if p.is_file())
+        files = [(p.relative_to(path).as_posix(), p) for p in names]
+        return [_on_disk(name, file) for name, file in files if not _is_hidden(name)]
+    check_file(path)
+    if path.suffix.lower() != ".zip":
+        return [_on_disk(path.name, path)]
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise unreadable_file(path, f"not a valid .zip file: {error}") from error
+    members = sorted(
+        (m.filename.replace("\\", "/"), m) for m in archive.infolist() if not m.is_dir()
+    )
+    for name, member in members:
+        _check_member(path, name, member)
+    return [
+        ExportFile(name, partial(archive.open, member), member.file_size)  # type: ignore[arg-type]
+        for name, member in members
+        if not _is_hidden(name)
+    ]
+
+
+def _on_disk(name: str, path: Path) -> ExportFile:
+    return ExportFile(name, lambda: path.open("rb"), path.stat().st_size)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+
+
+def _check_member(path: Path, name: str, member: zipfile.ZipInfo) -> None:
+    size, ratio = _BOMB
+    if member.flag_bits & 1:
+        why, fix = "it is encrypted", "Unpack it with its password, and give the folder."
+    elif name.startswith("/") or ".." in name.split("/"):
+        why, fix = "its path leads out of the archive", "Unpack the files that you trust."
+    elif member.file_size > size and member.file_size > ratio * max(member.compress_size, 1):
+        why = f"it would unpack to {member.file_size >> 20} MiB, {ratio} times its size"
+        fix = "Unpack it, and give the folder, if you trust its sender."
+    else:
+        return
+    raise DataError(f"'{path}' cannot be read.", f"Its member '{name}': {why}.", fix)
+
+
+# -- recognising ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The files of an export by layout."""
+
+    path: Path
+    parts: Mapping[Layout, Sequence[ExportFile]]
+    skipped: Counter[str]
+    """Ending of a file without conversations → number of such files."""
+
+    def rows(self, options: ReadOptions) -> Iterator[dict[str, Any] | BadRow]:
+        """All conversations, with unique ids that stay the same in a later export."""
+        seen: Counter[str] = Counter()
+        for layout, files in self.parts.items():
+            for row in layout.rows(files, options):
+                if isinstance(row, BadRow):
+                    yield row
+                elif not row.get("messages"):
+                    options.left_out["empty conversations"] += 1
+                else:
+                    key = str(row.get("id") or _fingerprint(row["messages"]))
+                    seen[key] += 1
+                    yield {**row, "id": key if seen[key] == 1 else f"{key}-{seen[key]}"}
+
+
+def _fingerprint(messages: Any) -> str:
+    text = json.dumps(messages, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
+
+
+def recognise(path: Path, options: ReadOptions | None = None) -> Export:
+    """The export at `path`; DataError with the nearest layouts if it has none of them."""
+    files = open_export(path)
+    parts: dict[Layout, list[ExportFile]] = {}
+    skipped: Counter[str] = Counter()
+    named = bool(options and options.columns)
+    for file in files:
+        layout = layout_of(file, named)
+        if layout is None:
+            skipped[PurePosixPath(file.name).suffix.lower().lstrip(".") or "other"] += 1
+        else:
+            parts.setdefault(layout, []).append(file)
+    special = {
+        layout: files for layout, files in parts.items() if layout not in _layouts_in(_GENERAL)
+    }
+    if special and len(special) < len(parts):
+        skipped["json"] += sum(len(f) for layout, f in parts.items() if layout not in special)
+        parts = special
+    if not parts:
+        raise unknown_layout(path, files)
+    return Export(path, parts, skipped)
+
+
+def layout_of(file: ExportFile, columns: bool = False) -> Layout | None:
+    """The layout of one file; with `columns`, the one for tables with named columns."""
+    if not file.name.lower().endswith(READABLE):
+        return None
+    try:
+        return next((one for one in layouts() if one.columns >= columns and one.fits(file)), None)
+    finally:
+        vars(file).pop("head", None)  # an export may have thousands of files
+
+
+# -- unknown layouts -----------------------------------------------------------------------------
+
+ROW_FORM = (
+    '{"id": "c1", "person": "u7", "messages": [{"role": "user", "content": "hi"}, '
+    '{"role": "assistant", "content": "hello"}]}'
+)
+
+
+def unknown_layout(path: Path, files: Sequence[ExportFile]) -> DataError:
+    """The error for an export without a known layout: the nearest three and the line to write."""
+    candidates = [file for file in files if file.name.lower().endswith(READABLE)]
+    if not candidates:
+        return DataError(
+            f"'{path}' contains no conversations.",
+            f"None of its {len(files)} files ends in {', '.join(READABLE)}.",
+            "Give the export as JSON, CSV, Parquet or text.",
+        )
+    first = max(candidates, key=lambda file: file.size)
+    keys = [key for key in _keys(sample_of(first)) if key]
+    near = "; ".join(f"{one.name}: {one.example}" for one in nearest_layouts(set(keys)))
+    have = f"has the keys {', '.join(keys[:8])}" if keys else "holds no records"
+    return DataError(
+        f"'{path}' has none of the layouts that soul reads.",
+        f"'{first.name}' {have}. The nearest layouts are: {near}.",
+        "If it is a table with a message per row, name its columns: soul data import chats "
+        f"'{path}' -o chats.jsonl --columns id=…,role=…,text=… Otherwise write one conversation "
+        f"per line: {ROW_FORM}",
+    )
+
+
+def nearest_layouts(keys: set[str], count: int = 3) -> list[Layout]:
+    """The layouts whose example shares most of its keys."""
+
+    def shared(layout: Layout) -> float:
+        names = set(re.findall(r'"(\w+)":', layout.example))
+        return len(names & keys) / len(names | keys) if names and keys else 0.0
+
+    return sorted(layouts(), key=shared, reverse=True)[:count]
+
+
+def _keys(values: Sequence[Any], depth: int = 3) -> dict[str, None]:
+    """The keys in records and in the values below them, in order."""
+    names: dict[str, None] = {}
+    for value in values[:5]:
+        inner = list(value.values()) if isinstance(value, Mapping) else value
+        names |= dict.fromkeys(map(str, value)) if isinstance(value, Mapping) else {}
+        if depth and isinstance(inner, list | tuple):
+            names |= _keys(inner, depth - 1)
+    return names
