@@ -16,6 +16,7 @@ from soulkit.cli.console import (
     console,
     out,
     print_json,
+    print_note,
     safe,
 )
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, plant, synth
@@ -171,8 +172,8 @@ app.command()(plant)
 @app.command()
 def split(
     path: RowFile,
-    by: Annotated[list[str], typer.Option("--by", metavar="NAME,NAME",
-        help="Columns to split by, such as job,town.")],
+    by: Annotated[list[str] | None, typer.Option("--by", metavar="NAME,NAME",
+        help="Columns to split by, such as job,town. [default for conversations: person]")] = None,
     share: Annotated[float, typer.Option("--share", metavar="X",
         help="Share of the combinations to hold out.")] = 0.1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
@@ -180,16 +181,20 @@ def split(
         help="Target folder. [default: FILE_split]")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Split rows by combinations of column values.
+    """Split rows by combinations of column values, and conversations by person.
 
-    Writes train.jsonl and held_out.jsonl, which share no combination. The exit code is 2 if some
-    rows are malformed; the others are written. --dev-by does the same during training.
+    Writes train.jsonl and held_out.jsonl, which share no combination. A conversation without a
+    person counts as one. The exit code is 2 if some rows are malformed; the others are written.
+    --dev-by does the same during training.
     """
+    from soulkit.data.chats import has_messages, person_in
     from soulkit.data.files import read_rows, write_rows
-    from soulkit.data.rows import split_rows
+    from soulkit.data.rows import PERSON, split_rows
 
-    columns, out = split_names(by), folder or Path(f"{path.stem}_split")
     rows, bad = read_rows(path)
+    chats = bool(rows) and all(has_messages(row.fields) for row in rows)
+    columns = split_names(by) or (list(PERSON) if chats else [])
+    by_person, out = chats and columns == list(PERSON), folder or Path(f"{path.stem}_split")
     parts = split_rows(rows, columns, share, seed)
     ends = {"train": (parts.rest, parts.groups_rest), "held_out": (parts.aside, parts.groups_aside)}
     ending = ".parquet" if path.suffix.lower() == ".parquet" else ".jsonl"
@@ -200,12 +205,15 @@ def split(
         write_rows(file, [row.fields for row in side], replace=False)
         counts[name] = {"file": str(file), "rows": len(side), "combinations": groups}
         if not as_json:
-            line = f"{len(side)} rows, {groups} combinations of {', '.join(columns)} → {file}"
+            line = f"{groups} combinations of {', '.join(columns)}"
+            line = f"{len(side)} rows, {f'{groups} people' if by_person else line} → {file}"
             console().print(safe(line), soft_wrap=True)
     if as_json:
         print_json({"by": columns, **counts, "bad": [asdict(one) for one in bad]})
     else:
         say_bad_rows(bad)
+        if by_person and (unknown := sum(not person_in(row.fields) for row in rows)):
+            print_note(f"{unknown} conversations name no person; each counts as one person")
     if bad:
         raise typer.Exit(2)
 

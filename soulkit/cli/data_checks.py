@@ -150,6 +150,7 @@ def report_leaks(
 
     `bad` are unreadable evaluation rows. Clean conversations are written to `exclude`.
     """
+    from soulkit.data.chats import people_on_both_sides
     from soulkit.data.corpora.duplicates import find_leaks
     from soulkit.data.corpora.file_rows import source_rows, write_clean
 
@@ -160,10 +161,9 @@ def report_leaks(
         written = write_clean(str(train), exclude, report.left_out())
     everything = [*report.bad, *bad]
     if as_json:
-        reached = sorted(report.evaluations)
-        print_json({**asdict(report), "evaluations": reached, "train": str(train),
-                    "threshold": threshold, "written": written,
-                    "bad": [asdict(b) for b in everything]})  # fmt: skip
+        sets = {"evaluations": sorted(report.evaluations), "people": sorted(report.people)}
+        print_json({**asdict(report), **sets, "train": str(train), "threshold": threshold,
+                    "written": written, "bad": [asdict(b) for b in everything]})  # fmt: skip
     else:
         table = plain_table("overlap", ">conversations", ">of")
         for kind in ("holds", "part"):
@@ -174,6 +174,8 @@ def report_leaks(
             f"{len(report.evaluations)} of {report.evaluation_rows} evaluation rows are in the "
             f"training data; {report.short} are too short to check"
         )
+        if line := people_on_both_sides(report.people, "evaluation rows"):
+            out.print(safe(line), soft_wrap=True)
         for match in sorted(report.matches, key=lambda m: -m.similarity)[:SHOWN]:
             line = f"{match.train} {match.kind} {match.evaluation} ({match.similarity:.2f})"
             out.print(safe(line), soft_wrap=True)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from soulkit.data.files import ROW_SUFFIXES, BadRecord, BadRow, RawRow, read_rows
 from soulkit.data.literals import structure
 from soulkit.errors import DataError, RowError
+from soulkit.text import one_line
 
 MESSAGE_ROLES = ("user", "assistant", "system")
 """`system` is the instruction at the start of a recorded chat; no participant speaks it."""
@@ -240,6 +241,28 @@ def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
 def person_in(fields: Mapping[str, Any]) -> str:
     """The id of the person in a record; empty if it has none."""
     return next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
+
+
+def owner_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Whom a conversation belongs to: its person, else itself, known by its id or its content."""
+    if person := person_in(fields):
+        return {"person": person}
+    key = next((str(fields[name]) for name in _KEYS if fields.get(name)), "")
+    return {"conversation": key} if key else fields
+
+
+def people_on_both_sides(people: Iterable[str], other: str) -> str:
+    """`people in both the training data and the NAME: 2 (p1, p2)`, with the command that separates
+    them; empty without people."""
+    names = sorted(people)
+    shown = ", ".join(one_line(name, 40) for name in names[:5]) + ", …" * (len(names) > 5)
+    line = f"people in both the training data and the {other}: {len(names)} ({shown})"
+    return f"{line}; soul data split keeps a person on one side" if names else ""
+
+
+def has_messages(fields: Mapping[str, Any]) -> bool:
+    """Whether a record holds a list of messages, in any layout."""
+    return any(isinstance(structure(fields.get(name)), list | tuple) for name in COLUMNS)
 
 
 def _role(item: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from soulkit.data.chats import has_messages, owner_of
 from soulkit.data.files import RawRow, without_absent
 from soulkit.data.literals import literal_list, structure
 from soulkit.errors import ConfigError, DataError, RowError, did_you_mean
@@ -350,15 +351,23 @@ class RowSplit:
     groups_aside: int
 
 
+PERSON = ("person",)
+"""Columns of a split that keeps the conversations of a person together, whatever their column."""
+
+
 def split_rows(rows: Sequence[RawRow], by: Sequence[str], share: float, seed: int = 0) -> RowSplit:
     """Set aside about `share` of the groups of rows with equal values in the columns `by`.
 
     The choice depends only on the groups' values and the seed, not on row order or other rows. An
-    absent column counts as a value of its own. ConfigError for an invalid share and for columns
-    that no row has; DataError if all rows are one group.
+    absent column counts as a value of its own, but a conversation without a person counts as one.
+    ConfigError for an invalid share and for columns that no row has; DataError if all rows are one
+    group.
     """
-    _refuse_unknown(rows, by)
-    keys = [group_key(row.fields, by) for row in rows]
+    if tuple(by) == PERSON and all(has_messages(row.fields) for row in rows):
+        keys = [content_hash("", owner_of(row.fields)) for row in rows]
+    else:
+        _refuse_unknown(rows, by)
+        keys = [group_key(row.fields, by) for row in rows]
     chosen = groups_aside(keys, share, f"split/{seed}")
     if len(set(keys)) < 2:
         raise DataError(

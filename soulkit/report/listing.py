@@ -213,7 +213,10 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
     valid = summary.validation if isinstance(summary, TrainSummary) else None
     for source, loss in (valid.last if valid else {}).items():
         n = valid.lessons.get(source, 0) if valid else 0
-        yield Headline(label=f"validation {LOSS} {source}", cell=Cell(mean=loss, n_scored=n, n=n))
+        ends = (valid.low.get(source), valid.high.get(source)) if valid else (None, None)
+        people = valid.people.get(source, 0) if valid else 0
+        cell = Cell(mean=loss, ci_low=ends[0], ci_high=ends[1], n_scored=n, n=n, n_clusters=people)
+        yield Headline(label=f"validation {LOSS} {source}", cell=cell)
     for task, (name, metrics) in cells.items():
         if name:
             kind = _kind(name, isinstance(summary, TrainSummary))

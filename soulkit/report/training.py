@@ -29,6 +29,7 @@ from soulkit.train.state.summary import (
     CanaryTotals,
     FeedbackTotals,
     TrainSummary,
+    ValidationTotals,
 )
 
 LEAK_CHECK = (
@@ -101,12 +102,7 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     """Training on conversations: (label, text) of its losses and of omitted lessons and rows."""
     facts = []
     if (valid := summary.validation) is not None:
-        texts = [
-            _moved(valid.first[name], loss, name)
-            + (f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else "")
-            for name, loss in valid.last.items()
-        ]
-        facts.append(("validation loss", "; ".join(texts)))
+        facts.append(("validation loss", "; ".join(_validated(valid, name) for name in valid.last)))
     if summary.written is not None:
         facts.append(("texts written", summary.written.words()))
     if learned := summary.lessons.learned:
@@ -126,9 +122,14 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     return facts
 
 
-def _moved(first: float, last: float, name: str) -> str:
-    """`NAME 2.369 to 1.612`; a single loss if the two are equal."""
-    return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
+def _validated(valid: ValidationTotals, name: str) -> str:
+    """`NAME 2.369 to 1.612 [1.503, 1.721] (90 conversations of 6 people)`."""
+    loss, low, high = valid.last[name], valid.low.get(name), valid.high.get(name)
+    text = estimate_text(loss, low, high)
+    text = text if valid.first[name] == loss else f"{valid.first[name]:.3f} to {text}"
+    n, people = valid.lessons.get(name, 0), valid.people.get(name, 0)
+    of = f" of {people:,} people" if 0 < people < n else ""
+    return f"{name} {text}" + (f" ({n:,} conversations{of})" if n else "")
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:

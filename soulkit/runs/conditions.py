@@ -116,6 +116,8 @@ class TaskFacts:
     """Row → its hash, including unplayed rows; for training in order."""
     origins: Mapping[str, int] = field(default_factory=dict)
     """Origin of rows → their number; in training, of the dev rows."""
+    people: int = 0
+    """Number of people whom the rows name."""
     taken: int = 0
     """Number of uses of rows in training, if it differs from the number of rows."""
     prompts: str = ""

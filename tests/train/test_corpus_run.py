@@ -75,7 +75,9 @@ def test_a_run_learns_the_people_and_says_so(
     assert learned == [8, 4]  # 90 rows and one and a half times 30
     assert first["loss/of/chats"] > 0
     assert sum(line.get("lessons/shortened", 0) for line in (first, second)) == 3
-    assert measured.keys() == {"schema", "step", "loss/valid/valid"} and measured["step"] == 1
+    ends = {f"loss/valid_{end}/valid" for end in ("low", "high")}
+    assert measured.keys() == {"schema", "step", "loss/valid/valid", *ends}
+    assert measured["step"] == 1
     summary = json.loads((out / "summary.json").read_text())
     assert summary["best_valid"] == summary["validation"]["last"]["valid"]
     assert summary["validation"]["lessons"] == {"valid": 12} and "best_dev" not in summary
@@ -118,8 +120,14 @@ def test_a_validation_loss_is_the_mean_over_the_learned_tokens(files: Path, poli
         for at, trained in enumerate(span.trained):
             nats -= float(logits[at - 1, span.ids[at]]) if trained else 0.0
             tokens += trained
-    losses = Validation(settings, policy, {"valid": spans}).losses()
-    assert losses["valid"] == pytest.approx(nats / tokens, rel=1e-5)
+    people = [f"p{number % 4}" for number in range(len(spans))]
+    (loss,) = (
+        Validation(settings, policy, {"valid": spans}, {}, {"valid": people}).losses().values()
+    )
+    assert loss.mean == pytest.approx(nats / tokens, rel=1e-5) and loss.n_clusters == 4
+    assert loss.ci_low is not None and loss.ci_low < nats / tokens
+    alone = Validation(settings, policy, {"valid": spans}).losses()["valid"]
+    assert alone.mean == pytest.approx(nats / tokens, rel=1e-5) and alone.ci_low is None
     words = {policy.tokenizer.decode([i for i, t in zip(s.ids, s.trained, strict=True) if t])
              for s in spans}  # fmt: skip
     assert any("hi i am" in text for text in words) and not any("hello" in t for t in words)

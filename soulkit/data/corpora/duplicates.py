@@ -29,6 +29,7 @@ from soulkit.data.contamination import (
     Phrases,
     RowMatch,
     check_threshold,
+    entity_values,
     folded_words,
     phrase_jaccard,
     phrases_of,
@@ -154,6 +155,8 @@ class ChatLeaks:
     """Per leaking conversation, the evaluation row that it covers most."""
     evaluations: set[str] = field(default_factory=set)
     """Sources of all leaked evaluation rows."""
+    people: set[str] = field(default_factory=set)
+    """Persons of evaluation rows who also have conversations in the corpus."""
     bad: list[BadRow] = field(default_factory=list)
 
     def left_out(self) -> frozenset[str]:
@@ -174,13 +177,18 @@ def find_leaks(
     report = ChatLeaks(evaluation_rows=len(evaluation))
     texts = _EvaluationTexts(evaluation)
     report.short = len(evaluation) - len(set(texts.sources))
+    tasks = {passage.task for passage in evaluation}
+    people = {name for p in evaluation for kind, name in p.entities if kind == "person"}
     for key, row in rows:
         report.chats += 1
         try:
-            spoken = [u.text for u in _conversation(key, row).utterances]
+            conversation = _conversation(key, row)
         except BadRecord as error:
             report.bad.append(BadRow(key, str(error)))
             continue
+        spoken = [u.text for u in conversation.utterances]
+        if people and any(entity_values(conversation.person, t) & people for t in tasks):
+            report.people.add(conversation.person)
         _compare(key, phrases_of(folded_words(spoken)), texts, threshold, report)
     return report
 

@@ -57,12 +57,15 @@ def role_text(origin: Mapping[str, Any], role: str) -> str:
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:
-    """`TASK 450 (3fa9c1d2)`: the number of rows and the first digits of their hash."""
+    """`TASK 450 from 32 people (3fa9c1d2)`: the number of rows, of people if rows name them, and
+    the first digits of the rows' hash."""
     rows = entry.get("rows")
     if not isinstance(rows, Mapping):
         return ""
     digest = str(rows.get("sha256", ""))[:_DIGITS]
-    return f"{task} {rows.get('n')} ({digest})" if digest else f"{task} {rows.get('n')}"
+    n = entry.get("people")
+    of = f" from {n} {'person' if n == 1 else 'people'}" if n else ""
+    return f"{task} {rows.get('n')}{of}" + (f" ({digest})" if digest else "")
 
 
 def revision_text(actor: Mapping[str, Any]) -> str:

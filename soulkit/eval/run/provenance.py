@@ -88,10 +88,12 @@ def with_rows(conditions: Conditions, work: Iterable[Work]) -> Conditions:
     tasks = dict(conditions.tasks)
     for part in work:
         origins = {row_id(e.id): row_origin(part.task, e) for e in part.examples}
+        people = {str(e.fields.get(part.task.spec.person) or "") for e in part.examples} - {""}
         tasks[part.task.name] = replace(
             tasks[part.task.name],
             rows=row_hashes(part.examples),
             origins=dict(Counter(origins.values())),
+            people=len(people),
         )
     return replace(conditions, tasks=tasks)
 

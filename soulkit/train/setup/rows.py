@@ -18,8 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.chats import people_on_both_sides
 from soulkit.data.corpora.lessons import Lesson
-from soulkit.data.corpora.settings import SourceSettings, hub_address, source_files
+from soulkit.data.corpora.settings import HUMAN, SourceSettings, hub_address, source_files
 from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, DataError
@@ -156,6 +157,8 @@ def general_settings(config: TrainConfig) -> TrainConfig:
 
 SAMPLE = 300
 """Number of lessons per source that are read before the start."""
+PEOPLE_OF = 5_000
+"""Number of lessons per source whose people are compared with those of the validation."""
 SAME = 0.5
 """Largest share of validation conversations that may occur in the sample of training data."""
 
@@ -171,6 +174,8 @@ class Corpus:
     """Name → validation conversations."""
     sizes: Mapping[str, int | None]
     """Source → its number of rows, if known."""
+    shared_people: frozenset[str] = frozenset()
+    """People with validation conversations who also wrote some of the training data."""
 
     @property
     def lessons(self) -> Iterator[Lesson]:
@@ -189,12 +194,12 @@ class Corpus:
         """Lines printed before the start."""
         held_out = self.held_out
         shared = sum(lesson_print(one) in held_out for s in self.samples.values() for one in s)
-        if not shared:
-            return []
-        return [
+        twice = (
             f"{shared} of the first conversations are also validation conversations: such "
             "conversations are only used for validation"
-        ]
+        )
+        people = people_on_both_sides(self.shared_people, "validation conversations")
+        return [*([twice] if shared else []), *([people] if people else [])]
 
 
 def lesson_print(lesson: Lesson) -> str:
@@ -222,7 +227,16 @@ def gather_corpus(config: TrainConfig, reporter: Reporter = SILENT) -> Corpus:
         for name, one in validation_sources(config).items()
     }
     _refuse_same_rows(samples, validation)
-    return Corpus(stream, samples, validation, stream.sizes)
+    held = _people(validation)
+    shared = held & _people(stream.heads(PEOPLE_OF)) if held else held
+    return Corpus(stream, samples, validation, stream.sizes, shared)
+
+
+def _people(several: Mapping[str, Sequence[Lesson]]) -> frozenset[str]:
+    """The known people who talk to an assistant; with a named side they are the same by design."""
+    return frozenset(
+        one.person for lessons in several.values() for one in lessons if one.side == HUMAN
+    ) - {""}
 
 
 def open_stream(config: TrainConfig, reporter: Reporter = SILENT) -> LessonStream:

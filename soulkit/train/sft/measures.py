@@ -204,6 +204,7 @@ class HeldOut:
     speakers: tuple[str, ...]
     """Speaker of each segment."""
     wrote: str
+    person: str = ""
 
 
 def held_out_conversations(material: TrainingData, count: int) -> list[HeldOut]:
@@ -219,7 +220,8 @@ def _of_lesson(lesson: Lesson) -> HeldOut:
     last = max(place for place, learned in enumerate(lesson.trained) if learned)
     context, wrote = lesson.segments[:last], lesson.segments[last].text
     speakers = tuple(lesson.speaker(segment) for segment in context)
-    return HeldOut(lesson.source, lesson.key, tuple(context), speakers, wrote)
+    who = lesson.person or lesson.key
+    return HeldOut(lesson.source, lesson.key, tuple(context), speakers, wrote, who)
 
 
 def _of_rows(dev: TaskRows) -> Iterator[HeldOut]:
@@ -289,7 +291,7 @@ class Samples:
         reason = failure.reason if failure else SAMPLED
         return Record(
             key=f"{step}/{one.key}/0/draft", task=one.source, example_id=one.key, rollout=0,
-            kind="draft", episode=episode, step=step, gold=one.wrote,
+            kind="draft", episode=episode, step=step, gold=one.wrote, cluster=one.person,
             score=Score(value=None, reward=None, status="unscored", reason=reason),
             prompt="\n".join(
                 f"{who}: {part.text}" for who, part in zip(one.speakers, one.context, strict=True)

@@ -85,11 +85,13 @@ def corpus_supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validati
     config, policy = loop.config, loop.policy
     encode = encoder_for(policy, config)
     step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
-    spans, counts = {}, {}
+    validation = Validation(config, policy, {}, {}, {})
     for name, lessons in corpus.validation.items():
-        fitting = encode_lessons(lessons, encode)
-        spans[name], counts[name] = [span for one in fitting for span in one], len(fitting)
-    return step, Validation(config, policy, spans, counts)
+        fitting = [(one, s) for one in lessons if not isinstance(s := encode(one), str)]
+        validation.spans[name] = [span for _, spans in fitting for span in spans]
+        validation.people[name] = [one.person or one.key for one, spans in fitting for _ in spans]
+        validation.lessons[name] = len(fitting)
+    return step, validation
 
 
 def encode_lessons(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
@@ -140,17 +142,19 @@ def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
     return LessonCounts(learned=dict(learned), left_out=dict(left_out), shortened=shortened)
 
 
-def validation_totals(
-    lines: Sequence[StepLine], lessons: Mapping[str, int]
-) -> ValidationTotals | None:
+def validation_totals(lines: Sequence[StepLine], validation: Validation) -> ValidationTotals | None:
     """The first, newest and lowest validation loss by source; None without measurements."""
     measured = [line for line in lines if line.valid]
     if not measured:
         return None
-    first, last = first_and_last(line.valid for line in measured)
+    newest, (first, last) = measured[-1], first_and_last(line.valid for line in measured)
     known = [(name, loss) for line in measured for name, loss in line.valid.items()]
     lowest = {name: min(n for one, n in known if one == name and n is not None) for name in last}
-    return ValidationTotals(measured[-1].step + 1, first, last, lowest, lessons)
+    people = {name: len(set(several)) for name, several in validation.people.items()}
+    low, high = (first_and_last([ends])[1] for ends in (newest.valid_low, newest.valid_high))
+    return ValidationTotals(
+        newest.step + 1, first, last, lowest, validation.lessons, people, low, high
+    )
 
 
 async def supervise(
@@ -186,7 +190,7 @@ async def supervise(
         if measures is not None:
             await measures.close()
     if measured is None:
-        return supervised_summary(loop, material, validate.lessons)
+        return supervised_summary(loop, material, validate)
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
         tasks = {row.id: task.name for task, row in (*measured.pool, *measured.dev)}
@@ -194,7 +198,7 @@ async def supervise(
     dropped = with_calls({}, calls)
     note_calls(loop.run.path, calls, dropped)
     summary = replace(
-        supervised_summary(loop, material, validate.lessons), dropped_settings=dropped,
+        supervised_summary(loop, material, validate), dropped_settings=dropped,
         cost=paid["cost"], unpriced_calls=paid["unpriced"],
         probes={str(line.step + 1): line.probe
                 for line in read_step_lines(loop.run.metrics) if line.probe},
@@ -211,9 +215,7 @@ async def note_players(loop: Loop, measured: TrainingData, players: Players) -> 
         await players.preflight.hold()
 
 
-def supervised_summary(
-    loop: Loop, material: TrainingData, validated: Mapping[str, int]
-) -> TrainSummary:
+def supervised_summary(loop: Loop, material: TrainingData, validation: Validation) -> TrainSummary:
     """The loss over the last steps by task or source of conversations; the validation losses."""
     config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
@@ -229,7 +231,7 @@ def supervised_summary(
         left_out=material.left_out,
         steps=loop.step,
         summary_steps=cell.n,
-        validation=validation_totals(lines, validated),
+        validation=validation_totals(lines, validation),
         lessons=lesson_totals(lines),
         unusable={source: dict(why) for source, why in unusable.items() if why},
         written=read_written(loop.run.path),

@@ -25,6 +25,7 @@ from torch import Tensor
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import ConfigError, DataError
+from soulkit.metrics.intervals import Estimate, jackknife
 from soulkit.models.local.float32_head import grad_of_input, is_wide
 from soulkit.play.settings import has_tags
 from soulkit.tasks.kit.base import Task
@@ -253,6 +254,16 @@ class LossSums:
         """Source → nats per token."""
         return {name: self.nats[name] / n for name, n in self.tokens.items() if n}
 
+    def estimate(self) -> Estimate:
+        """Nats per token over all sources, with a jackknife interval over sources."""
+        names = [name for name, n in self.tokens.items() if n]
+
+        def mean(chosen: Sequence[int]) -> float:
+            nats = math.fsum(self.nats[names[i]] for i in chosen)
+            return nats / sum(self.tokens[names[i]] for i in chosen)
+
+        return jackknife(mean, len(names))
+
 
 def _whole(span: Span) -> Span:
     return replace(span, trained=(False, *(True,) * (len(span.ids) - 1)))
@@ -358,41 +369,61 @@ def nothing_learned(source: str, reasons: Mapping[str, int]) -> DataError:
 
 @dataclass
 class Validation:
-    """Losses on fixed conversations by source, in nats per trained token."""
+    """Losses on fixed conversations by source, in nats per trained token, with intervals over
+    people."""
 
     config: TrainConfig
     policy: Policy
-    spans: Mapping[str, Sequence[Span]]
-    lessons: Mapping[str, int] = field(default_factory=dict)
+    spans: dict[str, list[Span]]
+    lessons: dict[str, int] = field(default_factory=dict)
     """Source → number of its conversations."""
+    people: dict[str, list[str]] = field(default_factory=dict)
+    """Source → the person of each sequence; without them there is no interval."""
 
-    def __call__(self, step: int) -> dict[str, float | None]:
-        """The losses after `step` if due: before the first step, every `eval_every` steps and after
-        the last; else empty."""
+    def __call__(self, step: int) -> dict[str, Any]:
+        """The fields of a StepLine after `step` if due: before the first step, every `eval_every`
+        steps and after the last; else empty."""
         done, every = step + 1, self.config.eval_every
         if done not in (0, self.config.steps) and (every is None or done % every):
             return {}
-        return self.losses()
+        losses = self.losses()
+        ends = {"valid_low": "ci_low", "valid_high": "ci_high"}
+        return {
+            "valid": {name: one.mean for name, one in losses.items()},
+            **{kind: {name: value for name, one in losses.items()
+                      if (value := getattr(one, end)) is not None} for kind, end in ends.items()},
+        }  # fmt: skip
 
-    def losses(self) -> dict[str, float | None]:
-        """Source → loss; None if it is not finite."""
+    def losses(self) -> dict[str, Estimate]:
+        """Source → loss; its mean is None if it is not finite."""
         budget = self.config.tokens_per_batch
-        return {name: mean_nll(self.policy, spans, budget) for name, spans in self.spans.items()}
+        return {
+            name: nll_sums(self.policy, spans, budget, self.people.get(name, ())).estimate()
+            for name, spans in self.spans.items()
+        }
+
+
+def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float | None:
+    """Mean −log π of the trained tokens, in nats; None if it is not finite."""
+    return nll_sums(policy, spans, budget).estimate().mean
 
 
 @on_all_ranks
 @torch.no_grad()
-def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float | None:
-    """Mean −log π of the trained tokens, in nats; None if it is not finite."""
+def nll_sums(
+    policy: Policy, spans: Sequence[Span], budget: int | None, people: Sequence[str] = ()
+) -> LossSums:
+    """Sums of −log π of the trained tokens in nats, by the person of each sequence."""
     sums, world = LossSums(), ranks()
     for pack in policy.divided(spans, budget):
         tokens = sum(span.n_trained for span in pack.spans)
         # Unlike Policy.score, this does not compute entropies.
         scored = imitation_loss(policy, pack, torch.ones(tokens, device=policy.device))
-        sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
+        sums.add(
+            -scored.log_prob, scored.owner, [people[i] if people else "" for i in pack.indices]
+        )
     world.imbalance()  # that of a validation belongs to no step
     sums, *others = world.gather(sums)
     for there in others:
         sums.take(there)
-    loss = sums.means().get("", math.nan)
-    return loss if math.isfinite(loss) else None
+    return sums

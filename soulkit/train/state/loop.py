@@ -52,8 +52,8 @@ BASE = -1
 """Number of the step before the first: the initial weights."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
 """Returns dev scores per task of the weights after a step; empty if none are due."""
-Validate = Callable[[int], Mapping[str, float | None]]
-"""Returns validation losses per source after a step; empty if none are due."""
+Validate = Callable[[int], Mapping[str, Any]]
+"""Returns the fields of a StepLine with validation losses after a step; empty if none are due."""
 
 
 async def nothing_held_out(step: int) -> dict[str, float | None]:
@@ -61,7 +61,7 @@ async def nothing_held_out(step: int) -> dict[str, float | None]:
     return {}
 
 
-def nothing_to_validate(step: int) -> dict[str, float | None]:
+def nothing_to_validate(step: int) -> dict[str, Any]:
     """The validation losses of a run without validation conversations."""
     return {}
 
@@ -148,7 +148,7 @@ class Loop:
         try:
             if not self.step:
                 self.reporter.phase("validation")  # the losses before the first step
-                self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
+                self.metrics.write_all(dev_lines(replace(StepLine(step=BASE), **validate(BASE))))
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
                 await self._complete(last, measure, validate, probe)
@@ -180,7 +180,7 @@ class Loop:
         self, line: StepLine, measure: Measure, validate: Validate, probe: Measure
     ) -> None:
         start, self.unmeasured = time.monotonic(), True
-        line = replace(line, valid=validate(line.step))
+        line = replace(line, **validate(line.step))
         line = replace(line, dev=await measure(line.step))
         line = replace(line, probe=await probe(line.step))
         self.seconds += time.monotonic() - start

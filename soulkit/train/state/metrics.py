@@ -318,6 +318,9 @@ class StepLine(Flat):
     """Task → dev score of the weights after the step, if evaluated."""
     valid: Mapping[str, float | None] = open_fields("loss/valid/")
     """Source → validation loss in nats per trained token, if measured."""
+    valid_low: Mapping[str, float | None] = open_fields("loss/valid_low/")
+    valid_high: Mapping[str, float | None] = open_fields("loss/valid_high/")
+    """Its 95 % interval over people."""
     probe: Mapping[str, float | None] = open_fields("probe/")
     """`TASK/before` and `TASK/after` → dev scores before and after the probe."""
 
@@ -357,12 +360,16 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """The lines to append for a step: its own line and one with measurements."""
-    return [_noted(replace(line, dev={}, valid={}, probe={})), *dev_lines(line)]
+    own = replace(line, dev={}, valid={}, valid_low={}, valid_high={}, probe={})
+    return [_noted(own), *dev_lines(line)]
 
 
 def dev_lines(line: StepLine) -> list[dict[str, Any]]:
     """The line with a step's dev scores and validation losses, if there are any."""
-    measured = StepLine(step=line.step, dev=line.dev, valid=line.valid, probe=line.probe)
+    measured = StepLine(
+        step=line.step, dev=line.dev, valid=line.valid, valid_low=line.valid_low,
+        valid_high=line.valid_high, probe=line.probe,
+    )  # fmt: skip
     return [_noted(measured)] if line.measures else []
 
 

@@ -180,6 +180,11 @@ class ValidationTotals(RunTotals):
     lowest: Mapping[str, float] = field(default_factory=dict)
     lessons: Mapping[str, int] = field(default_factory=dict)
     """Conversations that each is a mean over."""
+    people: Mapping[str, int] = field(default_factory=dict)
+    """People who wrote them; conversations of unknown people count as one each."""
+    low: Mapping[str, float] = field(default_factory=dict)
+    high: Mapping[str, float] = field(default_factory=dict)
+    """95 % interval of the newest, over people."""
 
 
 def first_and_last(
