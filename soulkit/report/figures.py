@@ -44,7 +44,7 @@ class Curve:
     """One line of a figure; None is a gap. `low` and `high` bound a band around it."""
 
     label: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     values: Numbers
     low: Numbers = ()
     high: Numbers = ()
@@ -53,7 +53,7 @@ class Curve:
     thin: bool = False
     """One of several seeds; not in the legend."""
 
-    def first_and_last(self) -> list[tuple[int, float]]:
+    def first_and_last(self) -> list[tuple[float, float]]:
         """(step, value) of the first and the last number."""
         both = zip(self.steps, self.values, strict=True)
         points = [(step, value) for step, value in both if value is not None]
@@ -105,6 +105,8 @@ class Plot:
     """(label, value) of dashed reference lines, such as published figures."""
     axis: str = "step"
     """Label of the horizontal axis."""
+    steps: bool = True
+    """Whether the horizontal axis has whole ticks, from the first to the last step of a curve."""
 
     def ends(self, curve: Curve) -> tuple[Numbers, Numbers]:
         """The interval of the curve as drawn; empty if too many intervals would overlap."""
@@ -213,7 +215,7 @@ def _curve_marks(panel: Plot, scores: Axis) -> Iterator[Mark]:
     left = 9 + LETTER * max(map(len, scores.ticks().values()), default=0)
     base = HEIGHT - BOTTOM
     y = replace(scores, start=base, end=TOP)
-    steps = Axis.of((s for curve in panel.curves for s in curve.steps), 5, steps=True)
+    steps = Axis.of((s for curve in panel.curves for s in curve.steps), 5, steps=panel.steps)
     x = replace(steps, start=left, end=RIGHT)
     for tick, text in y.ticks().items():
         yield Mark([(left, y.at(tick)), (RIGHT, y.at(tick))], GREY)
@@ -337,10 +339,11 @@ def on_page(chart: Chart) -> Figure:
 
 def _in_words(panel: Plot) -> str:
     """The numbers of a panel: first and last value of each curve, every mean, every line."""
+    place = "step" if panel.steps else panel.axis
     lines = [f"{panel.rows[dot.row]}, {dot.label}: {number(dot.value)}" for dot in panel.dots]
     for curve in panel.curves:
         ends = {} if curve.thin else dict(curve.first_and_last())
-        text = ", ".join(f"{number(value)} at step {step}" for step, value in ends.items())
+        text = ", ".join(f"{number(value)} at {place} {step:.6g}" for step, value in ends.items())
         lines += [f"{curve.label}: {text}"] if text else []
     return one_line("; ".join([*lines, *(f"{text}: {number(at)}" for text, at in panel.rules)]))
 

@@ -32,6 +32,7 @@ from soulkit.report.findings import (
 )
 from soulkit.report.grid import Grid, parts_text
 from soulkit.report.load import EPISODES, RunData
+from soulkit.report.people.page import OTHER_ATTACKS, people_parts
 from soulkit.report.published import Publication, PublishedBeside, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.training import learning_charts, steps_grid
@@ -68,13 +69,17 @@ def render(
     is given. `notes` are shown above the numbers.
     """
     published = PublishedBeside() if suite else published_beside(runs)  # a suite has its own
-    found = findings(runs)
+    people = people_parts(runs)
+    found = [*(part.finding for part in people), *findings(runs)]
     return environment().get_template("report.html.j2").render(
         title=" · ".join(one_line(run.name) for run in runs),
         version=__version__,
         lead=found[0] if found else Finding(run="", outcome="", claim="There is no result yet."),
         others=found[1:SHOWN],
         more=max(0, len(found) - SHOWN),
+        people=people,
+        drawn=on_page,
+        limits=OTHER_ATTACKS,
         moved=[one for one in found[:SHOWN] if one.checked],
         difference=difference_text,
         scored=_scored_tasks(runs),
@@ -261,16 +266,20 @@ class ReportView:
         steps = (steps_grid(run, run.name if several else "") for run in trained)
         return [*self.runs, grid, *steps]
 
+    def findings(self) -> list[Finding]:
+        """The findings on models of people, then those on scores."""
+        return [*(part.finding for part in people_parts(self.runs)), *findings(self.runs)]
+
     def parts(self) -> list[RenderableType]:
         """The report for a terminal: rich renderables, top to bottom."""
-        return [*finding_parts(findings(self.runs)), *tables.report_parts(self.blocks())]
+        return [*finding_parts(self.findings()), *tables.report_parts(self.blocks())]
 
     def text(self) -> str:
         """The same as plain text."""
         return parts_text(self.parts())
 
     def markdown(self) -> str:
-        head = ["# Results\n", findings_markdown(findings(self.runs))]
+        head = ["# Results\n", findings_markdown(self.findings())]
         return "\n".join([*head, tables.markdown(self.blocks())])
 
     def latex(self) -> str:
@@ -284,7 +293,7 @@ class ReportView:
     def values(self) -> dict[str, Any]:
         """The output of `--json`."""
         suite = {"suite": suite_values(self.suite)} if self.suite else {}
-        found = [one.as_dict() for one in findings(self.runs)]
+        found = [one.as_dict() for one in self.findings()]
         return {"findings": found, **tables.runs_as_json(self.runs), **suite}
 
     def page(self, path: Path, *, reload: int = 0) -> Path:
@@ -299,7 +308,9 @@ class ReportView:
         else:
             columns = list(self.suite.runs)
             rows = [(line.name, [one.cell for one in line.runs]) for line in self.suite.shown]
-        return [*results_charts([run.name for run in columns], rows), *learning_charts(self.runs)]
+        people = [chart for part in people_parts(self.runs) for chart in part.charts]
+        results = results_charts([run.name for run in columns], rows)
+        return [*people, *results, *learning_charts(self.runs)]
 
 
 SCRIPT = "sheet_script.html.j2"

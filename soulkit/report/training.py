@@ -306,7 +306,7 @@ def _with_mean(seeds: Sequence[Curve], scale: Interval | None) -> list[Curve]:
     seeds: it is so wide that nothing else could be read."""
     if len(seeds) < 2:
         return [*seeds]
-    at: dict[int, list[float | None]] = {}
+    at: dict[float, list[float | None]] = {}
     for curve in seeds:
         for step, value in zip(curve.steps, curve.values, strict=True):
             at.setdefault(step, []).append(value)
