@@ -2,6 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from soulkit.cli.console import (
+    ConsoleReporter,
+    out,
+    print_json,
+    print_note,
+    safe,
+    warn_unsealed,
+)
+from soulkit.cli.options import Json
 from soulkit.cli.parse_errors import CommandTable
+from soulkit.metrics.intervals import estimate_text, number, signed
+from soulkit.report.grid import plain_table
 
 app = CommandTable(add_completion=False, rich_markup_mode=None)
+
+
+@app.callback(help="Measure models that are trained on people's own conversations.")
+def group() -> None:
+    """Without a callback, a table with one command would be that command."""
+
+
+@app.command()
+def closeness(
+    model: Annotated[str, typer.Argument(metavar="MODEL",
+        help="Training run, folder with weights, Hub model, or player: endpoint:MODEL@URL, …")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE",
+        help="Conversations of people that the model has not seen.")],
+    side: Annotated[str, typer.Option("--side", metavar="SIDE",
+        help="Whose turns are continued: human, or a speaker's name.")] = "human",
+    against: Annotated[str | None, typer.Option("--against", metavar="BASE",
+        help="Second model, compared with the first, paired by person.")] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints",
+        help="Measure every checkpoint of the training run, too.")] = False,
+    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
+        help="Adapter of MODEL.")] = None,
+    prompt: Annotated[Path | None, typer.Option("--prompt", metavar="FILE", readable=False,
+        help="Text file with a system prompt of conversations without one.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1,
+        help="Number of conversations, spread over persons. [default: all]")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1,
+        help="Maximum tokens of a turn. [default: 512, and 4096 of an API model]")] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1,
+        help="Maximum number of requests at once. [default: 16]")] = None,
+    max_cost: Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
+        help="Stop after spending X US dollars.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
+    folder: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER",
+        help="Folder for closeness.json. [default: the run, else one under runs/]")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure how close a model's turns are to what people wrote, without a judge.
+
+    The model continues every turn of the person in real conversations. Three numbers compare its
+    turns with the person's: a distance of features, a classifier of character n-grams, and a
+    classifier of turns and their contexts. The headline is the largest of them; 1 is what chance
+    makes of people. The same command resumes an interrupted measurement.
+    """
+    from soulkit.people.continuations import Request, measure
+
+    flags = {"seed": seed, "max_tokens": max_tokens, "concurrency": concurrency,
+             "max_cost": max_cost, "yes": yes or None}  # fmt: skip
+    request = Request(
+        model=model, data=data, side=side, against=against, adapter=adapter, limit=limit,
+        checkpoints=checkpoints, system=prompt.read_text(encoding="utf-8") if prompt else "",
+        flags=flags,
+    )  # fmt: skip
+    report = measure(request, folder, ConsoleReporter("closeness"))
+    warn_unsealed()
+    missing = sum(
+        one["no_reply"] for one in [*report["models"], report["against"] or {"no_reply": 0}]
+    )
+    if as_json:
+        print_json(report)
+    else:
+        _print_closeness(report)
+    if missing:
+        print_note(f"{missing} turns got no reply and are left out; the same command retries them")
+        raise typer.Exit(1)
+
+
+def _print_closeness(report: Mapping[str, Any]) -> None:
+    last, base = report["models"][-1], report["against"]
+    out.print(f"{report['persons']} persons, {report['conversations']} conversations, "
+              f"{report['turns']} turns: {safe(last['name'])}", soft_wrap=True)  # fmt: skip
+    table = plain_table("line", ">people", ">model", ">difference [95% CI]", ">p (Holm)")
+    for line in last["lines"]:
+        spread = estimate_text(line["difference"], line["low"], line["high"], _signed)
+        cells = (number(line["people"], 2), number(line["model"], 2), spread)
+        table.add_row(line["label"], *cells, number(line["p_holm"]))
+    out.print(table)
+    numbers = plain_table("model", ">distance", ">words", ">context", ">headline")
+    for one in [*report["models"], *([base] if base else [])]:
+        step = "" if one["step"] is None else f" step {one['step']}"
+        ratios = [number(one["ratios"].get(name), 2) for name in ("distance", "words", "context")]
+        numbers.add_row(safe(one["name"] + step), *ratios, number(one["headline"]["value"], 2))
+    out.print(numbers)
+    for line in _remarks(last, base):
+        print_note(line)
+
+
+def _signed(value: object) -> str:
+    return signed(value, 2)
+
+
+def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str]:
+    yield "1: what chance makes of people; the headline is the largest of the three"
+    words, context = last["words"], last["context"]
+    auc = estimate_text(words["auc"], words["low"], words["high"])
+    fits = estimate_text(context["auc"], context["low"], context["high"])
+    yield f"told from people by its words: {auc}; its turns fit worse: {fits} (.5: chance)"
+    if last["likelihood"]:
+        yield (f"the real turn is likelier than one from elsewhere: "
+               f"{number(last['likelihood']['share'])}; perplexity of people's turns: "
+               f"{number(last['perplexity']['value'], 1)}")  # fmt: skip
+    if base:
+        found = base["comparison"]["headline"]
+        text = estimate_text(found["difference"], found["low"], found["high"], _signed)
+        yield f"headline, compared with {base['name']}: {text} (below 0: closer to people)"
