@@ -80,15 +80,26 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
     """The error for a file of chats that was opened as task rows; None for other files. `named` is
     the row number in the path, `row` the requested one."""
     from soulkit.data.chats import holds_chats
+    from soulkit.data.corpora.source import side_hint
+    from soulkit.data.corpora.stream import read_lessons
 
+    side, others = "human", ""
     if not holds_chats(path):
-        return None
+        try:
+            people = read_lessons(str(path), side=side).speakers()
+        except DataError:
+            return None
+        if not people:
+            return None
+        side = shlex.quote(people.most_common(1)[0][0])
+        others = f". {side_hint(people)}" if len(people) > 1 else ""
     where = shlex.quote(str(path) if named is None else f"{path}:{named}")
     number = f" --row {row}" if named is None and row is not None else ""
     return DataError(
         f"'{path}' holds chats, but without --side the command shows rows of a task.",
         "--side decides which messages of a chat are learned and which are only context.",
-        f"To see which messages are learned, write: soul data show {where} --side human{number}",
+        "To see which messages are learned, write: "
+        f"soul data show {where} --side {side}{number}{others}",
     )
 
 

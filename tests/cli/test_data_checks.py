@@ -67,6 +67,15 @@ def test_show_of_chats_without_a_side_names_the_command_that_shows_them(soul, wo
     assert soul(*command.split())[0] == 0
 
 
+def test_show_of_chats_between_people_names_the_speakers(soul):
+    names = ("Mia Li", "Ben", "Mia Li")
+    jsonl(Path("a.jsonl"), [{"messages": [{"speaker": n, "content": "hi"} for n in names]}])
+    code, _, err = soul("show", "a.jsonl")
+    assert code == 2 and "one of: Mia Li (2 messages), Ben (1)." in err
+    assert "soul data show a.jsonl --side 'Mia Li'. Set" in err
+    assert soul("show", "a.jsonl", "--side", "Mia Li")[0] == 0
+
+
 @pytest.mark.parametrize("row", ["-1", "0", "7"])
 def test_show_of_a_row_that_is_not_there(soul, tmp_path: Path, row: str):
     jsonl(tmp_path / "a.jsonl", [chat(1)])
@@ -150,7 +159,11 @@ def test_what_cannot_be_read_names_the_layouts_and_the_nearest(soul, row, near: 
 def test_what_nobody_says_names_who_speaks(soul):
     jsonl(Path("a.jsonl"), [{"messages": said_by("assistant: alone")}])
     code, _, err = soul("show", "a.jsonl", "--side", "human")
-    assert code == 2 and "one of its speakers: assistant" in err and "soul data show" not in err
+    assert (
+        code == 2
+        and "--side to one of: assistant (1 message)." in err
+        and "soul data show" not in err
+    )
 
 
 def test_what_is_neither_here_nor_on_the_hub_is_told_so(soul, monkeypatch: pytest.MonkeyPatch):

@@ -3,9 +3,10 @@
     system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
     → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
 
-Learned messages get the role `assistant`, all others `user`. Tool calls and tool results are never
-learned. Consecutive messages of one side are merged, and messages after the last learned one are
-dropped. If the learned side opens a conversation without a system prompt, OPENING is put first.
+Learned messages get the role `assistant`, all others `user`. Tool calls, tool results and messages
+without text (a picture alone) are never learned. Consecutive messages of one side are merged, and
+messages after the last learned one are dropped. If the learned side opens a conversation without a
+system prompt, OPENING is put first.
 
 With more than `turns` messages, only the last ones are kept. The earlier ones are folded as text
 into the first kept message's context, with a speaker label each and further lines indented.
@@ -122,6 +123,9 @@ def _utterances(item: Any) -> Iterator[ChatLine]:
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
+    attached = item.get("attachments")
+    if isinstance(attached, list | tuple):
+        marks += tuple(kind for kind in attached if isinstance(kind, str))
     if role in ("tool", "call"):
         act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
         yield ChatLine("tool", speaker, names, f"{act} {text}".strip())
@@ -179,6 +183,14 @@ def _calls(item: Mapping[str, Any]) -> Iterator[str]:
         arguments = function.get("arguments", "")
         shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
         yield f"(the assistant calls {function.get('name', 'a tool')}) {shown}".strip()
+
+
+def sides_of(line: ChatLine) -> set[str]:
+    """Every value of --side that selects the speaker of this message."""
+    side = {"user": HUMAN, "assistant": ASSISTANT}.get(line.role)
+    name = one_line(line.speaker, 80)
+    named = line.role != "tool" and line.role != "system" and name.casefold() not in _ROLES
+    return {*([side] if side else []), *([name] if named else [])}
 
 
 # --- hints for unsupported layouts ----------------------------------------------------------------
@@ -269,6 +281,8 @@ class Lesson:
 
 EARLIER = "(What was said before, oldest first:)"
 FROM_HERE = "(It goes on from here:)"
+YOU = "You"
+"""Label of the learned side where its words are context."""
 MARGIN = "    "
 
 
@@ -312,8 +326,8 @@ def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str
     last = max((n for n, part in enumerate(parts) if part.trained), default=-1)
     if last < 0:
         raise BadRecord(_nobody(shape.side))
-    crowd = len({piece.label for part in parts if part.role == "user" for piece in part.pieces}) > 1
-    labelled = crowd and shape.side not in (HUMAN, ASSISTANT)
+    labels = {piece.label for part in parts if part.role == "user" for piece in part.pieces}
+    labelled = len(labels - {YOU}) > 1 and shape.side not in (HUMAN, ASSISTANT)
     segments, trained = _segments(parts[: last + 1], shape, labelled)
     if system:
         segments, trained = [Segment("system", system), *segments], [False, *trained]
@@ -348,17 +362,18 @@ def _nobody(side: str) -> str:
 
 def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
     """One utterance on its side; None if it is empty."""
-    if not is_learned(utterance, shape.side):
-        seen = " ".join(filter(None, [utterance.text, *(f"({m})" for m in utterance.marks)]))
-        piece = _Piece(_label(utterance, shape.side), seen)
+    learned = is_learned(utterance, shape.side)
+    marks = [f"(you sent {m})" if learned else f"({m})" for m in utterance.marks]
+    if not learned or (marks and not utterance.text):
+        seen = " ".join(filter(None, [utterance.text, *marks]))
+        piece = _Piece(YOU if learned else _label(utterance, shape.side), seen)
         return _Part("user", (piece,)) if seen else None
     if not utterance.text and utterance.trained:
-        only = f": it is only {utterance.marks[0]}" if utterance.marks else ""
-        raise BadRecord(f"a message to be learned has no text{only}")
+        raise BadRecord("a message to be learned has no text")
     if not utterance.text:
         return None
     ids = () if shape.side == HUMAN else utterance.token_ids
-    return _Part("assistant", (_Piece("You", utterance.text),), utterance.trained, ids)
+    return _Part("assistant", (_Piece(YOU, utterance.text),), utterance.trained, ids)
 
 
 def is_learned(utterance: ChatLine, side: str) -> bool:
@@ -376,7 +391,7 @@ def _label(utterance: ChatLine, side: str) -> str:
     if side == ASSISTANT:
         return "User"
     name = one_line(utterance.speaker, 80).replace(":", " ")
-    return name if name.casefold() != "you" else "another"
+    return name if name.casefold() != YOU.casefold() else "another"
 
 
 def _joined(parts: Sequence[_Part]) -> list[_Part]:

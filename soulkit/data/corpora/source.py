@@ -25,6 +25,7 @@ from soulkit.data.corpora.lessons import (
     conversation_of,
     lesson_from,
     nearest_layout,
+    sides_of,
 )
 from soulkit.data.corpora.settings import (
     ASSISTANT,
@@ -38,9 +39,8 @@ from soulkit.data.corpora.settings import (
     source_files,
 )
 from soulkit.data.files import BadRecord, BadRow, SourcedRow
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, DataError, nearest
 from soulkit.reporting import SILENT, Reporter
-from soulkit.text import one_line
 
 BLOCK_ROWS = 1000
 
@@ -96,6 +96,9 @@ def _drawn(salt: str, block: int, rows: int, quota: int) -> frozenset[int]:
 
 
 SPEAKERS = 12
+"""Names that a message lists."""
+COUNTED_ROWS = 20_000
+"""Rows at the beginning of a source in which the messages of each speaker are counted."""
 LONG_TO_READ = 1 << 30
 """Bytes of a source from which on reading it is announced."""
 LeftOut = Callable[[str, str], None]
@@ -146,7 +149,6 @@ class LessonSource:
         self._salt = f"{seed}/{label}"
         self._part = RowShare(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
-        self._speakers: set[str] = set()
         self._odd: tuple[str, Any] | None = None
         """`file:row` and content of the first row that gave no lesson."""
         self._begin(0)
@@ -194,6 +196,21 @@ class LessonSource:
     @property
     def rows(self) -> int | None:
         return self._store.rows
+
+    def speakers(self) -> Counter[str]:
+        """Value of --side → number of messages that it selects, in the first rows."""
+        counts: Counter[str] = Counter()
+        start, seen = self._store.first(0, False), 0
+        while seen < COUNTED_ROWS and (step := self._store.window(start, 0, False)) is not None:
+            window, start = step
+            seen += len(window)
+            for key, row in map(window.row, range(len(window))):
+                try:
+                    lines = conversation_of(row, key).utterances
+                except BadRecord:
+                    continue
+                counts.update(side for line in lines for side in sides_of(line))
+        return counts
 
     def count(self) -> int:
         """Number of rows in one pass; without metadata, all rows are read to count them."""
@@ -275,8 +292,6 @@ class LessonSource:
             conversation = conversation_of(row, key)
             mark = conversation.data_source
             source = self.settings.name or mark or self.label
-            if len(self._speakers) < SPEAKERS:
-                self._speakers.update(one_line(u.speaker, 40) for u in conversation.utterances)
             return lesson_from(conversation, self._shape(mark, key), source, key)
         except BadRecord as error:
             self._odd = self._odd or (key, row)
@@ -288,7 +303,7 @@ class LessonSource:
             settings = self.settings
             side, rule = settings.side, listed_rule(data_source, settings.name)
             if side is None:
-                side = rule_for(data_source or None, settings.name, place).side
+                side = self._side_of(data_source, place)
             elif side.strip().casefold() in (HUMAN, ASSISTANT):
                 side = side.strip().casefold()  # like speaker names
             turns = settings.turns or (rule.turns if rule is not None else None)
@@ -303,15 +318,24 @@ class LessonSource:
             self._way_out(),
         )
 
+    def _side_of(self, data_source: str, place: str) -> str:
+        """The side that corpora.yaml declares; DataError with the sides if it has none."""
+        try:
+            return rule_for(data_source or None, self.settings.name, place).side
+        except DataError as error:
+            counts = self.speakers()
+            if not counts or counts.keys() & {HUMAN, ASSISTANT}:
+                raise
+            why = "These chats are between people: the model learns the messages of one of them."
+            raise DataError(error.what, why, side_hint(counts)) from error
+
     def _way_out(self) -> str:
         """The supported layouts if no row has one, else the available sides."""
         near = nearest_layout(self._odd[1]) if self._odd else ""
         if self._odd and near:
             return f"{LAYOUTS} {self._odd[0]}: {near}"
-        if not self._speakers:
-            return LAYOUTS
-        names = ", ".join(sorted(self._speakers)[:SPEAKERS])
-        return f"Set --side to human or to one of its speakers: {names}."
+        counts = self.speakers()
+        return side_hint(counts, self.settings.side) if counts else LAYOUTS
 
     # -- position --------------------------------------------------------------------------------
 
@@ -335,6 +359,17 @@ class LessonSource:
         if state["place"]:
             self._advance()
             self._place = int(state["place"])
+
+
+def side_hint(counts: Counter[str], side: str | None = None) -> str:
+    """What to set --side to, most frequent first. `side` was given and selects nothing."""
+    near = nearest(side, counts) if side else None
+    numbers = [f"{name} ({count})" for name, count in counts.most_common(SPEAKERS)]
+    unit = "message" if numbers[0].endswith("(1)") else "messages"
+    numbers[0] = f"{numbers[0][:-1]} {unit})"
+    more = f" and {len(counts) - SPEAKERS} more" if len(counts) > SPEAKERS else ""
+    hint = f"Did you mean '{near}'? " if near and near != side else ""
+    return f"{hint}Set --side to one of: {', '.join(numbers)}{more}."
 
 
 def _announce(path: str, files: Sequence[Path], reporter: Reporter) -> None:

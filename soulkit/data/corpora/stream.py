@@ -215,6 +215,10 @@ class LessonRows:
                 break
         return whys.get(number, "")
 
+    def speakers(self) -> Counter[str]:
+        """Value of --side → number of messages that it selects, in the first rows."""
+        return self._source.speakers()
+
     def _left_out(self, why: str, key: str) -> None:
         self.unusable[why] += 1
         self.examples.setdefault(why, key)

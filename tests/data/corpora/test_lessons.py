@@ -136,8 +136,21 @@ def test_pictures_stay_visible_in_the_context_and_are_no_words_to_learn():
     row = {"messages": [{"role": "user", "content": look}, *said_by("assistant: nice")]}
     assert lines(lesson(row, "assistant")) == ["user see (image)", "assistant* nice"]
     row["messages"][0]["content"] = [picture]
-    with pytest.raises(BadRecord, match="no text: it is only image"):
+    with pytest.raises(BadRecord, match="the person says nothing"):
         lesson(row)
+    row["messages"] += said_by("user: is it?")
+    assert lines(lesson(row)) == ["user (you sent image)\nnice", "assistant* is it?"]
+
+
+def test_attachments_are_context_on_both_sides():
+    turns = [
+        {"speaker": "Ann", "content": "", "attachments": ["image"]},
+        {"speaker": "Bob", "content": "Where?", "attachments": ["file"]},
+        {"speaker": "Ann", "content": "Leeds"},
+    ]
+    assert lines(lesson({"messages": turns}, "Ann")) == [
+        "user (you sent image)\nWhere? (file)", "assistant* Leeds"
+    ]  # fmt: skip
 
 
 def test_a_speaker_is_learned_by_name_and_the_others_have_theirs_before_their_lines():

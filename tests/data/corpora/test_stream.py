@@ -27,7 +27,7 @@ from soulkit.data.corpora.source import RowShare, SourceTurns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.data.files import PACKED
 from soulkit.errors import ConfigError, DataError
-from tests.support.chats import chat, jsonl, parquet, said_by
+from tests.support.chats import chat, jsonl, parquet
 from tests.support.reporting import Heard
 
 
@@ -518,11 +518,21 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
     assert int(grown) < 200  # MiB
 
 
-def test_a_speaker_whom_nobody_knows_is_answered_with_those_who_speak(tmp_path: Path):
-    path = jsonl(tmp_path / "a.jsonl", [{"messages": said_by("Ann: hi", "Ben: ho")}])
+@pytest.mark.parametrize(
+    ("side", "words"), [("Anne", "Did you mean 'Ann'? "), ("Zoe", ""), ("human", ""), (None, "")]
+)
+def test_a_side_that_is_missing_or_unknown_is_answered_with_those_who_speak(
+    tmp_path: Path, side: str | None, words: str
+):
+    rows = [
+        {"messages": [{"speaker": name, "content": "hi"} for name in names]}
+        for names in (("Ben", "Ann", "Ben"), ("Ann", "Ben", *(f"P{n}" for n in range(20))))
+    ]
     with pytest.raises(DataError) as error:
-        list(read_lessons(path, side="Anne"))
-    assert error.value.way_out == "Set --side to human or to one of its speakers: Ann, Ben."
+        list(read_lessons(jsonl(tmp_path / "a.jsonl", rows), side=side))
+    listed = ", ".join(f"P{n} (1)" for n in range(10))
+    expected = f"{words}Set --side to one of: Ben (3 messages), Ann (2), {listed} and 10 more."
+    assert error.value.way_out == expected
 
 
 def test_a_side_is_read_in_any_case(tmp_path: Path):
