@@ -257,7 +257,8 @@ def _response(record: Record) -> Record:
     if record.get("object") in ("response", "chat.completion"):
         return record
     value = structure(_first(record, _RESPONSE))
-    value = {"choices": value} if isinstance(value, list) and any(map(_delta, value)) else value
+    if isinstance(value, list) and any(map(_delta, value)):
+        return {"object": "response"}
     return value if isinstance(value, dict) else record
 
 
@@ -283,7 +284,8 @@ _LOGS = (
          ("body", "params"), ("response.body", "result.message")),
     _Log("OpenAI or Anthropic request log",
          '{"request": {"messages": []}, "response": {"choices": []}}',
-         lambda r: "choices" in _response(r) or _response(r).get("object") == "response"
+         lambda r: _first(_response(r), ("choices.0.message", "choices.0.delta"))
+         or _response(r).get("object") == "response"
          or (_response(r).get("type") == "message" and "content" in _response(r))),
 )  # fmt: skip
 
@@ -296,7 +298,6 @@ def _fits(log: _Log, file: ExportFile) -> bool:
 
 # --- requests → conversations ---------------------------------------------------------------------
 
-NO_REQUEST = "records that are no request or are read with another one"
 Links = dict[tuple[str, str], Any]
 """What records say about others: ("answer", custom_id), ("owner", trace), ("before", response)."""
 
@@ -308,11 +309,11 @@ class _Exchange:
     row: dict[str, Any]
     thread: str
     time: str
-    why: str
-    """Why it is left out, in the plural; NO_REQUEST is not counted."""
+    why: str | None
+    """Why it is left out, in the plural; None for what is no request and is not counted."""
 
 
-_NOTHING = _Exchange({}, "", "", NO_REQUEST)
+_NOTHING = _Exchange({}, "", "", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ class _Entry:
     single: bool
     """Whether no answer comes before a message of the person."""
     system: int
-    why: str
+    why: str | None
 
 
 def _exchange(log: _Log, record: Record | BadRow, links: Links) -> _Exchange:
@@ -467,12 +468,10 @@ def _plan(entries: Sequence[_Entry], begun: set[int], options: ReadOptions) -> d
     threads: dict[Any, list[int]] = defaultdict(list)
     seen: set[int] = set()
     for number, entry in enumerate(entries):
-        if entry.why == NO_REQUEST:
-            continue
         repeated = entry.whole in begun or entry.whole in seen
         if why := entry.why or ("requests repeated in a longer one" if repeated else ""):
             options.left_out[why] += 1
-        else:
+        elif entry.why is not None:
             seen.add(entry.whole)
             threads[entry.thread or ("alone", number)].append(number)
     plan: dict[int, list[int]] = {}
