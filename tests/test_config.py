@@ -163,6 +163,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     CheckConfig: {"concurrency": SPEED, "max_context": ROOM},
     BuildConfig: {
         "concurrency": SPEED, "max_context": ROOM, "source": "the digest of the file is recorded",
+        "allow_private": "only whether a check is made",
     },
 }  # fmt: skip
 """Settings that a resumed run may change, and why. Every other one is part of its identity."""

@@ -29,8 +29,8 @@ from soulkit.text import dollars
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
     from soulkit.eval.drafted_rows import BuildResult
-    from soulkit.tasks.kit.base import Task
     from soulkit.tasks.kit.importing import Imported
+    from soulkit.tasks.kit.made_rows import Drafts
 
 SHOWN = 20
 """Records without a readable answer that are named; outcomes.jsonl has all of them."""
@@ -45,7 +45,7 @@ SomeTask = Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
 Source = Annotated[Path, typer.Argument(help="First of the original files.", readable=False)]
 Output = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
     help="File to write. [default: TASK_NAME.jsonl]")]  # fmt: skip
-Drafter = Annotated[str | None, typer.Option(metavar="PLAYER",
+Drafter = Annotated[str | None, typer.Option("--drafter", metavar="PLAYER",
     help="Model that drafts the missing parts of the rows.")]  # fmt: skip
 Filter = Annotated[str | None, typer.Option("--filter", metavar="PLAYER",
     help="Model that keeps or rejects each draft.")]  # fmt: skip
@@ -59,6 +59,10 @@ Folder = Annotated[Path | None, typer.Option("--folder", metavar="FOLDER",
     help="Run folder of the build. [default: a new folder under runs/]")]  # fmt: skip
 Concurrency = Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1,
     help="Maximum number of requests at once. [default: 16]")]  # fmt: skip
+AllowPrivate = Annotated[bool, typer.Option("--allow-private",
+    help="Send chats with private data to models that are not on this machine.")]  # fmt: skip
+Yes = Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)]
 MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
     help="Stop after spending X US dollars.")]  # fmt: skip
 
@@ -67,10 +71,9 @@ def build(
     context: typer.Context, task: TaskArgument, path: Source, output: Output = None,
     drafter: Drafter = None, filter_: Filter = None, n: Rows = None, seed: Seed = None,
     endpoints: Endpoints = None, folder: Folder = None, concurrency: Concurrency = None,
-    max_cost: MaxCost = None, max_context: MaxContext = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
+    max_cost: MaxCost = None, max_context: MaxContext = None, allow_private: AllowPrivate = False,
+    yes: Yes = False, dry_run: DryRun = False, tasks: TaskFiles = None, trust: Trust = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Build rows from several files, or have models draft them.
 
@@ -80,15 +83,19 @@ def build(
     some calls got no reply.
     """
     from soulkit.tasks.kit.importing import build_rows
+    from soulkit.tasks.kit.made_rows import drafts_from
 
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
     asking: Asking = {
         "drafter": drafter, "filter": filter_, "rows": n, "seed": seed, "endpoints": endpoints,
         "concurrency": concurrency, "max_cost": max_cost, "yes": yes or None, "folder": folder,
         "max_context": max_context, "dry_run": dry_run or None,
+        "allow_private": allow_private or None,
     }  # fmt: skip
     if live.spec.drafting or drafter or filter_:
-        _draft(live, path, output, options, asking, as_json)
+        about = {"task": task, "source": str(path), "options": options}
+        target = output or Path(f"{task}_{path.stem}.jsonl")
+        write_drafts(target, about, asking, as_json, lambda: drafts_from(live, path, options))
         return
     _refuse_asking(task, asking)
     write_original(task, path, output, lambda: build_rows(live, path, options), as_json)
@@ -105,23 +112,21 @@ def _refuse_asking(task: str, asking: Asking) -> None:
         )
 
 
-def _draft(
-    task: Task, path: Path, output: Path | None, options: dict[str, str], asking: Asking,
-    as_json: bool,
+def write_drafts(
+    target: Path, about: dict[str, Any], asking: Asking, as_json: bool, read: Callable[[], Drafts],
+    command: str = "data build",
 ) -> None:  # fmt: skip
+    """Have models draft what `read` makes of a source, and write it; `about` are the settings task,
+    source and options, `asking` the options of the models."""
     from soulkit.cli.plan import show_plan
     from soulkit.data.files import check_target, refuse_same
     from soulkit.eval.drafted_rows import Build, BuildConfig, build_drafted_rows
 
-    target = output or Path(f"{task.name}_{path.stem}.jsonl")
-    refuse_same(path, target)
+    refuse_same(Path(about["source"]), target)
     check_target(target)
     folder, dry_run = asking.pop("folder"), asking.pop("dry_run")
     flags = {name: str(v) if isinstance(v, Path) else v for name, v in asking.items()}
-    config = BuildConfig.load(
-        flags={**flags, "task": task.name, "source": str(path), "options": options}
-    )
-    build = Build.of(task, config)
+    build = Build.of(BuildConfig.load(flags={**flags, **about}), read, command)
     if dry_run:
         show_plan(build.plan(), as_json)
         return

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from soulkit.cli import data_build as drafting
 from soulkit.cli.console import (
     ConsoleReporter,
     out,
     print_json,
+    print_next,
     print_note,
     safe,
     warn_unsealed,
 )
-from soulkit.cli.options import Json
+from soulkit.cli.options import Json, MaxContext
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.metrics.intervals import estimate_text, number, signed
 from soulkit.report.grid import plain_table
@@ -27,6 +30,54 @@ app = CommandTable(add_completion=False, rich_markup_mode=None)
 @app.callback(help="Measure models that are trained on people's own conversations.")
 def group() -> None:
     """Without a callback, a table with one command would be that command."""
+
+
+_DRAFTED = {
+    "personas": "Draft a persona of every person: how they write, never who they are.",
+    "scenarios": "Draft a scenario of every conversation: what the person wanted.",
+}
+_HOW = """One model drafts each row from an excerpt, another keeps or rejects it. A row with a
+private item or a speaker's name is rejected. The same command resumes an interrupted one."""
+
+
+def _drafting(kind: str) -> None:
+    """Add the command that drafts this kind of rows."""
+
+    @app.command(kind, help=f"{_DRAFTED[kind]}\n\n{_HOW}")
+    def draft(
+        path: Annotated[Path, typer.Argument(metavar="CHATS", readable=False,
+            help="Conversations: a file, a folder or a glob pattern.")],
+        output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
+            help="File to write. [default: personas.jsonl or scenarios.jsonl]")] = None,
+        side: Annotated[str, typer.Option("--side", metavar="SIDE",
+            help="Whose messages are described: human, or a speaker's name.")] = "human",
+        drafter: drafting.Drafter = None, filter_: drafting.Filter = None,
+        n: drafting.Rows = None, endpoints: drafting.Endpoints = None,
+        folder: drafting.Folder = None, concurrency: drafting.Concurrency = None,
+        max_cost: drafting.MaxCost = None, max_context: MaxContext = None,
+        allow_private: drafting.AllowPrivate = False, yes: drafting.Yes = False,
+        dry_run: drafting.DryRun = False, as_json: Json = False,
+    ) -> None:  # fmt: skip
+        from soulkit.people.personas import people_drafts
+
+        asking = {
+            "drafter": drafter, "filter": filter_, "rows": n, "endpoints": endpoints,
+            "concurrency": concurrency, "max_cost": max_cost, "max_context": max_context,
+            "allow_private": allow_private or None, "yes": yes or None, "folder": folder,
+            "dry_run": dry_run or None,
+        }  # fmt: skip
+        about = {"task": kind, "source": str(path), "options": {"side": side}}
+        target = output or Path(f"{kind}.jsonl")
+        drafting.write_drafts(
+            target, about, asking, as_json, lambda: people_drafts(kind, str(path), side), "people"
+        )
+        if kind == "personas" and not (as_json or dry_run):
+            players = f"--drafter {drafter} --filter {filter_}"
+            print_next(f"soul people scenarios {shlex.quote(str(path))} --side {side} {players}")
+
+
+for _kind in _DRAFTED:
+    _drafting(_kind)
 
 
 @app.command()

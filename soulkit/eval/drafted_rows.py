@@ -1,4 +1,4 @@
-"""`soul data build --drafter PLAYER --filter PLAYER`: one model drafts rows, another filters them.
+"""`--drafter PLAYER --filter PLAYER`: one model drafts rows, another filters them.
 
     records ──▶ sketches, shuffled by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
 
@@ -14,17 +14,20 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from soulkit.config import setting
+from soulkit.data.corpora.settings import source_files
+from soulkit.data.privacy.finders import refuse_private
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError, UnreadableVerdict
 from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.session import FailureStreak, asking, open_session
 from soulkit.judge.structured import ask
+from soulkit.models.api.addresses import checked_url, is_loopback
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.players.config import RolesConfig
@@ -42,8 +45,7 @@ from soulkit.play.plan import (
 from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import JsonlWriter
-from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch, drafts_from
+from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch
 from soulkit.tasks.kit.spec import DRAFTED_BY, ORIGIN
 from soulkit.text import one_line
 from soulkit.types import Call, Role
@@ -52,6 +54,8 @@ COMMAND = "data build"
 OUTCOMES = "outcomes.jsonl"
 STAGES: tuple[Role, ...] = ("drafter", "filter")
 ACTS = {"drafter": "drafts the missing fields", "filter": "decides which drafts become rows"}
+PRIVATE = "private"
+"""The fault of a draft that says who somebody is; the draft itself is not recorded."""
 _REASON = 300
 """Maximum characters kept of a reason."""
 
@@ -60,7 +64,7 @@ class BuildConfig(RolesConfig):
     """Settings of one build: task, source file and models."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
-        "concurrency", "source",
+        "concurrency", "source", "allow_private",
     }  # fmt: skip
 
     task: str = setting(flag=None, help="Task of the rows.")
@@ -77,6 +81,12 @@ class BuildConfig(RolesConfig):
     )
     filter: RoleSettings | None = setting(
         None, flag=None, help="Model that keeps or rejects each draft."
+    )
+
+    allow_private: bool = setting(
+        False,
+        flag=None,
+        help="Send chats with private data to models that are not on this machine.",
     )
 
     @classmethod
@@ -121,10 +131,12 @@ class Build:
     config: BuildConfig
     drafts: Drafts
     order: tuple[Sketch, ...]
+    command: str = COMMAND
 
     @classmethod
-    def of(cls, task: Task, config: BuildConfig) -> Build:
-        """Read the source file; ConfigError or DataError if the build is not possible."""
+    def of(cls, config: BuildConfig, read: Callable[[], Drafts], command: str = COMMAND) -> Build:
+        """The build of what `read` makes of the source; ConfigError or DataError if it is not
+        possible."""
         for role in STAGES:
             if getattr(config, role) is None:
                 raise ConfigError(
@@ -133,21 +145,27 @@ class Build:
                     "written.",
                     f"Add --{role} PLAYER: {FORMS.replace('actor, ', '')}.",
                 )
-        drafts = drafts_from(task, Path(config.source), config.options)
-        digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()
-        settled = config.model_copy(update={"sha256": digest, "prompts": dict(drafts.prompts)})
+        drafts, digest = read(), hashlib.sha256()
+        for file in source_files(config.source):
+            digest.update(file.read_bytes())
+        settled = config.model_copy(
+            update={"sha256": digest.hexdigest(), "prompts": dict(drafts.prompts)}
+        )
+        own = [sketch.draft.prompt for sketch in drafts.sketches if not sketch.published]
         for name, settings in settled.players():
             if settings.kind == "actor":  # fail before the folder is created
                 Players().model(name, settings)
+            if settings.kind == "endpoint" and not is_loopback(checked_url(settings.base_url)):
+                refuse_private(own, f"the {name} {settings.model}", config.allow_private)
         order = sorted(drafts.sketches, key=lambda sketch: _draw(config.seed, sketch.key))
-        return cls(settled, drafts, tuple(order))
+        return cls(settled, drafts, tuple(order), command)
 
     @property
     def folder(self) -> Path:
         """Default run folder; the same settings give the same folder."""
         settings = json.dumps(self.config.identity(), sort_keys=True, default=str)
         mark = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return Path("runs") / f"data-build-{self.config.task}-{mark}"
+        return Path("runs") / f"{self.command} {self.config.task} {mark}".replace(" ", "-")
 
     def needed(self, sketches: Sequence[Sketch], rows: int) -> int:
         """Number of further sketches to draft for `rows` more rows if every draft is kept."""
@@ -210,7 +228,7 @@ def build_drafted_rows(
     """
     config = build.config
     run = open_session(
-        config, folder or build.folder, COMMAND, build.plan, sealed=not config.foreign,
+        config, folder or build.folder, build.command, build.plan, sealed=not config.foreign,
         reporter=reporter,
     )  # fmt: skip
     with (
@@ -280,6 +298,8 @@ class BuildQuestions:
         shown: dict[str, Any] = {}
         try:
             draft = await ask(self.drafter, sketch.draft, _call(sketch, stage))
+            if why := sketch.private(draft):
+                return _outcome(sketch, "rejected", stage, draft={}, fault=PRIVATE, reason=why), ()
             shown, stage = sketch.draft.dump(draft), "filter"
             review: Review = await ask(self.filter, sketch.review(draft), _call(sketch, stage))
         except (UnreadableVerdict, ContextOverflow) as error:
@@ -326,7 +346,7 @@ def _report(
     """Contents of `summary.json`: source of the rows, outcome counts, cost."""
     config = build.config
     return {
-        "command": COMMAND,
+        "command": build.command,
         "task": config.task,
         "source": {"file": Path(config.source).name, "sha256": config.sha256,
                    "sketches": len(build.order), "bad": len(build.drafts.bad)},
@@ -355,12 +375,12 @@ def outcome_counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def unreadable_records(folder: Path) -> list[str]:
-    """A line for each record without a readable answer."""
+    """A line for each record without a readable answer, and for each private draft."""
     from soulkit.runs.jsonl import read_jsonl
 
     lines = read_jsonl(folder / OUTCOMES)
     return [
         f"{line['source']}: {line['fate']}, {line['stage']}: {line['reason']}"
         for line in lines
-        if line["fate"] in ("unreadable", "no_answer")
+        if line["fate"] in ("unreadable", "no_answer") or line["fault"] == PRIVATE
     ]

@@ -203,6 +203,8 @@ class Sketch:
     review: Callable[[Any], JudgeQuestion[Any]]
     """The filter's question about a draft; the answer is a Review."""
     rows: Callable[[Any], Sequence[Row]]
+    private: Callable[[Any], str] = lambda draft: ""
+    """Why a draft says who somebody is and is rejected without the filter; empty if it does not."""
     count: int = 1
     published: bool = False
     """Whether the record comes from a published data set. Rows of all other records name their file
