@@ -154,23 +154,17 @@ def _id(record: Any, paths: Sequence[str]) -> str:
 # --- records of each product ----------------------------------------------------------------------
 
 
-def _observations(record: Record) -> Iterator[Record]:
-    """Langfuse: the traces and observations in a record."""
+def _nested(record: Record) -> Iterator[Record]:
+    """Langfuse and LangSmith: the traces, observations and runs in a record."""
     trace = record.get("trace") or record
-    names = ("userId", "user_id", "sessionId", "session_id")
-    owner = {"traceId": trace.get("id"), **{k: trace[k] for k in names if trace.get(k)}}
-    yield trace
-    for inner in record.get("traces") or ():
-        yield from _observations({"sessionId": record.get("id"), **inner})
-    for inner in record.get("observations") or ():
-        yield from _observations({**owner, **inner}) if isinstance(inner, dict) else ()
-
-
-def _runs(record: Record) -> Iterator[Record]:
-    """LangSmith: a run and the runs in it."""
-    yield record
-    for run in record.get("child_runs") or ():
-        yield from _runs(run)
+    if "input" in trace or "inputs" in trace:
+        yield trace
+    for inner in record.get("traces") or record.get("data") or ():
+        yield from _nested({"sessionId": "traces" in record and record.get("id"), **inner})
+    owner = {name: trace[name] for name in _OWNER if trace.get(name)}
+    for inner in record.get("observations") or record.get("child_runs") or ():
+        if isinstance(inner, dict):
+            yield from _nested({"trace_id": trace.get("id"), **owner, **inner})
 
 
 def _spans(record: Record) -> Iterator[Record]:
@@ -187,13 +181,15 @@ def _spans(record: Record) -> Iterator[Record]:
         told = [e | (structure(e.get("gen_ai.event.content")) or {}) for e in events if _role(e)]
         prompt = [event for event in told if event["name"] != "gen_ai.choice"]
         answer = [event.get("message") or event for event in told if event not in prompt]
-        if any(name.startswith(("gen_ai.", "llm.")) for name in fields):
+        if any(name.startswith(("gen_ai.", "llm.", "ai.")) for name in fields):
             yield {**span, **{k.replace(".", "_"): v for k, v in fields.items()},
                    "error": str(_first(span, ("status.code",))) in ("2", "STATUS_CODE_ERROR"),
                    "request": {"system": fields.get("gen_ai.system_instructions"),
                                "messages": fields.get("gen_ai.input.messages") or prompt
+                               or fields.get("ai.prompt.messages")
                                or _numbered(fields, r"gen_ai\.prompt|llm\.input_messages")},
                    "response": fields.get("gen_ai.output.messages") or answer
+                   or fields.get("ai.response.text")
                    or _numbered(fields, r"gen_ai\.completion|llm\.output_messages")}  # fmt: skip
 
 
@@ -234,9 +230,13 @@ _BEFORE = ("response.previous_response_id", "previous_response_id")
 _TRACE = ("traceId", "trace_id", "id")
 _PARENT = ("parent_run_id", "parentObservationId", "parent_observation_id")
 _FAILURE = ("error", "error_str", "result.error", "response.error", "response.body.error")
-_LANGFUSE = {"htmlPath", "projectId", "project_id", "sessionId", "session_id", "userId", "user_id",
-             "traceId", "trace_id", "completionStartTime", "completion_start_time",
-             *_PARENT[1:]}  # fmt: skip
+_OWNER = ("userId", "user_id", "sessionId", "session_id")
+_LANGFUSE = {*_OWNER, *_TRACE[:2], *_PARENT[1:], "htmlPath", "projectId", "project_id",
+             "completionStartTime", "completion_start_time"}  # fmt: skip
+
+
+_WHOLE = 1 << 26
+"""Size in bytes up to which a file with one trace is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ _LOGS = (
          ("request",), ("response",), parts=_spans),
     _Log("LangSmith runs", '{"id": "…", "run_type": "llm", "inputs": {}, "outputs": {}}',
          lambda r: "run_type" in r and "inputs" in r, ("inputs",), ("outputs",),
-         thread=("thread_id", *_META, *(f"extra.{path}" for path in _META)), parts=_runs),
+         thread=("thread_id", *_META, *(f"extra.{path}" for path in _META)), parts=_nested),
     _Log("LiteLLM log", '{"call_type": "…", "end_user": "u7", "messages": [], "response": {}}',
          lambda r: "call_type" in r and ("messages" in r or "response" in r),
          ("messages", "proxy_server_request.body", "proxy_server_request"), ("response",),
@@ -277,7 +277,7 @@ _LOGS = (
     _Log("Langfuse export",
          '{"id": "…", "sessionId": "s1", "userId": "u7", "input": [], "output": {}}',
          lambda r: "input" in r and "output" in r and len(_LANGFUSE & r.keys()) > 1,
-         ("input",), ("output",), parts=_observations),
+         ("input",), ("output",), parts=_nested),
     _Log("OpenAI or Anthropic batch", '{"custom_id": "r1", "body": {"messages": []}} and '
          '{"custom_id": "r1", "response": {"body": {"choices": []}}}',
          lambda r: "custom_id" in r and bool({"body", "params", "response", "result"} & r.keys()),
@@ -344,7 +344,7 @@ def _read(log: _Log, record: Record, links: Links) -> _Exchange:
             return _NOTHING
         why = "" if request else "answers of a batch without its input file"
         source = links.get(("answer", batch), {}) if request else {}
-    if log.parts in (_observations, _runs):
+    if log.parts is _nested:
         trace = _id(record, _TRACE)
         if not _is_model(record) and (_first(record, _PARENT) or ("model", trace) in links):
             return _NOTHING
@@ -354,7 +354,7 @@ def _read(log: _Log, record: Record, links: Links) -> _Exchange:
     prompt = speech(request, "user")
     answer = speech(_first(source, log.response), "assistant") if source else []
     if any(message["role"] == "user" for message in answer):  # the state of an application
-        prompt = [message for message in prompt if message["role"] == "system"]
+        prompt = [m for m in prompt if m["role"] == "system" and m not in answer]
     if "redacted-by-litellm" in (message["content"] for message in prompt):
         why = "requests whose text LiteLLM removed"
     elif not (prompt or any(message["role"] == "user" for message in answer)):
@@ -380,7 +380,7 @@ def _root(record: Record, links: Links) -> str:
 
 def _linked(log: _Log, files: Sequence[ExportFile]) -> Links:
     links: Links = {}
-    traces = log.parts in (_observations, _runs)
+    traces = log.parts is _nested
     marks = b'"custom_id"', b'"previous_response_id"'
     linked = [file for file in files if traces or any(mark in file.head for mark in marks)]
     for record in _records(log, linked):
@@ -408,8 +408,8 @@ def _is_model(record: Record) -> bool:
 def _records(log: _Log, files: Sequence[ExportFile]) -> Iterator[Record | BadRow]:
     for file in files:
         # One trace or session is one object; in other files the records are in a list.
-        whole = log.parts is _observations and file.name.endswith(".json")
-        whole = whole and file.head[:1] == b"{" and b"\n{" not in file.head
+        whole = file.name.endswith(".json") and file.head[:1] == b"{" and file.size < _WHOLE
+        whole = whole and b'"observations"' in file.head and b"\n{" not in file.head
         for source, record in records(file, "" if whole else None):
             if isinstance(record, BadRow):
                 yield record

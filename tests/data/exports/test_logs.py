@@ -245,6 +245,12 @@ ENRICHED = [
 ]  # fmt: skip
 NESTED = {"trace": {**TRACES[2], "id": "t2"}, "observations": [SPAN, OBSERVATIONS[2]]}
 
+PAGE = {"data": [{**trace, "htmlPath": "/x", "observations": OBSERVATIONS[n : n + 1]}
+                 for n, trace in enumerate(TRACES)], "meta": {"page": 1}}  # fmt: skip
+SESSION = {"id": "s1", "createdAt": "2025", "projectId": "p", "users": ["u7"], "traces": [
+    {**trace, "sessionId": None, "observations": ["o1"], "input": {"messages": CHAT[:n]},
+     "output": CHAT[a]} for trace, (n, a) in zip(TRACES, STEPS, strict=True)]}  # fmt: skip
+
 # --- LangSmith ------------------------------------------------------------------------------------
 
 
@@ -381,6 +387,8 @@ CASES: dict[str, tuple[str, Files]] = {
     "langfuse": ("Langfuse export", {"traces.jsonl": TRACES, "obs.jsonl": [*OBSERVATIONS, SPAN]}),
     "langfuse enriched": ("Langfuse export", {"events.json": ENRICHED[::-1]}),
     "langfuse trace": ("Langfuse export", {"trace-t2.json": [NESTED]}),
+    "langfuse page": ("Langfuse export", {"page.json": [PAGE]}),
+    "langfuse session": ("Langfuse export", {"session-s1.json": [SESSION]}),
     "langsmith": ("LangSmith runs", {"runs.jsonl": LANGSMITH}),
     "langgraph": ("LangSmith runs", {"runs.jsonl": LANGGRAPH}),
     "otel": ("OpenTelemetry GenAI trace", {"traces.jsonl": OTEL}),
