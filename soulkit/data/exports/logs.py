@@ -285,7 +285,7 @@ _LOGS = (
     _Log("OpenAI or Anthropic request log",
          '{"request": {"messages": []}, "response": {"choices": []}}',
          lambda r: _first(_response(r), ("choices.0.message", "choices.0.delta"))
-         or _response(r).get("object") == "response"
+         or _response(r).get("object") == "response" or _first(r, ("request.messages",))
          or (_response(r).get("type") == "message" and "content" in _response(r))),
 )  # fmt: skip
 
@@ -299,7 +299,8 @@ def _fits(log: _Log, file: ExportFile) -> bool:
 # --- requests → conversations ---------------------------------------------------------------------
 
 Links = dict[tuple[str, str], Any]
-"""What records say about others: ("answer", custom_id), ("owner", trace), ("before", response)."""
+"""What records say about others: ("answer", custom_id), ("owner", trace), ("before", response),
+("session", id) → whether it has several requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +363,7 @@ def _read(log: _Log, record: Record, links: Links) -> _Exchange:
     elif not any(message["role"] == "assistant" for message in answer):
         why = "failed requests" if _first(source, _FAILURE) else "requests without an answer"
     thread = _id(record, log.thread) or _id(request, log.thread) or owner[1]
+    thread = thread if links.get(("session", thread), True) else ""
     person = _id(request, log.person) or _id(record, log.person) or owner[0]
     person = person or _id(record, tuple(f"response.{path}" for path in log.person[:2]))
     row = {"id": thread or _id(record, _KEY), "person": person, "messages": [*prompt, *answer]}
@@ -381,7 +383,7 @@ def _root(record: Record, links: Links) -> str:
 def _linked(log: _Log, files: Sequence[ExportFile]) -> Links:
     links: Links = {}
     traces = log.parts is _nested
-    marks = b'"custom_id"', b'"previous_response_id"'
+    marks = b"custom_id", b"previous_response_id", b"call_type"
     linked = [file for file in files if traces or any(mark in file.head for mark in marks)]
     for record in _records(log, linked):
         if isinstance(record, BadRow):
@@ -392,6 +394,10 @@ def _linked(log: _Log, files: Sequence[ExportFile]) -> Links:
         elif before := _id(record, _BEFORE):
             links["before", _id(record, _KEY)] = before
             links["after", before] = True
+        elif "call_type" in record and _first(record, log.response):
+            # LiteLLM makes up a session for every request without one.
+            thread = "session", _id(record, log.thread)
+            links[thread] = thread in links
         elif traces:
             owner, trace = (_id(record, log.person), _id(record, log.thread)), _id(record, _TRACE)
             if any(owner):

@@ -203,7 +203,7 @@ CLAUDE_OUTPUT.append({"custom_id": "r9", "result": {"type": "errored", "error": 
 
 
 def litellm(n: int, a: int) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{n}", "trace_id": "s1", "call_type": "acompletion",
+    return {"id": f"chatcmpl-{n}", "trace_id": f"made{n}", "call_type": "acompletion",
             "status": "success", "response_cost": 0.01, "startTime": 1.5 + n, "end_user": "u7",
             "metadata": {"user_api_key_user_id": "owner", "user_api_key_hash": "8f"},
             "messages": CHAT[:n], "response": completion(CHAT[a]), "error_str": None,
