@@ -26,7 +26,7 @@ from soulkit.errors import DataError
 
 READABLE = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt", ".log")
 """Endings of files that may hold conversations."""
-_MODULES = ("logs", "people", "tables", "assistants", "datasets")
+_MODULES = ("logs", "messengers", "tables", "assistants", "datasets")
 _GENERAL = "datasets"
 """Its layouts are read only where no special one was found."""
 _BOMB = 1 << 30, 200
@@ -157,7 +157,7 @@ def layout_of(file: ExportFile, columns: bool = False) -> Layout | None:
     if not file.name.lower().endswith(READABLE):
         return None
     try:
-        return next((one for one in layouts() if one.columns >= columns and one.fits(file)), None)
+        return next((o for o in layouts() if (o.columns if columns else o.fits(file))), None)
     finally:
         vars(file).pop("head", None)  # an export may have thousands of files
 

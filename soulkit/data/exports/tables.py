@@ -1,0 +1,219 @@
+"""Reads tickets (Intercom, Zendesk) and long tables with one message per row.
+
+    conversation_id,role,text,user_id        {"id": "c1", "person": "u7", "messages": [
+    c1,customer,hi,u7                    →     {"role": "user", "content": "hi"},
+    c1,agent,hello,a2                          {"role": "assistant", "content": "hello"}]}
+
+In a table whose speakers are not all in ROLES, they are names: `speaker` instead of `role`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
+from soulkit.data.exports.messengers import has_keys, kind_of
+from soulkit.data.exports.records import converted, records, sample_of
+from soulkit.data.files import BadRecord, BadRow
+from soulkit.errors import DataError, nearest
+
+Row = dict[str, Any]
+ROLES = {
+    **dict.fromkeys(("user", "human", "person", "prompter", "customer", "client", "visitor",
+                     "guest", "lead", "contact", "requester", "caller", "end-user"), "user"),
+    **dict.fromkeys(("assistant", "agent", "admin", "bot", "chatbot", "operator", "support", "gpt",
+                     "team", "representative", "model", "ai", "advisor"), "assistant"),
+    "system": "system", "tool": "tool",
+}  # fmt: skip
+"""Words for the two sides of a conversation with an assistant."""
+NOTES = "notes and changes of state of tickets"
+
+
+def _time(value: Any) -> str:
+    """A time in ISO 8601; empty if it has another form."""
+    try:
+        if isinstance(value, int | float) or str(value).isdecimal():
+            seconds = float(value) / (1000 if float(value) > 1e11 else 1)
+            return datetime.fromtimestamp(seconds, UTC).isoformat()
+        return datetime.fromisoformat(str(value)).isoformat()
+    except (ValueError, OverflowError):
+        return ""
+
+
+def _message(key: str, who: str, text: str, time: Any, files: Any = ()) -> Row:
+    kinds = [kind_of(f.get("content_type") or f.get("name")) for f in files or ()]
+    attached = {"attachments": kinds} if kinds else {}
+    timed = {"time": _time(time)} if _time(time) else {}
+    return {key: who, "content": text.strip(), **timed, **attached}
+
+
+# -- tickets -------------------------------------------------------------------------------------
+
+
+def _plain(text: str) -> str:
+    """The words of HTML, one paragraph per line."""
+    broken = re.sub(r"(?i)\s*(?:<br\s*/?>|</(?:p|div|li|h\d|tr)>)\s*", "\n", text)
+    return html.unescape(re.sub(r"<[^<>]+>", "", broken)).replace("\xa0", " ").strip()
+
+
+def _ticket(ticket: Any, options: ReadOptions) -> Iterator[Row]:
+    try:
+        read = _intercom if "conversation_parts" in ticket else _zendesk
+        yield read(ticket, options)
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise BadRecord(f"the ticket has another form: {type(error).__name__}: {error}") from error
+
+
+def _intercom(ticket: Any, options: ReadOptions) -> Row:
+    parts = ticket["conversation_parts"]
+    listed = parts.get("conversation_parts") or [] if isinstance(parts, Mapping) else parts
+    messages, people = [], []
+    first = {"created_at": ticket.get("created_at"), **(ticket.get("source") or {})}
+    for part in (first, *listed):
+        author, text = part.get("author") or {}, _plain(part.get("body") or "")
+        role = ROLES.get(str(author.get("type")), "assistant")
+        if part.get("part_type") == "note" or not (text or part.get("attachments")):
+            options.left_out[NOTES] += 1
+            continue
+        people += [author.get("id")] if role == "user" else []
+        time, files = part.get("created_at"), part.get("attachments")
+        messages.append(_message("role", role, text, time, files))
+    return _conversation(ticket.get("id"), next(filter(None, people), ""), messages)
+
+
+def _zendesk(ticket: Any, options: ReadOptions) -> Row:
+    comments, person = ticket.get("comments") or [], ticket.get("requester_id")
+    for audit in ticket.get("audits") or []:
+        for event in audit.get("events") or []:
+            if event.get("type") == "Comment":
+                comments = [*comments, {**event, "created_at": audit.get("created_at")}]
+            elif event.get("field_name") == "requester_id":
+                person = event.get("value")
+    person = str(person or (ticket.get("requester") or {}).get("id") or comments[0]["author_id"])
+    messages = []
+    for comment in comments:
+        text, files = comment.get("plain_body") or comment.get("body"), comment.get("attachments")
+        text = _plain(comment.get("html_body") or "") if text is None else html.unescape(text)
+        if comment.get("public") is False or not (text.strip() or files):
+            options.left_out[NOTES] += 1
+            continue
+        role = "user" if str(comment.get("author_id")) == person else "assistant"
+        text, time = text.replace("\xa0", " "), comment.get("created_at")
+        messages.append(_message("role", role, text, time, files))
+    audits = ticket.get("audits") or [{}]
+    return _conversation(ticket.get("id") or audits[0].get("ticket_id"), person, messages)
+
+
+def _conversation(key: Any, person: Any, messages: list[Row]) -> Row:
+    known = {"id": str(key)} if key else {}
+    return {**known, **({"person": str(person)} if person else {}), "messages": messages}
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+_NAMES = {
+    "id": ("conversation_id", "chat_id", "thread_id", "session_id", "dialog_id", "dialogue_id",
+           "ticket_id", "case_id", "call_id", "conv_id"),
+    "role": ("role", "speaker", "author", "sender", "from", "sender_type", "author_type"),
+    "text": ("text", "content", "message", "body", "utterance", "message_text"),
+    "person": ("person", "user_id", "customer_id", "author_id", "sender_id"),
+    "time": ("time", "timestamp", "created_at", "sent_at", "date", "datetime"),
+}  # fmt: skip
+"""Usual names of the columns."""
+
+
+def _usual(file: ExportFile) -> dict[str, str]:
+    """id, role, text, person, time → name of the column, for those that have usual names."""
+    first = next((row for row in sample_of(file) if isinstance(row, Mapping)), {})
+    found = {str(name).strip().casefold().replace(" ", "_"): name for name in first}
+    usual = {of: [found[name] for name in names if name in found] for of, names in _NAMES.items()}
+    return {of: names[0] for of, names in usual.items() if names}
+
+
+def _is_table(file: ExportFile) -> bool:
+    columns = _usual(file)
+    values = [row.get(columns.get("text")) for row in sample_of(file) if isinstance(row, Mapping)]
+    return columns.keys() >= {"id", "role", "text"} and any(isinstance(v, str) for v in values)
+
+
+def _columns(file: ExportFile, named: Mapping[str, str]) -> dict[str, str]:
+    """The columns to read; DataError if one is missing."""
+    have = list(dict.fromkeys(str(name) for row in sample_of(file) for name in row))
+    columns = {**_usual(file), **named}
+    wrong = [
+        of for of in dict.fromkeys(("id", "role", "text", *named)) if columns.get(of) not in have
+    ]
+    if wrong:
+        near = nearest(named.get(wrong[0], wrong[0]), have)
+        raise DataError(
+            f"'{file.name}' has no column for {', '.join(wrong)}.",
+            f"Its columns are {', '.join(have)}.",
+            f"Name one: --columns {','.join(f'{of}=COLUMN' for of in wrong)}."
+            + (f" Did you mean '{near}'?" if near else ""),
+        )
+    return columns
+
+
+def _table(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
+    """A conversation is complete, and leaves memory, when its last row is read."""
+    for file in files:
+        columns = _columns(file, options.columns)
+        counts: Counter[int] = Counter()
+        named = False
+        for _, record in records(file):
+            if isinstance(record, Mapping):
+                counts[hash(str(record.get(columns["id"])))] += 1
+                who = str(record.get(columns["role"]) or "user").strip().casefold()
+                named = named or who not in ROLES
+        begun: dict[str, list[Row]] = {}
+        for source, record in records(file):
+            if not isinstance(record, Mapping):
+                yield record if isinstance(record, BadRow) else BadRow(source, "it is no row")
+                continue
+            key = str(record.get(columns["id"]))
+            begun.setdefault(key, []).append(dict(record))
+            if len(begun[key]) == counts[hash(key)]:
+                yield _from_rows(key, begun.pop(key), columns, named, source)
+        for key, rows in begun.items():
+            yield _from_rows(key, rows, columns, named, file.name)
+
+
+def _from_rows(
+    key: str, rows: Sequence[Row], columns: Mapping[str, str], named: bool, source: str
+) -> Row | BadRow:
+    messages, people = [], []
+    for row in rows:
+        who, text = str(row.get(columns["role"]) or "").strip(), row.get(columns["text"])
+        if not who:
+            return BadRow(source, f"a row of conversation '{key}' has no {columns['role']}")
+        role = "" if named else ROLES[who.casefold()]
+        time = row.get(columns.get("time", ""), "")
+        if text:
+            messages.append(_message("speaker" if named else "role", role or who, str(text), time))
+        people += [row.get(columns.get("person", ""))] if role == "user" else []
+    if all("time" in message for message in messages):
+        messages.sort(key=lambda message: datetime.fromisoformat(message["time"]).timestamp())
+    return _conversation(key, next(filter(None, people), ""), messages)
+
+
+def _tickets(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
+    return converted(files, _ticket, options)
+
+
+def _is_zendesk(file: ExportFile) -> bool:
+    return any(has_keys(file, "author_id", name) for name in ("comments", "audits"))
+
+
+LAYOUTS = (
+    Layout("Intercom conversations", '{"id": "1", "source": {"body": "hi"}, "conversation_parts": '
+           '{"conversation_parts": [{"author": {"type": "admin"}, "body": "hello"}]}}',
+           lambda file: has_keys(file, "conversation_parts", "author"), _tickets),
+    Layout("Zendesk tickets", '{"id": 1, "requester_id": 7, "comments": [{"author_id": 7, '
+           '"plain_body": "hi"}]}', _is_zendesk, _tickets),
+    Layout("table with one message per row", "conversation_id,role,text", _is_table, _table, True),
+)  # fmt: skip
