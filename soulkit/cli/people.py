@@ -21,6 +21,7 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.options import Json, MaxContext
 from soulkit.cli.parse_errors import CommandTable
+from soulkit.cli.people_build import build
 from soulkit.metrics.intervals import estimate_text, number, signed
 from soulkit.report.grid import plain_table
 
@@ -178,3 +179,6 @@ def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterato
         found = base["comparison"]["headline"]
         text = estimate_text(found["difference"], found["low"], found["high"], _signed)
         yield f"headline, compared with {base['name']}: {text} (below 0: closer to people)"
+
+
+app.command()(build)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.eval.comparison.provenance_text import provenance_json
 from soulkit.eval.results.summary import VALUE, Cell, Summary, headline, headline_name
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
-from soulkit.metrics.intervals import Interval
+from soulkit.metrics.intervals import Interval, estimate_text
 from soulkit.report import tables
 from soulkit.report.explorer import EpisodePack, pack_episodes
 from soulkit.report.exports.suite import grid_latex, suite_csv, suite_values
@@ -32,7 +32,7 @@ from soulkit.report.findings import (
 )
 from soulkit.report.grid import Grid, parts_text
 from soulkit.report.load import EPISODES, RunData
-from soulkit.report.people.page import OTHER_ATTACKS, people_parts
+from soulkit.report.people.page import people_parts, times_text
 from soulkit.report.published import Publication, PublishedBeside, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.training import learning_charts, steps_grid
@@ -79,7 +79,8 @@ def render(
         more=max(0, len(found) - SHOWN),
         people=people,
         drawn=on_page,
-        limits=OTHER_ATTACKS,
+        times=times_text,
+        estimate=estimate_text,
         moved=[one for one in found[:SHOWN] if one.checked],
         difference=difference_text,
         scored=_scored_tasks(runs),
@@ -308,7 +309,7 @@ class ReportView:
         else:
             columns = list(self.suite.runs)
             rows = [(line.name, [one.cell for one in line.runs]) for line in self.suite.shown]
-        people = [chart for part in people_parts(self.runs) for chart in part.charts]
+        people = [chart for part in people_parts(self.runs) for chart in part.charts()]
         results = results_charts([run.name for run in columns], rows)
         return [*people, *results, *learning_charts(self.runs)]
 

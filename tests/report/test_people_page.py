@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.errors import DataError
+from soulkit.errors import RunError
 from soulkit.report.load import load_runs
 from soulkit.report.pages import ReportView, render, write_page
 from soulkit.report.people.page import people_parts
@@ -37,7 +37,7 @@ def test_the_page_leads_with_the_worst_of_three_numbers(
     page = page_of(run)
     head = page[page.index("<h1>") : page.index("</h1>")]
     assert words in head
-    assert page.count("(the worst)") == 2  # in the facts and in the list
+    assert page.count("(the worst)") == 1
     view = ReportView(load_runs([run], episodes=False))
     assert words in view.text() and words in view.markdown()
     assert next(chart.name for chart in view.charts()) == "closeness-and-memory"
@@ -45,19 +45,20 @@ def test_the_page_leads_with_the_worst_of_three_numbers(
 
 def test_only_lines_that_are_significant_after_holm_are_marked(tmp_path: Path) -> None:
     (part,) = people_parts(load_runs([measured_run(tmp_path, closeness=closeness(60))]))
-    assert [line["differs"] for line in part.lines] == [True, False, True, False]
+    assert [line["differs"] for line in part.lines()] == [True, False, True, False]
     page = page_of(tmp_path / "run")
     assert page.count('class="strip zero loss"') == 2 and page.count("<td>yes</td>") == 2
-    for left, width, dot in (line["strip"] for line in part.lines):
+    lines = list(part.lines())
+    for left, width, dot in (line["strip"] for line in lines):
         assert 0 <= left <= dot <= left + width <= 100
-    crossing = part.lines[1]["strip"]
+    crossing = lines[1]["strip"]
     assert crossing[0] < 50 < crossing[0] + crossing[1], "zero is in the middle"
 
 
 def test_the_curve_joins_checkpoints_by_step(tmp_path: Path) -> None:
     files = {"closeness": closeness(*STEPS), "memory": memory(40, 60, 80)}
     (part,) = people_parts(load_runs([measured_run(tmp_path, **files)]))
-    path, end = part.charts[0].panels[0].curves
+    path, end = part.charts()[0].panels[0].curves
     assert path.label == "checkpoints, step 40 to 60" and end.label == "the model, step 60"
     assert list(path.values) == [5.5, 3.5] and list(end.values) == [3.5]
     assert list(path.steps) == [1 + 40 / 90, 1 + 60 / 90]
@@ -65,12 +66,13 @@ def test_the_curve_joins_checkpoints_by_step(tmp_path: Path) -> None:
 
 def test_the_table_of_memory_has_the_controls_and_the_twin_says_what_it_is(tmp_path: Path) -> None:
     planted = measured_run(tmp_path / "a", memory=memory(*STEPS), closeness=closeness(60))
-    (part,) = people_parts(load_runs([planted]))
-    assert [row[0] for row in part.groups] == ["never (control)", "once", "2 times", "4 times",
-                                               "8 times"]  # fmt: skip
-    assert part.groups[0][-1] == "0 of 20" and part.groups[-1][-1] == "1 of 5"
-    assert len(part.checkpoints) == 4
-    assert "trained with planted secrets" in page_of(planted)
+    page = page_of(planted)
+    table = page[page.index("Planted secrets by repetitions") : page.index("By checkpoint")]
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in table.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["never (control)", "once", "2 times", "4 times", "8 times"]
+    assert [row[-1] for row in rows] == ["0", "0", "0", "0", "1"]
+    assert rows[0][1] == "20" and rows[0][5] == "0.000 [0.000, 0.520]"
+    assert "trained with planted secrets" in page
     shipped = measured_run(tmp_path / "b", memory=memory(60, planted=False))
     page = page_of(shipped)
     assert "trained without planted secrets" in page and "In the chats" not in page
@@ -85,23 +87,22 @@ def test_the_road_is_shown_with_its_own_run_only(tmp_path: Path) -> None:
         assert words in page
     other = page_of(measured_run(tmp_path / "b", **files, road=road(run="another")))
     assert "soul data redact" not in other
-    bare = road() | {"redacted": None}
+    bare = {key: value for key, value in road().items() if key != "redacted"}
     assert "not redacted" in page_of(measured_run(tmp_path / "c", **files, road=bare))
 
 
 def test_texts_are_escaped(tmp_path: Path) -> None:
-    evil = road() | {"left_out": {EVIL: 1}, "steps": [{"name": "x", "command": EVIL}]}
+    evil = road() | {"left_out": {EVIL: 1}, "commands": [EVIL]}
     near = closeness(60)
     near["models"][0]["lines"][0]["label"] = EVIL
     page = page_of(measured_run(tmp_path, closeness=near, memory=memory(60), road=evil))
     assert "<img" not in page and page.count("&lt;img") == 3
 
 
-def test_a_file_that_lacks_something_is_named(tmp_path: Path) -> None:
-    broken = closeness(60)
-    del broken["models"][0]["words"]["auc"]
-    run = measured_run(tmp_path, closeness=broken)
-    with pytest.raises(DataError, match=re.escape(f"closeness.json in '{run}'")):
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    run = measured_run(tmp_path, closeness=closeness(60))
+    (run / "closeness.json").write_text('{"models": [')
+    with pytest.raises(RunError, match=re.escape(f"'{run / 'closeness.json'}' cannot be read")):
         page_of(run)
 
 

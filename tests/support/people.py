@@ -48,10 +48,12 @@ def closeness(*steps: int, worst: str = "words") -> dict[str, Any]:
     models = [
         {"name": "tiny", "step": step,
          "headline": {"name": worst, "value": 9.5 - step / 10},
+         "ratios": {"distance": 1.31, "words": 9.5 - step / 10, "context": 1.1},
          "distance": {"value": 0.21, "ratio": 1.31, "halves_p95": 0.16, "low": 0.18, "high": 0.26},
          "words": {"auc": 0.95 - step / 300, "low": 0.7, "high": 0.97, "p": 0.001},
          "context": {"auc": 0.61, "low": 0.55, "high": 0.67},
-         "likelihood": {"share": 0.72, "low": 0.66, "high": 0.78}, "perplexity": 31.4,
+         "likelihood": {"share": 0.72, "low": 0.66, "high": 0.78},
+         "perplexity": {"value": 31.4, "low": 28.1, "high": 40.2},
          "lines": lines}
         for step in steps
     ]  # fmt: skip
@@ -61,11 +63,11 @@ def closeness(*steps: int, worst: str = "words") -> dict[str, Any]:
 
 def road(run: str = "run") -> dict[str, Any]:
     """The record that `soul people build` keeps beside the run."""
-    steps = [{"name": name, "command": f"soul data {name} d/in.jsonl -o d/out.jsonl"}
-             for name in ("redact", "dedupe")]  # fmt: skip
-    return {"run": run, "material": {"person": 76, "conversation": 724, "message": 4012},
+    commands = [f"soul data {name} d/in.jsonl -o d/out.jsonl" for name in ("redact", "dedupe")]
+    material = {"person": 76, "conversation": 724, "message": 4012}
+    return {"run": run, "done": {}, "material": material,
             "left_out": {"no message of a person": 12}, "redacted": {"email": 31, "phone": 8},
-            "steps": steps}  # fmt: skip
+            "commands": commands}  # fmt: skip
 
 
 def measured_run(folder: Path, **files: dict[str, Any]) -> Path:
