@@ -282,6 +282,8 @@ _LOGS = (
          '{"custom_id": "r1", "response": {"body": {"choices": []}}}',
          lambda r: "custom_id" in r and bool({"body", "params", "response", "result"} & r.keys()),
          ("body", "params"), ("response.body", "result.message")),
+    _Log("OpenAI preference file", '{"input": {"messages": []}, "preferred_output": []}',
+         lambda r: "preferred_output" in r and "input" in r, ("input",), ("preferred_output",)),
     _Log("OpenAI or Anthropic request log",
          '{"request": {"messages": []}, "response": {"choices": []}}',
          lambda r: _first(_response(r), ("choices.0.message", "choices.0.delta"))

@@ -88,6 +88,11 @@ STORED = [
     for n, a in STEPS
 ]
 
+PREFERENCES = [
+    {"input": {"messages": CHAT[:6], "tools": [], "user": "u7"}, "preferred_output": [CHAT[6]],
+     "non_preferred_output": [{"role": "assistant", "content": "no"}]}
+]  # fmt: skip
+
 CHUNKS = [
     {
         "id": "chatcmpl-9",
@@ -376,6 +381,7 @@ CASES: dict[str, tuple[str, Files]] = {
     "openai": (REQUESTS, {"log.jsonl": OPENAI}),
     "bodies as text": (REQUESTS, {"requests.jsonl": HELICONE}),
     "stored completions": (REQUESTS, {"stored.jsonl": STORED}),
+    "preferences": ("OpenAI preference file", {"dpo.jsonl": PREFERENCES}),
     "stream": (REQUESTS, {"log.jsonl": STREAMED}),
     "batch": (BATCH, {"in.jsonl": BATCH_INPUT, "out.jsonl": BATCH_OUTPUT}),
     "responses": (REQUESTS, {"log.jsonl": RESPONSES}),
