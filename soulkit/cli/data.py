@@ -187,7 +187,8 @@ def split(
     person counts as one. The exit code is 2 if some rows are malformed; the others are written.
     --dev-by does the same during training.
     """
-    from soulkit.data.chats import has_messages, person_in
+    from soulkit.data.chats import has_messages
+    from soulkit.data.exports.datasets import person_in
     from soulkit.data.files import read_rows, write_rows
     from soulkit.data.rows import PERSON, split_rows
 

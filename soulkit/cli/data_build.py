@@ -20,6 +20,7 @@ from soulkit.cli.console import (
     safe,
     warn_unsealed,
 )
+from soulkit.cli.data_chats import import_export
 from soulkit.cli.data_checks import say_bad_rows
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
@@ -252,17 +253,37 @@ def synth(
 
 
 def import_(
-    context: typer.Context, task: SomeTask,
-    path: Annotated[Path, typer.Argument(help="File of the original release.", readable=False)],
-    output: Output = None, tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
+    context: typer.Context,
+    task: Annotated[str, typer.Argument(autocompletion=COMPLETERS["tasks"],
+        help="chats, or the task of the rows; `soul tasks list` shows which tasks support this.")],
+    path: Annotated[Path, typer.Argument(readable=False,
+        help="File of the original release; for chats also a folder or .zip file.")],
+    output: Output = None,
+    branches: Annotated[bool, typer.Option("--branches",
+        help="For chats: also write the replies that were regenerated or not chosen.")] = False,
+    columns: Annotated[str | None, typer.Option("--columns", metavar="KEY=COLUMN,…",
+        help="For chats in a table with one message per row: "
+        "id=…,role=…,text=…,person=…,time=….")] = None,
+    tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Convert an original benchmark file to rows.
+    """Convert an original benchmark file to rows, or an export of chats to conversations.
 
-    A task may have more options, such as --half: see soul tasks show TASK. The exit code is 2 if
-    some records are malformed; the others are written.
+    `soul data import chats FILE` recognises the exports of ChatGPT, Claude, Gemini, Slack, Discord,
+    Telegram and WhatsApp, request logs, tickets, and the layouts of data sets. A task may have more
+    options, such as --half: see soul tasks show TASK. The exit code is 2 if some records are
+    malformed; the others are written.
     """
     from soulkit.tasks.kit.importing import import_rows
 
+    if task == "chats":
+        import_export(path, output, branches, columns, context.args, as_json)
+        return
+    if branches or columns:
+        raise ConfigError(
+            f"--{'branches' if branches else 'columns'} has no effect on rows of '{task}'.",
+            "It selects what is read from an export of chats.",
+            "Leave it out, or import conversations: soul data import chats FILE",
+        )
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
     write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
 

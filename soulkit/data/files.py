@@ -328,7 +328,10 @@ def flatten(row: Any) -> dict[str, Any]:
         raise ValueError(
             f"it is {kinds.get(type(row), 'a single value')}, not a row of named fields"
         )
-    fields = without_absent(row)
+    try:
+        fields = without_absent(row)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     inner = fields.get("extra_info")
     if isinstance(inner, str):
         inner = _unpack(inner, must=set(fields) <= RELEASED)
@@ -369,10 +372,13 @@ def without_absent(value: Any) -> Any:
     if isinstance(value, str):  # the most common case
         return value
     if isinstance(value, Mapping):
-        values = {str(k): without_absent(v) for k, v in value.items()}
-        return {k: v for k, v in values.items() if v is not None}
+        values = {}
+        for key, item in value.items():  # a comprehension would need two frames per level
+            if (item := without_absent(item)) is not None:
+                values[str(key)] = item
+        return values
     if isinstance(value, list | tuple):
-        return [without_absent(item) for item in value]
+        return list(map(without_absent, value))
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -139,20 +139,18 @@ def test_rows_of_several_files_go_on_counting(soul):
 @pytest.mark.parametrize(
     ("row", "near"),
     [
-        ({"dialog": said_by("user: hi", "assistant: yo")}, "'dialog' is the closest match"),
-        ({"log": [{"who": "ann", "msg": "hi"}]}, "have who, msg and need role and content"),
-        ({"messages": ["hi", "hello"]}, "an object with role and content"),
-        ({"messages": [{"role": "user", "msg": "hi"}]}, "need content"),
-        ({"prompt": "hi", "response": "hello"}, "'prompt' and 'response' are one exchange"),
-        ({"role": "user", "content": "hi"}, "a single message"),
-        ({"text": "hi there"}, "its columns are text"),
+        ({"dialog": said_by("user: hi", "assistant: yo")}, "messages: {"),
+        ({"log": [{"who": "ann", "msg": "hi"}]}, "has the keys log, who, msg"),
+        ({"messages": [{"role": "user", "msg": "hi"}]}, "messages: {"),
+        ({"prompt": "hi", "reply": "hello"}, "prompt and completion: {"),
+        ({"text": "hi there"}, "has the keys text"),
     ],
 )
 def test_what_cannot_be_read_names_the_layouts_and_the_nearest(soul, row, near: str):
     jsonl(Path("a.jsonl"), [row])
     code, _, err = soul("show", "a.jsonl", "--side", "human")
     fix = err.splitlines()[-1]
-    assert code == 2 and '{"messages": [{"role": "user"' in fix and "a.jsonl:1: " in fix
+    assert code == 2 and '"messages": [{"role": "user"' in fix and "a.jsonl:1 has " in fix
     assert near in fix and "soul data show" not in fix
 
 

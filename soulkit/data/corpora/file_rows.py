@@ -4,7 +4,7 @@ A *stretch* is read and shuffled at once: at most `window` rows and about `limit
 over a .jsonl file finds its stretches, counts its rows and computes its sha256; Parquet metadata
 has all of that except the checksum. A *bundle* is read in order, because reaching its middle means
 reading its beginning: the rows of one row group, or a file that must be read as a whole (.json,
-.csv, .tsv, and chats that span several records). A *window* holds the rows of a stretch in file
+.csv, .tsv, and exports). A *window* holds the rows of a stretch in file
 form (lines, Arrow columns), which needs far less memory than Python objects.
 """
 
@@ -14,14 +14,17 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from soulkit.data.chats import REPLIES, TREE, read_chats
 from soulkit.data.corpora.settings import hub_address, source_files
+from soulkit.data.exports.datasets import is_scattered
+from soulkit.data.exports.layouts import ReadOptions
+from soulkit.data.exports.reading import is_export, open_export, recognise
 from soulkit.data.files import (
     PACKED,
     BadRow,
@@ -37,20 +40,15 @@ from soulkit.errors import DataError
 WHOLE_FILE_LIMIT = 64 << 20
 
 
-def is_scattered(columns: Collection[str]) -> bool:
-    """Whether a conversation spans several records with these columns."""
-    names = frozenset(columns)
-    return names >= REPLIES or names >= TREE
-
-
 def check_whole(path: Path) -> None:
     """DataError if `path` is too large to hold in memory."""
-    size = path.stat().st_size
+    size = sum(file.size for file in open_export(path) if file.is_readable)
     if size > WHOLE_FILE_LIMIT:
         raise DataError(
             f"'{path}' is too large to read as a whole: {size >> 20} MiB.",
             f"Files of this format are held in memory and limited to {WHOLE_FILE_LIMIT >> 20} MiB.",
-            "Convert it to .jsonl or .parquet with one conversation per row, or split the file.",
+            "Write its conversations to a file with one per line, and give that: soul data import "
+            f"chats {shlex.quote(str(path))} -o chats.jsonl",
         )
 
 
@@ -62,17 +60,15 @@ def whole_rows(path: Path) -> list[SourcedRow]:
 
 @lru_cache(maxsize=1)
 def _read_whole(path: Path, changed_ns: int, size: int) -> list[SourcedRow]:
-    rows, bad = read_rows(path)
-    names = frozenset(name for row in rows for name in row.fields)
-    good: list[SourcedRow] = [(row.source, row.fields) for row in rows]
-    if is_scattered(names):
-        chats, bad = read_chats(path)
-        good = [(chat.source, {**_mark(chat.fields), "messages": chat.messages}) for chat in chats]
-    return [*good, *((row.source, row) for row in bad)]
-
-
-def _mark(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"data_source": fields["data_source"]} if "data_source" in fields else {}
+    if is_export(path):
+        rows = list(recognise(path).rows(ReadOptions()))
+        good: list[SourcedRow] = [
+            (f"{path.name}:{n}", r)
+            for n, r in enumerate((r for r in rows if not isinstance(r, BadRow)), 1)
+        ]
+        return [*good, *((r.source, r) for r in rows if isinstance(r, BadRow))]
+    flat, bad = read_rows(path)
+    return [*((row.source, row.fields) for row in flat), *((row.source, row) for row in bad)]
 
 
 BLOCK = 1 << 23
@@ -136,21 +132,13 @@ def index_file(path: Path, number: int, window: int, limit: int, marks: bool) ->
 
 
 def _kind(path: Path) -> FileKind:
-    """How the file is read: as a whole if a conversation spans several records."""
+    """How the file is read: as a whole if a conversation is more, or something else, than a row."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         with open_parquet(path) as file:
             names = frozenset(file.schema_arrow.names)
         return "whole" if is_scattered(names) else "parquet"
-    if suffix != ".jsonl":
-        return "whole"
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"{}")
-    try:
-        row = parse_row_json(first.decode("utf-8-sig"))
-    except ValueError:
-        return "lines"  # a broken line; the other lines decide
-    return "whole" if isinstance(row, dict) and is_scattered(row) else "lines"
+    return "whole" if suffix != ".jsonl" or is_export(path) else "lines"
 
 
 # -- .jsonl --------------------------------------------------------------------------------------
@@ -300,8 +288,13 @@ def sampled_checksum(path: Path) -> str:
 
     The samples of 64 KiB are evenly spaced from the start to the end of the file.
     """
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for part in open_export(path):
+            digest.update(f"{part.name}\n{sampled_checksum(path / part.name)}\n".encode())
+        return f"sha256:{digest.hexdigest()}"
     size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
+    digest.update(str(size).encode())
     with path.open("rb") as file:
         if size <= _HASHED_WHOLE:
             digest.update(file.read())

@@ -19,22 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from soulkit.data.chats import COLUMNS, chat_in, person_in
 from soulkit.data.corpora.settings import ASSISTANT, HUMAN
-from soulkit.data.files import BadRecord, RawRow, flatten
-from soulkit.data.literals import structure
+from soulkit.data.exports.datasets import ROLES, SPEAKERS, branches_of, message_words, person_in
+from soulkit.data.files import BadRecord, flatten
 from soulkit.text import one_line
 from soulkit.types import Segment
-
-_ROLES = {
-    **dict.fromkeys(("user", "human", "prompter", "person"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "model", "chatbot", "bot", "ai"), "assistant"),
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("tool", "function", "ipython", "observation", "function_response"), "tool"),
-    **dict.fromkeys(("function_call", "tool_call"), "call"),
-}
-SPEAKERS = ("role", "from", "speaker", "name", "author")
-WORDS = ("content", "value", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,7 @@ def conversation_of(row: Any, place: str) -> ChatRow:
         fields = flatten(row)
     except ValueError as error:
         raise BadRecord(str(error)) from error
-    utterances = (*_prompt(fields), *(u for i in _items(fields, place) for u in _utterances(i)))
+    utterances = (*_prompt(fields), *(u for i in _items(fields) for u in _utterances(i)))
     if not utterances:
         raise BadRecord("its conversation is empty")
     return ChatRow(
@@ -101,15 +90,8 @@ def _text_field(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
-    values = (structure(fields.get(name)) for name in COLUMNS)
-    items = next((v for v in values if isinstance(v, list | tuple) and v), None)
-    branches = items is not None and any(isinstance(i, Mapping) and "if_chosen" in i for i in items)
-    if branches or (items is None and isinstance(structure(fields.get("prompt")), Mapping)):
-        return list(chat_in(RawRow(dict(fields), place)).messages)
-    if items is None:
-        raise BadRecord(f"it has no list of messages under {', '.join(COLUMNS)}")
-    return list(items)
+def _items(fields: Mapping[str, Any]) -> list[Any]:
+    return list(next(branches_of(fields)[1]))
 
 
 def _utterances(item: Any) -> Iterator[ChatLine]:
@@ -117,16 +99,13 @@ def _utterances(item: Any) -> Iterator[ChatLine]:
         raise BadRecord("one of its messages is not an object")
     words = {k: item[k].strip() for k in SPEAKERS if isinstance(item.get(k), str)}
     names = frozenset(word.casefold() for word in words.values() if word)
-    role = next((_ROLES[n] for k in SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
+    role = next((ROLES[n] for k in SPEAKERS if (n := words.get(k, "").lower()) in ROLES), "")
     if not names:
         raise BadRecord("one of its messages has no speaker")
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
-    text, marks = _words_of(item)
-    attached = item.get("attachments")
-    if isinstance(attached, list | tuple):
-        marks += tuple(kind for kind in attached if isinstance(kind, str))
-    if role in ("tool", "call"):
+    text, marks = message_words(item)
+    if role in ("tool", "function_call"):
         act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
         yield ChatLine("tool", speaker, names, f"{act} {text}".strip())
         return
@@ -151,27 +130,6 @@ def _is_trained(item: Mapping[str, Any]) -> bool:
     return item.get("trained") is not False and item.get("weight") != 0
 
 
-def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    for name in WORDS:
-        value = item.get(name)
-        if isinstance(value, str):
-            return value.strip(), ()
-        if isinstance(value, list | tuple):
-            return _parts(value)
-    return "", ()
-
-
-def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
-    texts, marks = [], []
-    for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if isinstance(text, str):
-            texts.append(text)
-        elif isinstance(part, Mapping):
-            marks.append(str(part.get("type") or "attachment").removesuffix("_url"))
-    return "\n".join(text for text in texts if text).strip(), tuple(marks)
-
-
 def _calls(item: Mapping[str, Any]) -> Iterator[str]:
     calls = item.get("tool_calls")
     listed_calls = calls if isinstance(calls, list | tuple) else []
@@ -189,57 +147,8 @@ def sides_of(line: ChatLine) -> set[str]:
     """Every value of --side that selects the speaker of this message."""
     side = {"user": HUMAN, "assistant": ASSISTANT}.get(line.role)
     name = one_line(line.speaker, 80)
-    named = line.role != "tool" and line.role != "system" and name.casefold() not in _ROLES
+    named = line.role != "tool" and line.role != "system" and name.casefold() not in ROLES
     return {*([side] if side else []), *([name] if named else [])}
-
-
-# --- hints for unsupported layouts ----------------------------------------------------------------
-
-LAYOUTS = (
-    f"A row needs a list of messages under {', '.join(COLUMNS[:-1])}: "
-    '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}.'
-)
-_ASKED = ("prompt", "question", "instruction", "input", "query", "user", "human")
-_REPLIED = ("response", "answer", "output", "completion", "reply", "assistant", "chosen")
-
-
-def nearest_layout(row: Any) -> str:
-    """How to change a row so that it can be read as a conversation; empty if it can be read."""
-    try:
-        row = flatten(row)
-    except ValueError:
-        return "This row is not an object: put its messages under the key messages."
-    names = {str(name).casefold(): name for name in row}
-    column = next((name for name in COLUMNS if isinstance(structure(row.get(name)), list)), None)
-    if column is not None:
-        words = _messages_words(structure(row[column]))
-        return f"Its list '{column}' was found, but {words}" if words else ""
-    listed = [name for name in row if isinstance(structure(row[name]), list) and row[name]]
-    if listed:
-        words = _messages_words(structure(row[listed[0]])) or "its entries can be read as they are."
-        return f"Its list '{listed[0]}' is the closest match: rename it to messages; {words}"
-    asked = next((names[name] for name in _ASKED if name in names), None)
-    replied = next((names[name] for name in _REPLIED if name in names), None)
-    if asked is not None and replied is not None:
-        return (f"'{asked}' and '{replied}' are one exchange: convert them to two messages with "
-                "the roles user and assistant.")  # fmt: skip
-    if any(name in names for name in SPEAKERS) and any(name in names for name in WORDS):
-        return "This row is a single message: put all messages of a conversation into one row."
-    columns = ", ".join(map(str, list(row)[:6])) or "none"
-    return f"This row contains no list; its columns are {columns}."
-
-
-def _messages_words(items: Any) -> str:
-    """What the entries of a list of messages lack; empty if nothing."""
-    first = next(iter(items), None)
-    if not isinstance(first, Mapping):
-        return "each entry must be an object with role and content."
-    spoken = any(isinstance(first.get(name), str) for name in SPEAKERS)
-    said = any(name in first for name in WORDS)
-    if spoken and said:
-        return ""
-    lacking = [*([] if spoken else ["role"]), *([] if said else ["content"])]
-    return f"its entries have {', '.join(map(str, first))} and need {' and '.join(lacking)}."
 
 
 OPENING = "(Nobody has spoken yet. You begin.)"

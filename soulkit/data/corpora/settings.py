@@ -23,6 +23,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from soulkit.config import Settings, setting
+from soulkit.data.exports.reading import EXPORT_SUFFIXES, is_export
 from soulkit.data.files import ROW_SUFFIXES, check_file
 from soulkit.errors import DataError, did_you_mean
 
@@ -102,7 +103,8 @@ def hub_address(path: str) -> re.Match[str] | None:
 
     A path that exists, has a row file suffix or is a pattern is never treated as a Hub dataset.
     """
-    if Path(path).exists() or Path(path).suffix.lower() in ROW_SUFFIXES or _is_pattern(path):
+    suffix = Path(path).suffix.lower()
+    if Path(path).exists() or suffix in (*ROW_SUFFIXES, *EXPORT_SUFFIXES) or _is_pattern(path):
         return None
     return _HUB.fullmatch(path)
 
@@ -111,7 +113,8 @@ def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
     """The row files that `path` names, in a fixed order; DataError if there are none."""
     place = Path(path)
     if place.is_dir():
-        return _shards(place, _row_files(place), part)
+        export = part == "train" and is_export(place)
+        return [place] if export else _shards(place, _row_files(place), part)
     if not place.exists() and _is_pattern(path):
         matches = sorted(p for p in map(Path, glob.glob(path, recursive=True)) if _is_rows(p))
         if not matches:
@@ -122,11 +125,11 @@ def source_files(path: str, part: CorpusPart = "train") -> list[Path]:
             )
         return matches
     check_file(place)
-    if not _is_rows(place):
+    if not (_is_rows(place) or is_export(place)):
         raise DataError(
             f"'{place}' is not in a supported row format.",
             f"The suffix selects the format, and '{place.suffix}' is unknown.",
-            f"Rename or convert the file to one of {', '.join(ROW_SUFFIXES)}.",
+            f"Rename or convert it to one of {', '.join((*ROW_SUFFIXES, *EXPORT_SUFFIXES))}.",
         )
     return [place]
 
@@ -152,7 +155,7 @@ _NAMED = 5
 def left_out_note(path: str) -> str:
     """The note on row files in the folder `path` that are not read as training files, or empty."""
     folder = Path(path)
-    if not folder.is_dir():
+    if not folder.is_dir() or is_export(folder):
         return ""
     files = _row_files(folder)
     read = set(_shards(folder, files, "train"))

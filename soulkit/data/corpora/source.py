@@ -19,12 +19,10 @@ from typing import Any, Protocol, Self
 
 from soulkit.data.corpora.file_rows import Window
 from soulkit.data.corpora.lessons import (
-    LAYOUTS,
     Lesson,
     LessonShape,
     conversation_of,
     lesson_from,
-    nearest_layout,
     sides_of,
 )
 from soulkit.data.corpora.settings import (
@@ -38,6 +36,7 @@ from soulkit.data.corpora.settings import (
     rule_for,
     source_files,
 )
+from soulkit.data.exports.reading import ROW_FORM, nearest_words
 from soulkit.data.files import BadRecord, BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError, nearest
 from soulkit.reporting import SILENT, Reporter
@@ -209,7 +208,8 @@ class LessonSource:
                     lines = conversation_of(row, key).utterances
                 except BadRecord:
                     continue
-                counts.update(side for line in lines for side in sides_of(line))
+                spoken = (line for line in lines if line.text or line.marks)
+                counts.update(side for line in spoken for side in sides_of(line))
         return counts
 
     def count(self) -> int:
@@ -331,11 +331,11 @@ class LessonSource:
 
     def _way_out(self) -> str:
         """The supported layouts if no row has one, else the available sides."""
-        near = nearest_layout(self._odd[1]) if self._odd else ""
-        if self._odd and near:
-            return f"{LAYOUTS} {self._odd[0]}: {near}"
         counts = self.speakers()
-        return side_hint(counts, self.settings.side) if counts else LAYOUTS
+        if counts:
+            return side_hint(counts, self.settings.side)
+        odd, row = self._odd or ("a row", None)
+        return f"Write one conversation per row: {ROW_FORM} {odd} {nearest_words([row])}"
 
     # -- position --------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ HEAD = 1 << 18
 """Bytes at the beginning of a file that are looked at to recognise its layout."""
 SAMPLE = 20
 """Records at the beginning of a file that are looked at."""
+READABLE = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt", ".log")
+"""Endings of files that may hold conversations."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class ExportFile:
     that: `conversations.json`."""
     opener: Callable[[], BinaryIO]
     size: int
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the file may hold conversations, by its ending."""
+        return self.name.lower().endswith(READABLE)
 
     @cached_property
     def head(self) -> bytes:

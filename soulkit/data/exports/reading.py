@@ -8,24 +8,26 @@ read together, and files without conversations (pictures, settings) are counted.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import re
+import shlex
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
-from soulkit.data.exports.records import sample_of
-from soulkit.data.files import BadRow, check_file, unreadable_file
+from soulkit.data.exports.datasets import FORMS
+from soulkit.data.exports.layouts import READABLE, ExportFile, Layout, ReadOptions
+from soulkit.data.exports.records import is_plain, sample_of
+from soulkit.data.files import BadRow, check_file, unreadable_file, write_lines
 from soulkit.errors import DataError
+from soulkit.reporting import SILENT, Reporter
+from soulkit.text import one_line
 
-READABLE = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt", ".log")
-"""Endings of files that may hold conversations."""
 _MODULES = ("logs", "messengers", "tables", "assistants", "datasets")
 _GENERAL = "datasets"
 """Its layouts are read only where no special one was found."""
@@ -41,8 +43,6 @@ def layouts() -> tuple[Layout, ...]:
 
 def _layouts_in(module: str) -> tuple[Layout, ...]:
     name = f"soulkit.data.exports.{module}"
-    if importlib.util.find_spec(name) is None:
-        return ()
     table: tuple[Layout, ...] = importlib.import_module(name).LAYOUTS
     return table
 
@@ -95,6 +95,75 @@ def _check_member(path: Path, name: str, member: zipfile.ZipInfo) -> None:
     else:
         return
     raise DataError(f"'{path}' cannot be read.", f"Its member '{name}': {why}.", fix)
+
+
+# -- importing -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ChatImport:
+    """What an import read and wrote."""
+
+    layouts: dict[str, int]
+    """Layout → number of files."""
+    skipped: Counter[str]
+    """Ending of a file without conversations → number of such files."""
+    left_out: Counter[str]
+    """What is left out although nothing is wrong with it → number."""
+    conversations: int = 0
+    messages: int = 0
+    people: set[str] = field(default_factory=set)
+    """Ids of persons who talk to an assistant."""
+    speakers: Counter[str] = field(default_factory=Counter)
+    """Name → messages, in conversations between people."""
+    bad: list[BadRow] = field(default_factory=list)
+    example: dict[str, Any] = field(default_factory=dict)
+    """The first conversation with four messages or more, else the first one."""
+
+    def count(self, row: dict[str, Any]) -> None:
+        """Add one conversation."""
+        messages = row["messages"]
+        self.conversations += 1
+        self.messages += len(messages)
+        if row.get("person"):
+            self.people.add(str(row["person"]))
+        self.speakers.update(m["speaker"] for m in messages if "speaker" in m)
+        if len(self.example.get("messages", ())) < min(4, len(messages)):
+            self.example = row
+
+
+def import_chats(
+    path: Path, target: Path, options: ReadOptions | None = None, reporter: Reporter = SILENT
+) -> ChatImport:
+    """Write the conversations of an export to `target` (.jsonl), one per line, while they are read.
+
+    DataError if the layout is unknown, if there is no conversation, or if `target` exists with
+    other content.
+    """
+    options = options or ReadOptions()
+    export = recognise(path, options)
+    names = {layout.name: len(files) for layout, files in export.parts.items()}
+    done = ChatImport(names, export.skipped, options.left_out)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with reporter.progress(None) as bar:
+            for row in export.rows(options):
+                if isinstance(row, BadRow):
+                    done.bad.append(row)
+                    continue
+                done.count(row)
+                bar.advance()
+                yield row
+        if not done.conversations:
+            why = f"{done.bad[0].source}: {done.bad[0].why}" if done.bad else "all are empty"
+            raise DataError(
+                f"'{path}' contains no usable conversation.",
+                f"It was read as {', '.join(names)}; {why}.",
+                "Check the export, or export it again.",
+            )
+
+    write_lines(target, rows())
+    return done
 
 
 # -- recognising ---------------------------------------------------------------------------------
@@ -154,12 +223,31 @@ def recognise(path: Path, options: ReadOptions | None = None) -> Export:
 
 def layout_of(file: ExportFile, columns: bool = False) -> Layout | None:
     """The layout of one file; with `columns`, the one for tables with named columns."""
-    if not file.name.lower().endswith(READABLE):
+    if not file.is_readable:
         return None
     try:
         return next((o for o in layouts() if (o.columns if columns else o.fits(file))), None)
     finally:
         vars(file).pop("head", None)  # an export may have thousands of files
+
+
+EXPORT_SUFFIXES = (".zip", ".txt", ".log", ".ndjson")
+"""Endings of exports that are no row files."""
+_LOOKED_AT = 50
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file or folder is read with the reader of its layout, and not row by row."""
+    if path.suffix.lower() in EXPORT_SUFFIXES and path.is_file():
+        return True
+    if path.suffix.lower() == ".parquet":
+        return False
+    files = [f for f in open_export(path) if f.is_readable and not f.name.endswith(".parquet")]
+    return any(
+        (layout := layout_of(file))
+        and not (layout.name in FORMS and (path.is_dir() or is_plain(file)))
+        for file in files[:_LOOKED_AT]
+    )
 
 
 # -- unknown layouts -----------------------------------------------------------------------------
@@ -172,7 +260,7 @@ ROW_FORM = (
 
 def unknown_layout(path: Path, files: Sequence[ExportFile]) -> DataError:
     """The error for an export without a known layout: the nearest three and the line to write."""
-    candidates = [file for file in files if file.name.lower().endswith(READABLE)]
+    candidates = [file for file in files if file.is_readable]
     if not candidates:
         return DataError(
             f"'{path}' contains no conversations.",
@@ -180,24 +268,29 @@ def unknown_layout(path: Path, files: Sequence[ExportFile]) -> DataError:
             "Give the export as JSON, CSV, Parquet or text.",
         )
     first = max(candidates, key=lambda file: file.size)
-    keys = [key for key in _keys(sample_of(first)) if key]
-    near = "; ".join(f"{one.name}: {one.example}" for one in nearest_layouts(set(keys)))
-    have = f"has the keys {', '.join(keys[:8])}" if keys else "holds no records"
     return DataError(
         f"'{path}' has none of the layouts that soul reads.",
-        f"'{first.name}' {have}. The nearest layouts are: {near}.",
+        f"'{first.name}' {nearest_words(sample_of(first))}",
         "If it is a table with a message per row, name its columns: soul data import chats "
-        f"'{path}' -o chats.jsonl --columns id=…,role=…,text=… Otherwise write one conversation "
-        f"per line: {ROW_FORM}",
+        f"{shlex.quote(str(path))} -o chats.jsonl --columns id=…,role=…,text=… Otherwise write one "
+        f"conversation per line: {ROW_FORM}",
     )
+
+
+def nearest_words(values: Sequence[Any]) -> str:
+    """What the keys of records are, and the nearest layouts, as the end of a sentence."""
+    keys = [one_line(key, 40) for key in _keys(values) if key]
+    near = "; ".join(f"{one.name}: {one.example}" for one in nearest_layouts(set(keys)))
+    have = f"has the keys {', '.join(keys[:8])}" if keys else "holds no records"
+    return f"{have}. The nearest layouts are {near}."
 
 
 def nearest_layouts(keys: set[str], count: int = 3) -> list[Layout]:
     """The layouts whose example shares most of its keys."""
 
-    def shared(layout: Layout) -> float:
+    def shared(layout: Layout) -> tuple[float, bool]:
         names = set(re.findall(r'"(\w+)":', layout.example))
-        return len(names & keys) / len(names | keys) if names and keys else 0.0
+        return len(names & keys) / max(len(names | keys), 1), layout.name == "messages"
 
     return sorted(layouts(), key=shared, reverse=True)[:count]
 

@@ -129,6 +129,13 @@ def _list_name(value: Any) -> str | None:
     return None
 
 
+def is_plain(file: ExportFile) -> bool:
+    """Whether a file has the form of a row file: .json with an array, or with a list `data`."""
+    return not file.name.lower().endswith(".json") or (
+        _form(file) == "json" and _place(file) in ("item", "data.item")
+    )
+
+
 def _place(file: ExportFile) -> str:
     head = file.head.removeprefix(_BOM)
     if head.lstrip().startswith(b"["):

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.chats import COLUMNS
 from soulkit.data.corpora.file_rows import source_rows
-from soulkit.data.corpora.lessons import SPEAKERS, WORDS, conversation_of, is_learned
+from soulkit.data.corpora.lessons import conversation_of, is_learned
 from soulkit.data.corpora.settings import CANARIES
+from soulkit.data.exports.datasets import COLUMNS, SPEAKERS, WORDS
 from soulkit.data.files import BadRecord, BadRow, check_target, refuse_same, write_lines
 from soulkit.data.literals import structure
 from soulkit.errors import ConfigError, DataError
