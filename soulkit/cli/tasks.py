@@ -436,8 +436,9 @@ def _facts(name: str, spec: TaskSpec, suites: Mapping[str, str]) -> list[tuple[s
 
 def _clusters(spec: TaskSpec) -> str:
     """The columns that define a row's cluster: its person if it names one."""
-    others = ", ".join(c for c in spec.cluster if c != spec.person) or "each row on its own"
-    return f"{spec.person} if a row has one, else {others}" if spec.person else others
+    others = ", ".join(spec.cluster) or "each row on its own"
+    own = spec.person and spec.person not in spec.cluster
+    return f"{spec.person} if a row has one, else {others}" if own else others
 
 
 def _with_options(command: str, name: str, spec: TaskSpec, key: HookKey) -> str:

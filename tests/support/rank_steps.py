@@ -19,7 +19,7 @@ from soulkit.train.objectives.base import make_objective
 from soulkit.train.ranks.follower import load_student, load_teachers, make_optimizer, same_state
 from soulkit.train.ranks.world import alone, on_all_ranks
 from soulkit.train.rollouts.rollout_check import CheckedRollouts
-from soulkit.train.sft.steps import imitate, mean_nll
+from soulkit.train.sft.steps import imitate, nll_sums
 from soulkit.train.state.metrics import Learned, StepLine
 from soulkit.train.state.stops import Skips
 from soulkit.train.step import learn
@@ -153,7 +153,7 @@ def _supervised(case: Case, policy: Policy) -> Take:
 
     def take(optimizer: torch.optim.Optimizer) -> tuple[Learned, dict[str, Any]]:
         learned = imitate(policy, optimizer, spans, settings, Skips(), sources)
-        return learned, {"valid": mean_nll(policy, spans[:3], 16)}
+        return learned, {"valid": nll_sums(policy, spans[:3], 16).estimate().mean}
 
     return take
 

@@ -172,10 +172,10 @@ class Task(ABC):
         )
 
     def _cluster_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns whose values name the row's cluster: its person, if it has one."""
-        person = self.spec.person
-        names = [person] if person and fields.get(person) else self.spec.cluster
-        return {name: fields[name] for name in names if fields.get(name) is not None}
+        """What names the row's cluster: its person, if it has one, the same in every task."""
+        if self.spec.person and (person := fields.get(self.spec.person)):
+            return {"person": str(person)}
+        return {name: fields[name] for name in self.spec.cluster if fields.get(name) is not None}
 
     def _origin(self, fields: Mapping[str, Any]) -> str:
         """The user's file that the row comes from; empty if the task redefines that column."""

@@ -403,11 +403,6 @@ class Validation:
         }
 
 
-def mean_nll(policy: Policy, spans: Sequence[Span], budget: int | None) -> float | None:
-    """Mean −log π of the trained tokens, in nats; None if it is not finite."""
-    return nll_sums(policy, spans, budget).estimate().mean
-
-
 @on_all_ranks
 @torch.no_grad()
 def nll_sums(

@@ -23,7 +23,7 @@ from soulkit.train.objectives.base import make_objective
 from soulkit.train.ranks.follower import load_student, load_teachers, make_optimizer, same_state
 from soulkit.train.ranks.world import RankError, alone, on_all_ranks, ranks
 from soulkit.train.run import refuse_untrainable
-from soulkit.train.sft.steps import imitate, mean_nll
+from soulkit.train.sft.steps import imitate, nll_sums
 from soulkit.train.state.checkpoint import Position, load_checkpoint, save_checkpoint
 from soulkit.train.state.metrics import StepLine
 from soulkit.train.step import learn
@@ -145,7 +145,7 @@ def supervised_steps(case: TrainConfig, model: str, folder: Path) -> dict[str, A
     saved = load_file(out / "model" / "model.safetensors")
     assert saved.keys() == start.keys()
     numbers = {"0/loss": first.loss, "0/norm": first.grad_norm, "second": second.loss,
-               "valid": mean_nll(policy, spans(), 24)}  # fmt: skip
+               "valid": nll_sums(policy, spans(), 24).estimate().mean}  # fmt: skip
     change = np.concatenate([(saved[name] - start[name]).flatten() for name in start])
     return {"numbers": numbers, "change": change, "share": share(policy)}
 
@@ -161,7 +161,10 @@ def resume(model: str, folder: Path) -> list[Any]:
     optimizer = make_optimizer(policy, case)
     load_checkpoint(folder / Path(model).name / "2" / "step_000001", policy, optimizer)
     same_state(policy, optimizer)
-    return [imitate(policy, optimizer, spans(), case).loss, mean_nll(policy, spans(), 24)]
+    return [
+        imitate(policy, optimizer, spans(), case).loss,
+        nll_sums(policy, spans(), 24).estimate().mean,
+    ]
 
 
 def spans() -> list[Any]:
