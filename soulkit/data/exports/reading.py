@@ -155,7 +155,9 @@ def import_chats(
                 bar.advance()
                 yield row
         if not done.conversations:
-            why = f"{done.bad[0].source}: {done.bad[0].why}" if done.bad else "all are empty"
+            out = ", ".join(f"{count} {name}" for name, count in options.left_out.items())
+            why = f"left out were {out}" if out else "all are empty"
+            why = f"{done.bad[0].source}: {done.bad[0].why}" if done.bad else why
             raise DataError(
                 f"'{path}' contains no usable conversation.",
                 f"It was read as {', '.join(names)}; {why}.",

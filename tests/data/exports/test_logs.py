@@ -12,8 +12,9 @@ import pytest
 
 from soulkit.data.corpora.lessons import LessonShape, conversation_of, lesson_from
 from soulkit.data.exports.layouts import ReadOptions
-from soulkit.data.exports.reading import recognise
+from soulkit.data.exports.reading import import_chats, recognise
 from soulkit.data.files import BadRow
+from soulkit.errors import DataError
 
 SYSTEM = "You help customers of a shop."
 ONE, TWO = "hi, wheres order 12?", "thx. and when does it come"
@@ -570,3 +571,10 @@ def damaged(value: Any, damage: Any) -> Iterator[Any]:
     if isinstance(value, list):
         for n, item in enumerate(value[:3]):
             yield from ([*value[:n], b, *value[n + 1 :]] for b in damaged(item, damage))
+
+
+def test_an_export_without_a_conversation_says_what_was_left_out(tmp_path: Path) -> None:
+    read(tmp_path, {"out.jsonl": BATCH_OUTPUT})
+    with pytest.raises(DataError) as error:
+        import_chats(tmp_path / "out.jsonl", tmp_path / "chats.jsonl")
+    assert "4 answers of a batch without its input file" in error.value.why
