@@ -30,6 +30,7 @@ EXTRAS = {
     "datasets": "train",
     "vllm": "vllm",
     "sklearn": "people",
+    "spacy": "privacy",
     "bitsandbytes": "nf4",
     "ray": "ray",
     "matplotlib": "report",

@@ -19,7 +19,7 @@ from soulkit.cli.console import (
     print_note,
     safe,
 )
-from soulkit.cli.data_build import OWN_OPTIONS, build, import_, plant, synth
+from soulkit.cli.data_build import OWN_OPTIONS, build, import_, plant, redact, synth
 from soulkit.cli.data_checks import (
     LessonSide,
     RowFile,
@@ -167,6 +167,7 @@ app.command()(audit)
 app.command()(contamination)
 app.command()(dedupe)
 app.command()(plant)
+app.command()(redact)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from soulkit.cli.data_checks import say_bad_rows
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
 from soulkit.option_texts import given_twice
-from soulkit.text import dollars
+from soulkit.text import dollars, one_line
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
@@ -222,6 +222,62 @@ def plant(
     console().print(safe(f"list: {canary_list(output)}"), soft_wrap=True)
     name, who = shlex.quote(str(output)), shlex.quote(side)
     print_next(f"soul train sft --model MODEL --data {name} --side {who}", "soul people memory RUN")
+
+
+def redact(
+    path: Annotated[str, typer.Argument(help="Conversations: a file, a folder or a glob pattern.")],
+    output: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", readable=False,
+        help="File to write (.jsonl).")],
+    patterns: Annotated[list[str] | None, typer.Option("--pattern", metavar="NAME=REGEX",
+        help="Also replace what matches, such as customer=KD-[0-9]{6}. Repeatable.")] = None,
+    regions: Annotated[str | None, typer.Option(metavar="CC,CC",
+        help="Countries whose telephone numbers are written without a country code, such as "
+        "ES,FR. [default: 15 countries of Europe and America, and India]")] = None,
+    names: Annotated[str | None, typer.Option(metavar="MODEL",
+        help="spaCy model that finds names and places, such as en_core_web_sm. Without it only "
+        "the names of speakers are replaced.")] = None,
+    review: Annotated[Path | None, typer.Option(metavar="FILE", readable=False,
+        help="CSV sheet with everything found. A new FILE is written for you to correct; a "
+        "corrected FILE is applied.")] = None,
+    key: Annotated[Path | None, typer.Option("--map", metavar="FILE", readable=False,
+        help="Write the originals of all pseudonyms to FILE, readable only by you.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Replace private data in conversations by pseudonyms of the same form.
+
+    Replaces e-mails, telephone, card and account numbers, national IDs, addresses of machines,
+    links with a query, keys, ids of people and the names of speakers, in every text of a row. One
+    original has one pseudonym in the whole file. Check the result: no search finds everything.
+    """
+    from soulkit.data.privacy.finders import NOUNS, REGIONS
+    from soulkit.data.privacy.redaction import Redaction, compiled, redact
+    from soulkit.report.grid import plain_table
+
+    places = [one.strip().upper() for one in regions.split(",")] if regions else REGIONS
+    done = Redaction(patterns=compiled(patterns or ()), regions=tuple(places), model=names or "")
+    reporter = ConsoleReporter("redact")
+    written = redact(path, output, done, review=review, key=key, reporter=reporter)
+    say_bad_rows(done.bad)
+    if as_json:
+        samples = [{"kind": kind, "context": context} for kind, context in done.samples]
+        print_json({"file": str(output) if written else None, "rows": done.rows,
+                    "changed": done.changed, "private": done.counts, "samples": samples,
+                    "bad": [asdict(one) for one in done.bad]})  # fmt: skip
+        return
+    table = plain_table("private data", ">found", "for example")
+    for kind, count in done.counts.items():
+        example = next((context for one, context in done.samples if one == kind), "")
+        table.add_row(safe(NOUNS.get(kind, kind)), str(count), safe(one_line(example, 48)))
+    console().print(table)
+    name, file = shlex.quote(str(output)), shlex.quote(path)
+    if written:
+        line = f"{done.changed} of {done.rows} conversations changed → {output}"
+        console().print(safe(line), soft_wrap=True)
+        print_next(f"soul data show {name}", f"soul train sft --model MODEL --data {name}")
+    else:
+        console().print(safe(f"sheet to correct → {review}"), soft_wrap=True)
+        sheet = shlex.quote(str(review))
+        print_next(f"soul data redact {file} -o {name} --review {sheet}")
 
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}

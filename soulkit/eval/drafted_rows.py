@@ -27,7 +27,6 @@ from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.session import FailureStreak, asking, open_session
 from soulkit.judge.structured import ask
-from soulkit.models.api.addresses import checked_url, is_loopback
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.players.config import RolesConfig
@@ -47,7 +46,7 @@ from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch
 from soulkit.tasks.kit.spec import DRAFTED_BY, ORIGIN
-from soulkit.text import one_line
+from soulkit.text import join_and, one_line
 from soulkit.types import Call, Role
 
 COMMAND = "data build"
@@ -64,7 +63,7 @@ class BuildConfig(RolesConfig):
     """Settings of one build: task, source file and models."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
-        "concurrency", "source", "allow_private",
+        "concurrency", "source",
     }  # fmt: skip
 
     task: str = setting(flag=None, help="Task of the rows.")
@@ -81,12 +80,6 @@ class BuildConfig(RolesConfig):
     )
     filter: RoleSettings | None = setting(
         None, flag=None, help="Model that keeps or rejects each draft."
-    )
-
-    allow_private: bool = setting(
-        False,
-        flag=None,
-        help="Send chats with private data to models that are not on this machine.",
     )
 
     @classmethod
@@ -152,11 +145,11 @@ class Build:
             update={"sha256": digest.hexdigest(), "prompts": dict(drafts.prompts)}
         )
         own = [sketch.draft.prompt for sketch in drafts.sketches if not sketch.published]
+        if own and (players := settled.elsewhere()):
+            refuse_private(own, join_and(players), config.allow_private)
         for name, settings in settled.players():
             if settings.kind == "actor":  # fail before the folder is created
                 Players().model(name, settings)
-            if settings.kind == "endpoint" and not is_loopback(checked_url(settings.base_url)):
-                refuse_private(own, f"the {name} {settings.model}", config.allow_private)
         order = sorted(drafts.sketches, key=lambda sketch: _draw(config.seed, sketch.key))
         return cls(settled, drafts, tuple(order), command)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from soulkit.data.privacy.finders import refuse_private, strings_in
 from soulkit.errors import ConfigError, DataError, ModelLoadError, UserError
 from soulkit.models.api.addresses import read_key, wants_key
 from soulkit.models.base import unfilled
@@ -31,6 +32,7 @@ from soulkit.tasks.kit.loading import (
 )
 from soulkit.tasks.kit.made_rows import Split
 from soulkit.tasks.kit.registry import NotForTraining, Registry
+from soulkit.text import join_and
 
 RequirementKind = Literal[
     "unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"
@@ -131,6 +133,14 @@ def _ways(gaps: Sequence[MissingRequirement], suite: str | None) -> list[str]:
         else:
             ways.append(gap.way_for(alike[gap.way]))
     return list(dict.fromkeys(ways))
+
+
+def refuse_private_rows(work: Iterable[Work], config: RolesConfig) -> None:
+    """ConfigError if rows from the user's own chats contain private data and a player runs on
+    another machine. Rows of released files and generated rows have no origin and are not read."""
+    own = [dict(row.fields) for part in work for row in part.examples if row.origin]
+    if own and (players := config.elsewhere()):
+        refuse_private(strings_in(own), join_and(players), config.allow_private)
 
 
 def missing_roles(work: Iterable[Work], config: RolesConfig) -> list[MissingRequirement]:

@@ -139,7 +139,7 @@ def _is_machine(text: str) -> bool:
 
 DOCUMENTATION = ("192.0.2.", "198.51.100.", "203.0.113.", "2001:db8:")
 """Beginnings of addresses that no machine has."""
-_MADE = re.compile(r"[@/.]example\.(?:com|org|net)\b|\.(?:example|test|invalid)(?![\w.-])")
+_MADE = re.compile(r"[@/.]example\.(?:org|net)\b|\.(?:example|test|invalid)(?![\w.-])")
 
 
 def _url(text: str) -> int:
@@ -148,8 +148,9 @@ def _url(text: str) -> int:
     return len(text) if private and not _MADE.search(text) else 0
 
 
-def _is_key(text: str) -> bool:
-    return "example" not in text and any(map(str.isdigit, text))
+def _key(text: str) -> int:
+    text = text.rstrip(".,")
+    return 0 if "example" in text or not any(map(str.isdigit, text)) else len(text)
 
 
 def _is_id(text: str) -> bool:
@@ -194,10 +195,10 @@ _WORDS = (
 _ORDER = (
     rf"(?:\b(?:{_WORDS})\b|#)(?: (?:number|num|no|nr|n[uú]mero|numéro|id|code)\b)?[.:]?"
     r"(?: (?:is|es|est|ist|[eèé])\b)?:? ?(?:n[º°o.]{1,2} ?|nr\.? ?)?#? ?"
-    r"(?P<it>[a-z]{0,5}[-_ ]?\d[\d ._-]*+)"
+    r"(?P<it>[a-z]{0,5}[-_ ]?\d(?:[ ._-]?\d)*+)"
 )
 _MONEY = r"(?:[$€£¥₹]|\b(?:eur(?:os?)?|usd|gbp|chf|brl|mxn|inr|reais|dollars?|pounds?|pesos?)\b)"
-_PRICE = r"\d(?<![\d.,].)[\d.,']*+(?:[ \u00a0]\d{3})*+"
+_PRICE = r"\d(?<![\d.,].)(?:[.,']?\d)*+(?:[ \u00a0]\d{3}(?!\d))*+"
 _SECRET = (
     r"\b(?:bearer|(?:password|passwd|pwd|passwort|kennwort|contraseña|mot de passe|senha|secret|"
     r"wachtwoord|token|(?:api|access|secret)[-_ ]?key)\b[\"']?(?: ?[:=]| is| es| ist| est| [eé]|"
@@ -215,7 +216,7 @@ _MAC = r"(?<![\w:-])(?!00[:-]00[:-]5e)[\da-f]{2}([:-])[\da-f]{2}(?:\1[\da-f]{2})
 _DATE = (
     r"\d(?<![\d.-].)\d?([ ./-])\d{1,2}\1(?:1[89]|20)\d\d(?!\d)"
     r"|[12](?<![\d.-].)\d{3}([./-])\d{1,2}\2\d{1,2}(?:t?[\d:.]+)?"
-    r"|\b(?:1[5-9]|20)\d\d ?[-–/] ?(?:1[5-9]|20)\d\d\b"
+    r"|[12](?<![\d-].)(?:(?<=1)[5-9]|(?<=2)0)\d\d ?[-–/] ?(?:1[5-9]|20)\d\d(?![\d-])"
 )
 _ISBN = (
     r"\d(?<![\d-].)(?:(?<=9)7[89][ -]?)?\d{0,4}([ -])\d{1,7}\1\d{1,7}\1[\dx](?![\d-])"
@@ -237,7 +238,7 @@ _CARD = (
 _TABLE: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = tuple(
     (kind, re.compile(pattern, 0 if pattern in (_SECRET, _ORDER, _EMAIL) else re.ASCII), check)
     for kind, pattern, check in (
-        ("key", _PEM, bool), ("key", _KEY, _is_key), ("key", _SECRET, _is_key),
+        ("key", _PEM, bool), ("key", _KEY, _key), ("key", _SECRET, _key),
         ("url", r"\b[a-z][a-z\d+.-]{1,14}://[^\s<>\"`{}|\\^]+", _url),
         ("email", _EMAIL, lambda text: not _MADE.search(text)),
         ("iban", r"(?<![^\W_])(?=(?P<it>[a-z]{2}\d\d(?:[ -]?[a-z\d]){11,30}))", _iban),
@@ -248,7 +249,7 @@ _TABLE: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = tuple(
         ("", _ORDER, bool), ("", rf"{_MONEY} ?{_PRICE}|{_PRICE}[ \u00a0]?{_MONEY}", bool),
         ("", _DATE, bool), ("", _ISBN, _is_isbn), ("ip", _IP, _is_machine),
         ("", r"\d(?<![\w+.].)\d*+(?:\.\d++){2,}+(?![\w.]?\w)", _is_dotted),
-        ("id", _ID, _is_id), ("card", _CARD, _luhn),
+        ("id", _ID, _is_id), ("card", _CARD, _luhn), ("", _CARD, bool),
         ("", r"\b(?:[a-z]{2}\d\d|\d{4})(?:[ -](?:\d{4}|[a-z]{4})){3,8}+(?:[ -]\d{1,4})?\b", bool),
     )
 )  # fmt: skip
@@ -257,11 +258,12 @@ _TABLE: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = tuple(
 # -- telephone numbers -----------------------------------------------------------------------------
 
 
-_RUN = re.compile(r"\d(?:[ ().\-/\u00a0\u202f\u2010\u2011]{0,3}\d)*+")
+_RUN = re.compile(r"\d(?:(?:[ ()\-/\u00a0\u202f\u2010\u2011]{0,3}|\.)\d)*+")
 _GROUP = re.compile(r"\d+")
 _OPENING = re.compile(r"\(?\+?\(?$")
 _INSIDE = re.compile(r"[\w+]\||\w-\||\d[.,]\||\|(?:[.,-]?\d|-?\w|%)")
 """What stands around (|) a part of something longer."""
+_DECIMAL = re.compile(r"(?:0|[1-9]\d*)\.\d+")
 _GROUPS = 8
 """Maximum groups of digits in a telephone number."""
 
@@ -279,6 +281,7 @@ def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
             ]
             for last in reversed(fits):
                 end = spans[last][1]
+                begin += text[begin] == "(" and ")" not in text[begin:end]
                 around = f"{text[max(begin - 2, 0) : begin]}|{text[end : end + 2]}"
                 if not _INSIDE.search(around) and _is_phone(text[begin:end], regions):
                     yield begin, end
@@ -289,8 +292,8 @@ def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
 
 def _is_phone(text: str, regions: tuple[str, ...]) -> bool:
     digits, foreign = _digits(text), text.lstrip("(").startswith("+")
-    if text.count("(") != text.count(")") or (text.count(".") == 1 and not foreign):
-        return False  # one point is a decimal point
+    if text.count("(") != text.count(")") or _DECIMAL.fullmatch(text):
+        return False
     if foreign or digits.startswith("00"):
         return _is_valid("+" + (digits if foreign else digits[2:]), ("ZZ",))
     return len(digits) > (8 if text.isdecimal() else 7) and (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from soulkit.config import ASKING, Settings, section
-from soulkit.models.api.addresses import account_headers, checked_url
+from soulkit.config import ASKING, Settings, section, setting
+from soulkit.models.api.addresses import account_headers, checked_url, is_loopback
 from soulkit.models.base import Panel
 from soulkit.models.players.settings import REPLY, RoleSettings, TaskPlayers, players_by_name
 from soulkit.models.vllm.settings import VllmSettings
@@ -71,11 +71,16 @@ class RolesConfig(CallSettings, VllmSettings):
         (
             "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost", "yes",
             "timeout_s", "max_attempts", "backoff_s", "rate_limit_wait_s", "down_after_s",
-            "vllm_python", "vllm_start_s", "max_context", "verify_weights",
+            "vllm_python", "vllm_start_s", "max_context", "verify_weights", "allow_private",
         )
     )  # fmt: skip
     """Settings that only affect speed, retries and prices. A resumed run may change them."""
 
+    allow_private: bool = setting(
+        False, section="Calls",
+        help="Allow private data (e-mails, phone numbers) of people in your own chats: learn it "
+             "without a warning, and send it to models that are not on this machine.",
+    )  # fmt: skip
     endpoints: str | None = _player(
         None, only=ASKING, metavar="FILE",
         help="YAML file with named models (URL, limits, prices) and their roles.",
@@ -201,6 +206,11 @@ class RolesConfig(CallSettings, VllmSettings):
     def served(self) -> list[tuple[str, RoleSettings]]:
         """(role, player) pairs of all players called over HTTP."""
         return [(role, who) for role, who in self.players() if who.player_kind.over_http]
+
+    def elsewhere(self) -> list[str]:
+        """The players that run on other machines, for messages: `the judge gpt-5`."""
+        return [f"the {role} {who.model}" for role, who in self.served()
+                if not is_loopback(checked_url(who.base_url))]  # fmt: skip
 
     def servers(self) -> list[str]:
         """One line per server: its address, and the models called there."""

@@ -37,6 +37,7 @@ from soulkit.play.requirements import (
     planned_lines,
     refuse_empty_suite,
     refuse_missing,
+    refuse_private_rows,
     rows_to_play,
     split_playable,
 )
@@ -144,6 +145,7 @@ def load_training_data(
     played = work if objective is not None else []  # supervised training calls no players
     remarks = coach_remarks(config, played) if coached else []
     config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
+    refuse_private_rows(played, config)
     gaps += missing_roles(played, config)
     if asking:
         gaps += missing_requirements(config)

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import people_on_both_sides
+from soulkit.data.corpora.file_rows import source_rows
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.settings import HUMAN, SourceSettings, hub_address, source_files
 from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.data.files import RawRow
+from soulkit.data.privacy.finders import counts_line, private_counts, strings_in
 from soulkit.errors import ConfigError, DataError
 from soulkit.eval.results.batch_statistics import parts_remark
 from soulkit.play.requirements import left_out_lines
@@ -177,6 +180,9 @@ class Corpus:
     shared_people: frozenset[str] = frozenset()
     """People with validation conversations who also wrote some of the training data."""
 
+    private: str = ""
+    """The remark about private data in the training data; empty if it may be there."""
+
     @property
     def lessons(self) -> Iterator[Lesson]:
         """All lessons known before the start: samples and validation conversations."""
@@ -199,7 +205,7 @@ class Corpus:
             "conversations are only used for validation"
         )
         people = people_on_both_sides(self.shared_people, "validation conversations")
-        return [*([twice] if shared else []), *([people] if people else [])]
+        return [*([twice] if shared else []), *filter(None, (people, self.private))]
 
 
 def lesson_print(lesson: Lesson) -> str:
@@ -229,7 +235,23 @@ def gather_corpus(config: TrainConfig, reporter: Reporter = SILENT) -> Corpus:
     _refuse_same_rows(samples, validation)
     held = _people(validation)
     shared = held & _people(stream.heads(PEOPLE_OF)) if held else held
-    return Corpus(stream, samples, validation, stream.sizes, shared)
+    return Corpus(stream, samples, validation, stream.sizes, shared, private_remark(config))
+
+
+def private_remark(config: TrainConfig) -> str:
+    """The remark about private data in the first conversations of local sources, or empty."""
+    paths = [one.path for one in config.corpora if hub_address(one.path) is None]
+    if config.allow_private:
+        return ""
+    found = {
+        path: private_counts(strings_in([row for _, row in islice(source_rows(path), SAMPLE)]))
+        for path in paths
+    }
+    return "; ".join(
+        f"the first {SAMPLE} conversations of {path} contain {counts_line(counts)}: replace them "
+        f"with soul data redact {shlex.quote(path)} -o SAFE.jsonl, or add --allow-private"
+        for path, counts in found.items() if counts
+    )  # fmt: skip
 
 
 def _people(several: Mapping[str, Sequence[Lesson]]) -> frozenset[str]:

@@ -56,7 +56,7 @@ CALM = [
     "https://soul.org/a/612345678 and 127.0.0.1 and std::vector and 10:20:30",
     "3 4 5 6 7 8 9 10 11 12, 31.6069612586, n=360/(180-162), 3.14159265",
     "37b71bb4-7e9e-4d7a-a83f-4a38b56a568c",
-    "me@example.com, https://www.example.org/?q=1, 203.0.113.7, AKIAIOSFODNN7EXAMPLE",
+    "me@example.org, https://www.example.org/?q=1, 203.0.113.7, AKIAIOSFODNN7EXAMPLE",
 ]
 
 
