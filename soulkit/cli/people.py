@@ -182,3 +182,67 @@ def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterato
 
 
 app.command()(build)
+
+
+@app.command()
+def memory(
+    model: Annotated[str, typer.Argument(metavar="MODEL",
+        help="Training run, or folder with weights, or Hub model.")],
+    canaries: Annotated[Path | None, typer.Option("--canaries", metavar="FILE", readable=False,
+        help="List of secrets. [default: the one that the run has recorded]")] = None,
+    held_out: Annotated[Path | None, typer.Option("--held-out", metavar="FILE", readable=False,
+        help="Conversations that were not learned. [default: the run's --validation]")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
+        help="Device of the model: auto, cpu, cuda.")] = "auto",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1,
+        help="Number of held-in and held-out messages.")] = 200,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure what a model remembers of the conversations it was trained on.
+
+    Secrets that soul data plant put there are ranked among 512 others of the same form, at every
+    checkpoint of a run; secrets that were never planted are the control. Messages of ten words and
+    more count as copied if the model continues their first half word for word. The results of a
+    run are in RUN/memory.json; the same command resumes an interrupted measurement.
+    """
+    from soulkit.people.memory import measure_memory
+    from soulkit.report.episode_search import shell_path
+    from soulkit.runs.folder import is_run
+
+    report = measure_memory(
+        model, canaries, held_out, device=device, limit=limit, reporter=ConsoleReporter("memory")
+    )
+    if as_json:
+        print_json(report)
+        return
+    _print_memory(report)
+    if is_run(Path(model)):
+        print_next(f"soul report {shell_path(Path(model))}")
+
+
+def _print_memory(report: Mapping[str, Any]) -> None:
+    table = plain_table(">step", ">planted", ">canaries", ">rank", ">bits", ">p ≤ .05 [95% CI]",
+                        ">recited")  # fmt: skip
+    for one in report["checkpoints"]:
+        for place, group in enumerate(one["groups"]):
+            step = "" if place or one["step"] is None else str(one["step"])
+            share = estimate_text(group["share"], group["low"], group["high"], _two_digits)
+            times = f"{group['repeats']} ×" if group["repeats"] else "never"
+            bits = _two_digits(group["median_exposure"])
+            table.add_row(step, times, str(group["canaries"]), f"{group['median_rank']:g}", bits,
+                          share, str(group["recited"]))  # fmt: skip
+    if report["planted"]:
+        out.print(table)
+        print_note("rank: median place of a secret among 512 others of the same form (1: the "
+                   "likeliest); bits: log2(513 / rank), about 1 without memory")  # fmt: skip
+    else:
+        print_note("no canaries: soul data plant puts some into conversations before training")
+    for name, found in report["checkpoints"][-1]["verbatim"].items():
+        text = f"{found['copied']} of {found['messages']}"
+        ends = [f" [{number(found['low'])}, {number(found['high'])}]"] if found["messages"] else []
+        out.print(f"{name.replace('_', '-')} messages continued word for word: {text}", *ends,
+                  sep="", markup=False)  # fmt: skip
+
+
+def _two_digits(value: object) -> str:
+    return number(value, 2)

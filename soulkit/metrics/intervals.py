@@ -273,6 +273,21 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
     return min(1.0, sum(math.exp(value) for value in logs))
 
 
+def exact_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
+    """The Clopper–Pearson interval of a share of independent trials; [0, 1] without trials."""
+
+    def least(events: int, chance: float) -> float:
+        """The share at which at least `events` have this chance."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if upper_tail(events, n, middle) < chance else (low, middle)
+        return high
+
+    tail = (1 - confidence) / 2
+    return least(hits, tail) if hits else 0.0, least(hits + 1, 1 - tail) if hits < n else 1.0
+
+
 def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     """Bounds of the mean over all n values if the missing ones had the lowest or highest score.
 

@@ -53,6 +53,7 @@ def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
         ("canaries", canary_text(summary.canaries)),
         ("general ability", ability_text(summary.retention)),
         ("probes", probe_text(summary.probes)),
+        ("memory", memory_text(summary)),
         *lesson_facts(summary),
     ]
 
@@ -74,6 +75,14 @@ def feedback_text(feedback: FeedbackTotals | None) -> str:
     if feedback.gated:
         parts.append(f"{feedback.gated} of {feedback.drafts} drafts needed none")
     return "; ".join(parts)
+
+
+def memory_text(summary: TrainSummary) -> str:
+    """Which weights a run with --max-exposure kept, or empty."""
+    if summary.kept_step is None:
+        return ""
+    bits = number(summary.kept_exposure, 2)
+    return f"weights of step {summary.kept_step}: canaries planted once have {bits} bits"
 
 
 def leak_check_text(feedback: FeedbackTotals | None) -> str:

@@ -149,6 +149,8 @@ class MaterialFacts:
     machine: Facts | None = None
     corpora: Mapping[str, CorpusFacts] = field(default_factory=dict)
     validation: Mapping[str, CorpusFacts] = field(default_factory=dict)
+    canaries: Mapping[str, CorpusFacts] = field(default_factory=dict)
+    """File with a list of the made secrets in the conversations → their number and its hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

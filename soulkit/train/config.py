@@ -366,6 +366,12 @@ class MonitoringSettings(Settings):
         only=MEASURED,
         help="Also keep the N best checkpoints by dev score (or validation loss).",
     )
+    max_exposure: float | None = setting(
+        None, gt=0, only=SFT, metavar="BITS", unset="no limit",
+        help="Chat logs with canaries (soul data plant): keep the newest checkpoint whose "
+             "once-planted canaries have a median exposure below this, and stop at the second "
+             "above.",
+    )  # fmt: skip
     deterministic: bool = setting(
         False,
         help="Sample in fixed batches with deterministic kernels, so that a resumed run "

@@ -64,6 +64,7 @@ from soulkit.train.setup.data import (
     make_reader,
 )
 from soulkit.train.setup.rows import TaskRows, TrainingData
+from soulkit.train.sft.exposure import refuse_unlimitable
 from soulkit.train.sft.measures import sample_line
 from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.run import check_corpus, corpus_texts, supervise
@@ -237,6 +238,7 @@ def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other or do not fit in memory."""
     refuse_unfitting(config)
     refuse_engine(config)
+    refuse_unlimitable(config)
     refuse_unshardable(config)
     require_package(config.quantize)
     full, packed = config.full, config.quantize if config.quantize != "none" else ""
@@ -347,12 +349,18 @@ async def _train(
         summary = replace(summary, retention=ability_of(loop))
     finally:
         loop.close()
-    replace_folder(run.path / "model", partial(policy.save, step=loop.step))
-    best = export_best(run.path, run.checkpoints)
+    saved = loop.step
+    if loop.limit is not None:
+        saved = loop.limit.kept()
+        bits = loop.limit.measured[saved]
+        summary = replace(summary, kept_step=saved, kept_exposure=bits)
+    else:
+        replace_folder(run.path / "model", partial(policy.save, step=saved))
+    best = None if loop.limit else export_best(run.path, run.checkpoints)
     if best is not None:
         summary = with_best(summary, run, best)
     whole = with_provenance(run.path, summary.to_json())
-    write_card(run.path / "model", config, material, policy, whole, loop.step)
+    write_card(run.path / "model", config, material, policy, whole, saved)
     if best is not None:
         done = read_position(best).step
         of_best = with_provenance(run.path, best_summary(summary, run, done, material).to_json())

@@ -251,6 +251,21 @@ class Policy:
         states = rows.index_select(0, self._tensor(place)) if hidden else None
         return Scored(log_prob, spread, self._tensor(places.owner), states)
 
+    @torch.no_grad()
+    def greedy(self, spans: Sequence[Span]) -> list[bool]:
+        """Per sequence, whether each of its trained tokens is the likeliest one: whether greedy
+        decoding writes it."""
+        written = [True] * len(spans)
+        for pack in self.packs(spans, divided=False):
+            places = pack_entries(pack)
+            rows = (self.states if self.gathers else self._model_logits)(pack)
+            wanted = (rows[self._tensor(places.parent)], self._tensor(places.target))
+            hit = torch.cat([((self.logits(row) if self.gathers else row).argmax(-1) == target)
+                             for row, target in self.chunks(*wanted)])  # fmt: skip
+            for place in places.owner[~hit.cpu().numpy()]:
+                written[pack.indices[place]] = False
+        return written
+
     def states(self, pack: Pack) -> Tensor:
         """Last hidden states [positions, width] of `pack`, row after row."""
         with self._recomputing():

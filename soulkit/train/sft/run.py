@@ -21,6 +21,7 @@ from soulkit.train.objectives.sequences import Span
 from soulkit.train.setup.data import ServePlayer
 from soulkit.train.setup.rows import Corpus, TrainingData, beyond_context
 from soulkit.train.sft.encode import LessonEncoder
+from soulkit.train.sft.exposure import ExposureLimit
 from soulkit.train.sft.measures import Reinforce, Samples, make_measures
 from soulkit.train.sft.mixsd import read_written
 from soulkit.train.sft.steps import (
@@ -166,6 +167,7 @@ async def supervise(
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
         step, validate = corpus_supervision(loop, material.corpus)
+        loop.limit = ExposureLimit.of(loop.config, loop.run.path, loop.policy)
         for remark in unmeasured_conversations(material.corpus, validate):
             loop.reporter.note(remark)
     else:

@@ -40,6 +40,7 @@ from soulkit.train.planning import work_of
 from soulkit.train.ranks.sharding import whole
 from soulkit.train.ranks.world import on_all_ranks, ranks
 from soulkit.train.setup.rows import TrainingData, corpus_facts
+from soulkit.train.sft.exposure import canary_facts, canary_lists
 from soulkit.types import Example, Sampling
 
 SAMPLED = 4093
@@ -70,6 +71,7 @@ def material_conditions(
         teacher_adapter=_adapter(config.teacher_adapter),
         teacher_adapters={t: _adapter(a) for t, a in config.teacher_adapters.items()},
         machine=machine_print(policy.device) if config.deterministic else None,
+        canaries={str(path): canary_facts(path) for path in canary_lists(config)},
         **(corpus_facts(material.corpus) if material.corpus else {}),
     )
     return Conditions(players={}, tasks=tasks, material=facts)

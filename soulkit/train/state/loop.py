@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,9 @@ from soulkit.train.state.checkpoint import (
 from soulkit.train.state.metrics import StepLine, dev_lines, lines_of_step, read_step_lines
 from soulkit.train.state.stops import Stops, ended_by, newest_learned, step_words
 from soulkit.train.state.tracking import MetricsTracker
+
+if TYPE_CHECKING:
+    from soulkit.train.sft.exposure import ExposureLimit
 
 BASE = -1
 """Number of the step before the first: the initial weights."""
@@ -83,6 +86,8 @@ class Loop:
     """Stream of conversations, if the run trains on them."""
     reporter: Reporter = SILENT
     """Shows steps and their phases."""
+    limit: ExposureLimit | None = None
+    """Limit on what the weights remember, if there is one."""
     step: int = 0
     seconds: float = 0.0
     unmeasured: bool = False
@@ -152,7 +157,7 @@ class Loop:
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
                 await self._complete(last, measure, validate, probe)
-            while self.step < self.config.steps:
+            while self.step < self.config.steps and not (self.limit and self.limit.reached):
                 await asyncio.sleep(0)  # lets a stop interrupt steps that never wait
                 line = await self._take(take_step)
                 await self._complete(line, measure, validate, probe)
@@ -183,11 +188,15 @@ class Loop:
         line = replace(line, **validate(line.step))
         line = replace(line, dev=await measure(line.step))
         line = replace(line, probe=await probe(line.step))
+        due = self._due(merit(line))
+        if due and self.limit is not None:
+            self.reporter.phase("exposure of canaries")
+            line = replace(line, exposure=self.limit.after(self.step))
         self.seconds += time.monotonic() - start
         self.metrics.write_all(dev_lines(line))
         self.unmeasured = False
         self.tracker.log(line)
-        if self._due(merit(line)):
+        if due:
             self.reporter.phase("checkpoint")
             self.checkpoint(line)
         self.reporter.step(line.step + 1, step_words(line), self._stops.remarks(line))

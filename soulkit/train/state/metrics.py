@@ -321,13 +321,15 @@ class StepLine(Flat):
     valid_low: Mapping[str, float | None] = open_fields("loss/valid_low/")
     valid_high: Mapping[str, float | None] = open_fields("loss/valid_high/")
     """Its 95 % interval over people."""
+    exposure: float | None = named_field("memory/exposure", sparse=True)
+    """Median exposure of the canaries planted once, in bits, at a checkpoint with a limit on it."""
     probe: Mapping[str, float | None] = open_fields("probe/")
     """`TASK/before` and `TASK/after` → dev scores before and after the probe."""
 
     @property
     def measures(self) -> bool:
         """Whether the step has measurements, which are written to a second line."""
-        return bool(self.dev or self.valid or self.probe)
+        return bool(self.dev or self.valid or self.probe or self.exposure is not None)
 
     @property
     def played(self) -> bool:
@@ -360,7 +362,7 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """The lines to append for a step: its own line and one with measurements."""
-    own = replace(line, dev={}, valid={}, valid_low={}, valid_high={}, probe={})
+    own = replace(line, dev={}, valid={}, valid_low={}, valid_high={}, probe={}, exposure=None)
     return [_noted(own), *dev_lines(line)]
 
 
@@ -368,7 +370,7 @@ def dev_lines(line: StepLine) -> list[dict[str, Any]]:
     """The line with a step's dev scores and validation losses, if there are any."""
     measured = StepLine(
         step=line.step, dev=line.dev, valid=line.valid, valid_low=line.valid_low,
-        valid_high=line.valid_high, probe=line.probe,
+        valid_high=line.valid_high, probe=line.probe, exposure=line.exposure,
     )  # fmt: skip
     return [_noted(measured)] if line.measures else []
 

@@ -101,7 +101,8 @@ def step_words(line: StepLine) -> str:
     dev = [f"dev {task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
     valid = [f"valid {name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
     probe = [f"probe {name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
-    return ", ".join(parts + probe + dev + valid)
+    bits = [] if line.exposure is None else [f"exposure {line.exposure:.2f} bits"]
+    return ", ".join(parts + probe + dev + valid + bits)
 
 
 def step_remarks(line: StepLine) -> list[str]:

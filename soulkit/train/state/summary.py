@@ -248,6 +248,10 @@ class TrainSummary(Summary):
     best_valid: float | None = None
     """Mean validation loss at the best checkpoint, if that is its ranking key."""
     best_checkpoint: str = ""
+    kept_step: int | None = None
+    """With --max-exposure: steps done at the weights in `model/`."""
+    kept_exposure: float | None = None
+    """Their median exposure in bits."""
     validation: ValidationTotals | None = None
     """Only for training on conversations, like the next two."""
     lessons: LessonCounts = field(default_factory=LessonCounts)
