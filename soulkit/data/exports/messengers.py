@@ -50,6 +50,10 @@ def _message(speaker: Any, text: str, time: str, *kinds: str, **more: Any) -> Ro
     return said if text.strip() or kinds else None
 
 
+def _iso(seconds: str) -> str:
+    return datetime.fromtimestamp(float(seconds), UTC).isoformat()
+
+
 def _converted(
     convert: Callable[[Any], Row | None], entries: Iterable[Any], place: str, options: ReadOptions
 ) -> Iterator[tuple[Any, Row | BadRow]]:
@@ -149,8 +153,8 @@ def _slack_message(entry: Mapping[str, Any], names: Mapping[str, str]) -> Row | 
 
     text = html.unescape(_MARKUP.sub(shown, entry.get("text") or ""))
     kinds = [kind_of(f.get("mimetype") or f.get("name")) for f in entry.get("files") or []]
-    time = datetime.fromtimestamp(float(entry["ts"]), UTC).isoformat()
-    return _message(names.get(entry["user"]) or _slack_name(entry), text, time, *kinds)
+    speaker = names.get(entry["user"]) or _slack_name(entry)
+    return _message(speaker, text, _iso(entry["ts"]), *kinds)
 
 
 # -- Discord (DiscordChatExporter) and Telegram --------------------------------------------------
@@ -218,7 +222,8 @@ def _telegram_message(entry: Mapping[str, Any]) -> Row | None:
         kinds.append(_MEDIA.get(media or "") or kind_of(entry.get("mime_type")))
     others = {"trained": False} if "forwarded_from" in entry or "via_bot" in entry else {}
     speaker = entry.get("from") or entry["from_id"]  # a deleted account has no name
-    return _message(speaker, words, entry["date"], *kinds, **others)
+    time = entry.get("date") or _iso(entry["date_unixtime"])
+    return _message(speaker, words, time, *kinds, **others)
 
 
 # -- WhatsApp ------------------------------------------------------------------------------------
