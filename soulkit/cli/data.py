@@ -147,11 +147,11 @@ def show(
     of_task = None if task is None else registry.task(task)
     if path.is_dir() and (chats := chats_for_rows(of_task, path)):
         raise chats if task else (chat_without_side(path, named, row) or chats)
-    raw = numbered_row(path, row)
     try:
+        raw = numbered_row(path, row)
         name = next(iter(rows_by_task([raw], registry.by_source())[0])) if task is None else task
     except DataError as error:
-        raise chat_without_side(path, named, row) or error from None
+        raise (path.is_file() and chat_without_side(path, named, row)) or error from None
     live = registry.task(name)
     with explaining_originals(live, path):
         refuse_original_rows(live, [raw])

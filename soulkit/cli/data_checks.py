@@ -91,8 +91,9 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
             return None
         if not people:
             return None
-        side = shlex.quote(people.most_common(1)[0][0])
-        others = f". {side_hint(people)}" if len(people) > 1 else ""
+        if side not in people:
+            side = shlex.quote(people.most_common(1)[0][0])
+            others = f". {side_hint(people)}"
     where = shlex.quote(str(path) if named is None else f"{path}:{named}")
     number = f" --row {row}" if named is None and row is not None else ""
     return DataError(

@@ -74,6 +74,10 @@ def test_show_of_chats_between_people_names_the_speakers(soul):
     assert code == 2 and "one of: Mia Li (2 messages), Ben (1)." in err
     assert "soul data show a.jsonl --side 'Mia Li'. Set" in err
     assert soul("show", "a.jsonl", "--side", "Mia Li")[0] == 0
+    Path("chat.txt").write_text("05/01/2024, 10:00 - Mia: hi\n05/01/2024, 10:01 - Ben: ho\n")
+    code, _, err = soul("show", "chat.txt")
+    assert code == 2 and "one of: Mia (1 message), Ben (1)." in err
+    assert soul("show", "chat.txt", "--side", "Ben")[0] == 0
 
 
 @pytest.mark.parametrize("row", ["-1", "0", "7"])
