@@ -207,8 +207,9 @@ def split(
         write_rows(file, [row.fields for row in side], replace=False)
         counts[name] = {"file": str(file), "rows": len(side), "combinations": groups}
         if not as_json:
-            line = f"{groups} combinations of {', '.join(columns)}"
-            line = f"{len(side)} rows, {f'{groups} people' if by_person else line} → {file}"
+            people = f"{groups} {'person' if groups == 1 else 'people'}"
+            of = people if by_person else f"{groups} combinations of {', '.join(columns)}"
+            line = f"{len(side)} rows, {of} → {file}"
             console().print(safe(line), soft_wrap=True)
     if as_json:
         print_json({"by": columns, **counts, "bad": [asdict(one) for one in bad]})
