@@ -360,15 +360,18 @@ PAGE = ROOT / "docs" / "tutorials" / "own-chats.md"
 
 @pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     reader = Reader(tmp_path)
     reader.follow(PAGE.read_text("utf-8"))
+    me = tmp_path / "me"
     people = {
-        part: {json.loads(line)["person"] for line in (tmp_path / part).read_text().splitlines()}
-        for part in ("clean.jsonl", "people/held_out.jsonl")
+        part: {json.loads(line)["person"] for line in (me / part).read_text().splitlines()}
+        for part in ("06-plant/chats.jsonl", "04-split/held_out.jsonl")
     }
-    assert not people["clean.jsonl"] & people["people/held_out.jsonl"]
-    assert "neighbour" not in (tmp_path / "clean.jsonl").read_text()
-    assert "<html" in (tmp_path / "page.html").read_text()[:2000]
+    assert not people["06-plant/chats.jsonl"] & people["04-split/held_out.jsonl"]
+    assert "jo.field@gmail.com" not in (me / "02-redact/chats.jsonl").read_text()
+    page = (me / "page.html").read_text()
+    assert "<html" in page[:2000] and "Closeness against memorisation" in page
     before, after = (
         json.loads((tmp_path / "runs" / name / "summary.json").read_text())
         for name in ("before", "after")

@@ -50,6 +50,7 @@ NOT_RUN = {
     "make lint": "takes a minute and is the first thing that .ci/run does",
     "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
     "soul demo": "takes minutes; tests/test_demo.py runs it",
+    "soul people build": "takes minutes; tests/people/test_road.py runs it",
     "pip install torch": "needs the network; scripts/setup does the same",
     "pip install -e": "needs the network; scripts/setup does the same",
     "python3 -m venv ~/vllm": "needs the network and gigabytes; scripts/setup_vllm makes such an "

@@ -19,6 +19,7 @@ from soulkit.cli.console import (
     safe,
     warn_unsealed,
 )
+from soulkit.cli.data_build import OWN_OPTIONS
 from soulkit.cli.options import Json, MaxContext
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.cli.people_build import build
@@ -31,6 +32,9 @@ app = CommandTable(add_completion=False, rich_markup_mode=None)
 @app.callback(help="Measure models that are trained on people's own conversations.")
 def group() -> None:
     """Without a callback, a table with one command would be that command."""
+
+
+app.command(context_settings=OWN_OPTIONS)(build)
 
 
 _DRAFTED = {
@@ -179,9 +183,6 @@ def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterato
         found = base["comparison"]["headline"]
         text = estimate_text(found["difference"], found["low"], found["high"], _signed)
         yield f"headline, compared with {base['name']}: {text} (below 0: closer to people)"
-
-
-app.command()(build)
 
 
 @app.command()

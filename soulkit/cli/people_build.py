@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import print_next, print_note
-from soulkit.errors import ConfigError, SoulError
+from soulkit.errors import ConfigError
 from soulkit.option_texts import given_twice
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _run(step: RoadStep) -> None:
             code: object = run_words(step.words)
     except SystemExit as end:  # a training with several processes has ended
         code = end.code
-    except SoulError:
+    except Exception:
         print_note(f"failed: {step.line}")
         raise
     if code:

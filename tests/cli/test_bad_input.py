@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -470,16 +469,6 @@ def test_rows_that_lack_a_column_are_no_chats(
     file.write_text(json.dumps({"story": "s", "question": "q", "messages": MESSAGES}) + "\n")
     assert soul("data", "check", file, "--task", "tomi") == 2
     assert "answer" in three_lines(capsys.readouterr().err)[0]
-
-
-def test_the_readme_prints_the_three_commands_in_their_order() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    part = text[text.index("on your own chats, in three commands") :].split("```")[1]
-    lines = part.replace("\\\n", " ").strip().splitlines()
-    assert [shlex.split(line)[1:3] for line in lines] == [
-        ["train", "sft"], ["data", "build"], ["train", "ditto"],
-    ]  # fmt: skip
-    assert "rows.jsonl" in lines[1] and "--data rows.jsonl" in lines[2]
 
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:4")

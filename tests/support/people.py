@@ -49,7 +49,7 @@ def closeness(*steps: int, worst: str = "words") -> dict[str, Any]:
         {"name": "tiny", "step": step,
          "headline": {"name": worst, "value": 9.5 - step / 10},
          "ratios": {"distance": 1.31, "words": 9.5 - step / 10, "context": 1.1},
-         "distance": {"value": 0.21, "ratio": 1.31, "halves_p95": 0.16, "low": 0.18, "high": 0.26},
+         "distance": {"value": 0.21, "ratio": 1.31, "halves_p95": 0.16, "low": 1.12, "high": 1.63},
          "words": {"auc": 0.95 - step / 300, "low": 0.7, "high": 0.97, "p": 0.001},
          "context": {"auc": 0.61, "low": 0.55, "high": 0.67},
          "likelihood": {"share": 0.72, "low": 0.66, "high": 0.78},

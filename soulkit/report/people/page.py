@@ -100,10 +100,9 @@ class PeoplePart:
         """(title, value with interval, meaning) of each number."""
         for name, (title, key, meaning) in NUMBERS.items():
             if cell := self.model.get(name):
-                unit = cell["halves_p95"] if key == "ratio" else 1.0  # the ratio has no interval
-                ends = (end and end / unit for end in (cell["low"], cell["high"]))
                 worst = " (the worst)" * (self.model["headline"]["name"] == name)
-                yield title + worst, estimate_text(cell[key], *ends), meaning
+                shown = estimate_text(cell[key], cell["low"], cell["high"])
+                yield title + worst, shown, meaning
 
     def lines(self) -> Iterator[Facts]:
         """The rows of the figure of differences; every strip has a scale of its own, with zero in
