@@ -126,7 +126,7 @@ def show(
     PATH may include the row number, as in messages: rows.jsonl:3.
 
     With --side, the command shows one conversation and marks what `soul train sft` learns from it.
-    PATH may then also be a folder, a glob pattern or a Hub data set.
+    PATH may then also be an export of chats, a folder, a glob pattern or a Hub data set.
     """
     from soulkit.data.files import numbered_row, row_address
     from soulkit.tasks.kit.importing import (

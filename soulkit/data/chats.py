@@ -1,7 +1,7 @@
 """Recorded chats between one person and one assistant, as the tasks read them.
 
-The layouts are those of `exports.datasets`. System prompts are left out, and consecutive messages
-of one role are merged.
+The layouts are those of `exports.datasets`. System prompts, tool calls and their results are left
+out, and consecutive messages of one role are merged.
 
     {"conversation_id": "c1", "user_id": "u7", "messages": [{"role": "user", "content": "hi"}, ...]}
     → Chat(key="c1", person="u7", messages=({"role": "user", "content": "hi"}, ...), ...)
@@ -27,6 +27,7 @@ from soulkit.data.exports.datasets import (
     is_scattered,
     person_in,
 )
+from soulkit.data.exports.reading import is_export, recognise
 from soulkit.data.files import ROW_SUFFIXES, BadRecord, BadRow, RawRow, read_rows
 from soulkit.data.literals import structure
 from soulkit.errors import DataError, RowError
@@ -114,8 +115,8 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
         raise DataError(
             f"'{path}' contains no chat between a person and an assistant.",
             first,
-            f"Give each record a list of messages under one of {', '.join(COLUMNS)}. For other "
-            "layouts see docs/guides/get-data.md.",
+            f"Give each record a list of messages under one of {', '.join(COLUMNS)}. An export in "
+            "another layout is converted by: soul data import chats FILE -o chats.jsonl",
         )
     return chats, bad
 
@@ -125,14 +126,14 @@ def holds_chats(path: Path, columns: Container[str] = ()) -> bool:
     has one of these `columns`, which belong to task rows."""
     files = [path] if path.is_file() else sorted(path.glob("*"))
     first = next((file for file in files if file.suffix.lower() in ROW_SUFFIXES), None)
-    if first is None:
-        return False
     try:
-        chats, _ = read_chats(first)
+        if path.exists() and is_export(path):
+            return bool(recognise(path).parts)
+        chats = read_chats(first)[0] if first else []
     except DataError:
         return False
     names = {name for chat in chats for name in chat.fields} - {*COLUMNS, *REPLIES, *TREE}
-    return not any(name in columns for name in names)
+    return bool(chats) and not any(name in columns for name in names)
 
 
 def _groups(raw: Sequence[RawRow]) -> Iterator[partial[Chat]]:
@@ -152,7 +153,7 @@ def _chat(record: RawRow, branches: Iterator[Sequence[Any]], layout: str) -> Cha
     messages: list[ChatMessage] = []
     for message in row["messages"]:
         role, content = message.get("role"), message["content"]
-        if role == "system":
+        if role in ("system", "tool", "function_call") or ("tool_calls" in message and not content):
             continue
         if role not in ("user", "assistant"):
             speaker = role or message.get("speaker")
