@@ -25,6 +25,7 @@ from soulkit.cli.parse_errors import CommandTable
 from soulkit.cli.people_build import build
 from soulkit.metrics.intervals import estimate_text, number, signed
 from soulkit.report.grid import plain_table
+from soulkit.runs.folder import is_run
 
 app = CommandTable(add_completion=False, rich_markup_mode=None)
 
@@ -100,17 +101,14 @@ def closeness(
     adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
         help="Adapter of MODEL.")] = None,
     prompt: Annotated[Path | None, typer.Option("--prompt", metavar="FILE", readable=False,
-        help="Text file with a system prompt of conversations without one.")] = None,
+        help="Text file with a system prompt for conversations without one.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1,
-        help="Number of conversations, spread over persons. [default: all]")] = None,
+        help="Only the first N conversations. [default: all]")] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1,
         help="Maximum tokens of a turn. [default: 512, and 4096 of an API model]")] = None,
-    concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1,
-        help="Maximum number of requests at once. [default: 16]")] = None,
-    max_cost: Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
-        help="Stop after spending X US dollars.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the cost confirmation.")] = False,
+    concurrency: drafting.Concurrency = None, max_cost: drafting.MaxCost = None,
+    allow_private: drafting.AllowPrivate = False, yes: drafting.Yes = False,
     folder: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER",
         help="Folder for closeness.json. [default: the run, else one under runs/]")] = None,
     as_json: Json = False,
@@ -122,25 +120,27 @@ def closeness(
     classifier of turns and their contexts. The headline is the largest of them; 1 is what chance
     makes of people. The same command resumes an interrupted measurement.
     """
-    from soulkit.people.continuations import Request, measure
+    from soulkit.data.files import check_file
+    from soulkit.people.continuations import measure
 
-    flags = {"seed": seed, "max_tokens": max_tokens, "concurrency": concurrency,
-             "max_cost": max_cost, "yes": yes or None}  # fmt: skip
-    request = Request(
-        model=model, data=data, side=side, against=against, adapter=adapter, limit=limit,
-        checkpoints=checkpoints, system=prompt.read_text(encoding="utf-8") if prompt else "",
-        flags=flags,
+    if prompt is not None:
+        check_file(prompt)
+    report = measure(
+        model, data, side=side, against=against, adapter=adapter, checkpoints=checkpoints,
+        limit=limit, system=prompt.read_text("utf-8", "replace") if prompt else "",
+        allow_private=allow_private, target=folder, reporter=ConsoleReporter("closeness"),
+        flags={"seed": seed, "max_tokens": max_tokens, "concurrency": concurrency,
+               "max_cost": max_cost, "yes": yes or None},
     )  # fmt: skip
-    report = measure(request, folder, ConsoleReporter("closeness"))
     warn_unsealed()
-    missing = sum(
-        one["no_reply"] for one in [*report["models"], report["against"] or {"no_reply": 0}]
-    )
     if as_json:
         print_json(report)
     else:
         _print_closeness(report)
-    if missing:
+        if is_run(Path(model)) and folder is None:
+            print_next(f"soul report {shlex.quote(model)} --format html")
+    base = [report["against"]] if report["against"] else []
+    if missing := sum(one["no_reply"] for one in [*report["models"], *base]):
         print_note(f"{missing} turns got no reply and are left out; the same command retries them")
         raise typer.Exit(1)
 

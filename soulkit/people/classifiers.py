@@ -1,8 +1,8 @@
 """Two classifiers that compare a model's turns with people's; each is tested on unseen persons.
 
-`word_wins` reads the turn alone: logistic regression on character n-grams. A text that the other
-side wrote at a tested place is left out of training. Otherwise the classifier would recognise it,
-and people's own turns in another order would get .17 instead of .5.
+`word_wins` reads the turn alone: logistic regression on character n-grams. A tested text that both
+sides wrote is left out of training. Otherwise the classifier would recognise it, and people's own
+turns in another order would get .17 instead of .5.
 
 `ContextFit` reads the turn and what was said before: their lengths, their questions, and how alike
 they are. It learns from people which turn belongs to a context: the person's own, or one from
@@ -39,12 +39,13 @@ def word_wins(people: Sequence[str], model: Sequence[str | None], fold: Ints) ->
     else 0; .5 if they are alike, NaN without a text of the model."""
     text_module, linear, _ = _sklearn()
     there = np.array([text is not None for text in model])
-    sides = [np.array(side, dtype=object) for side in (people, model)]
+    sides = [np.array([text or "" for text in side]) for side in (people, model)]
+    shared = np.intersect1d(sides[0][there], sides[1][there])
     scores = np.full((2, len(people)), np.nan)
     for part in np.unique(fold[there]):
         tested = there & (fold == part)
-        used = [there & (fold != part) & ~np.isin(a.astype(str), b[tested].astype(str))
-                for a, b in (sides, sides[::-1])]  # fmt: skip
+        known = shared[np.isin(shared, np.concatenate([side[tested] for side in sides]))]
+        used = [there & (fold != part) & ~np.isin(side, known) for side in sides]
         scores[:, tested] = 0.0
         if not used[0].any() or not used[1].any():
             continue

@@ -9,10 +9,9 @@ Three numbers, because each is blind to something:
 * context: share of places where the person's turn fits its context better than the model's, by a
   classifier that learned from people (.5: as well). Blind to style.
 
-`ratios` puts them on one scale, on which 1 is what chance makes of people: the distance over the
-95th percentile of 1,000 random halves of the people, drawn within each kind of conversation; the
-others' distance from .5 over that of 1,000 draws in which whole persons change sides. The headline
-is the largest ratio. Every person counts equally.
+`ratios` puts them on one scale, on which 1 is what chance makes of people: each number (the shares
+less .5) over its 95th percentile between random halves of the people, drawn within each kind of
+conversation. The headline is the largest ratio. Every person counts equally.
 """
 
 from __future__ import annotations
@@ -86,6 +85,43 @@ class People:
         )
         return _rms((one - other) / spread)
 
+    def pairs(self, half: Ints) -> list[tuple[int, int]]:
+        """Persons of two halves [persons], in random pairs of the same kind of conversation."""
+        rng, found = np.random.default_rng(self.seed + 1), []
+        for kind in sorted(set(self.kinds)):
+            own = np.array([one == kind for one in self.kinds])
+            sides = [rng.permutation(np.flatnonzero(own & (half == side))) for side in (0, 1)]
+            found += [(int(a), int(b)) for a, b in zip(*sides, strict=False)]
+        return found
+
+    def shares_of(self, pairs: Sequence[tuple[int, int]]) -> dict[str, Floats]:
+        """Per pair of persons the shares `words` and `context`, if the second played the model."""
+        places = [
+            zip(*(np.flatnonzero(self.owner == n) for n in pair), strict=False) for pair in pairs
+        ]
+        rows = [(number, a, b) for number, some in enumerate(places) for a, b in some]
+        number, left, right = np.array(rows, np.int64).reshape(-1, 3).T
+        own, other = ([self.texts[place] for place in side] for side in (left, right))
+        won = np.array(
+            [word_wins(own, other, number % FOLDS), wins(self.fits[right], self.fits[left])]
+        )
+        members = np.eye(len(pairs))[number].T
+        shares = _share(members @ np.nan_to_num(won.T), members @ np.isfinite(won.T)).T
+        return dict(zip(("words", "context"), shares, strict=True))
+
+    @cached_property
+    def chance(self) -> dict[str, float]:
+        """The 95th percentile of the distance of the shares from .5, if persons of two halves stand
+        against each other and the sides of every pair are drawn."""
+        shares = self.shares_of(self.pairs(self.parts(1)[0]))
+        draws = np.random.default_rng(self.seed).integers(2, size=(DRAWS, self.size))
+        return {
+            name: float(
+                np.quantile(abs(_mean(((2.0 * draws[:, : len(x)] - 1) * (x - 0.5)).T)), CHANCE)
+            )
+            for name, x in shares.items()
+        }
+
 
 @dataclass(frozen=True)
 class Closeness:
@@ -135,14 +171,9 @@ class Closeness:
 
     @cached_property
     def chance(self) -> dict[str, float]:
-        """The 95th percentile of each number among people."""
-        signs = 1 - 2 * np.random.default_rng(self.people.seed).integers(
-            2, size=(DRAWS, self.people.size)
-        )
-        found = {"distance": self.people.halves(self.spread)} | {
-            name: np.abs(_mean((signs * (share - 0.5)).T)) for name, share in self.shares.items()
-        }
-        return {name: float(np.quantile(draws, CHANCE)) for name, draws in found.items()}
+        """The 95th percentile of each number between two halves of the people."""
+        halves = self.people.halves(self.spread)
+        return {"distance": float(np.quantile(halves, CHANCE)), **self.people.chance}
 
     # -- statistics of persons, given by number ----------------------------------------------------
 
@@ -156,7 +187,9 @@ class Closeness:
             name: abs(float(_mean(share[list(persons)])) - 0.5)
             for name, share in self.shares.items()
         }
-        scaled = {name: value / (self.chance[name] or math.nan) for name, value in raw.items()}
+        scaled = {
+            name: value and value / (self.chance[name] or math.nan) for name, value in raw.items()
+        }
         return {name: value for name, value in scaled.items() if math.isfinite(value)}
 
     # -- reports -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ The context is always what was really said before. Replies are kept in the folde
 models in this process, its journal, so that the same command resumes and pays for nothing twice.
 
 After each message of the person the model is also offered to end the conversation (END_QUESTION).
-Models in this process answer by how likely each answer is, other models in words.
 """
 
 from __future__ import annotations
@@ -16,18 +15,22 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from soulkit.config import setting
+from soulkit.data.corpora.settings import HUMAN
+from soulkit.data.privacy.finders import refuse_private
 from soulkit.errors import CallError, ConfigError, RunError
 from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.session import FailureStreak, asking, open_session
+from soulkit.models.api.addresses import checked_url, is_loopback
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
@@ -37,12 +40,13 @@ from soulkit.models.players.players import Players, Serve, checkpoint_player
 from soulkit.models.players.settings import RoleSettings, is_spec
 from soulkit.models.vllm.manager import player_servers
 from soulkit.people.closeness import Closeness, People, compare
-from soulkit.people.turns import PersonTurn, by_chat, by_person, read_turns
+from soulkit.people.texts import message_before
+from soulkit.people.turns import PersonTurn, by_chat, read_turns
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
 from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run, is_run
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Segment
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 COMMAND, FILE = "people closeness", "closeness.json"
 END, GO_ON = "END", "GO ON"
 END_QUESTION = f"(You may end the conversation here. Answer only {END}, or {GO_ON}.)"
-MAX_TOKENS = 512
+MAX_TOKENS, END_TOKENS = 512, 8
 
 
 class ClosenessConfig(RolesConfig):
@@ -77,63 +81,62 @@ class ClosenessConfig(RolesConfig):
 
     @property
     def name(self) -> str:
-        path = Path(self.adapter or self.player.model)
+        """The player, or the last two parts of the folder of a local model."""
         if self.player.kind != "local":
             return self.player.written()
-        return "/".join(path.absolute().parts[-2:])
+        return "/".join(Path(self.adapter or self.player.model).parts[-2:])
 
 
 def models_of(
-    text: str, flags: dict[str, Any], adapter: str | None = None, *, checkpoints: bool = False
-) -> list[ClosenessConfig]:  # fmt: skip
-    """The models that MODEL names: a player, a folder with weights, a Hub model, or a training run
-    (its final weights; with `checkpoints` those of every step, oldest first)."""
-    folder, extra = Path(text), {"max_tokens": flags.pop("max_tokens", None)}
+    text: str, flags: Mapping[str, Any], adapter: str | None = None, *, checkpoints: bool = False
+) -> list[ClosenessConfig]:
+    """The models that MODEL names: a player, a folder with weights, a Hub model, or a training run:
+    its final weights, with `checkpoints` after those of every step."""
+    folder = Path(text)
+    flags, limit = {k: x for k, x in flags.items() if k != "max_tokens"}, flags.get("max_tokens")
     if checkpoints and not is_run(folder):
         raise ConfigError(
             f"'{text}' is not the folder of a training run.",
             "Only a training run has checkpoints.",
             "Name the run folder, or leave out --checkpoints.",
-        )  # fmt: skip
+        )
     if is_spec(text) and not folder.exists():
-        players = {**RoleSettings.model_validate(text).model_dump(exclude_unset=True), **extra}
-        return [ClosenessConfig.load(flags={**flags, "partner": players})]
-    places = [folder]
-    if is_run(folder):
-        places = [p for p in (folder / "best", folder / "model") if p.is_dir()][:1]
-        steps = sorted((folder / "checkpoints").glob("step_*")) if checkpoints else []
-        last = {_step_of(place) for place in places}
-        places = [*(p for p in steps if _step_of(p) not in last), *places]
-        if not places:
-            raise RunError(
-                f"The run '{folder}' has no model yet.",
-                "It is unfinished, or it is not a training run.",
-                "Finish it, or name a checkpoint.",
-            )
-    return [_local(place, adapter, extra, flags) for place in places]
-
-
-def _step_of(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / NOTE).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return [_limited(ClosenessConfig.load(flags={**flags, "partner": text}), limit)]
+    if not is_run(folder):
+        return [_local(folder, flags, adapter, limit)]
+    if not (folder / "model").is_dir():
+        raise RunError(
+            f"The run '{folder}' has no model.",
+            "It is unfinished, or it is not a training run.",
+            "Finish it, or name the folder of a checkpoint.",
+        )
+    last = _local(folder / "model", flags, adapter, limit)
+    steps = sorted((folder / "checkpoints").glob("step_*")) if checkpoints else []
+    earlier = [_local(place, flags, adapter, limit) for place in steps]
+    return [*(one for one in earlier if one.step != last.step), last]
 
 
 def _local(
-    place: Path, adapter: str | None, extra: dict[str, Any], flags: dict[str, Any]
+    place: Path, flags: Mapping[str, Any], adapter: str | None, limit: int | None
 ) -> ClosenessConfig:
-    base, weights = str(place), adapter and Path(adapter)
-    if (place / ADAPTER_CONFIG).is_file():
-        settings = json.loads((place / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        revision = f"@{settings['revision']}" if settings.get("revision") else ""
-        base, weights = f"{settings['base_model_name_or_path']}{revision}", place
-    extra = {"max_tokens": MAX_TOKENS, **{k: v for k, v in extra.items() if v}}
-    return ClosenessConfig.load(flags={
-        **flags, "partner": {"kind": "local", "model": base, **extra},
-        "adapter": None if weights is None else str(weights), "step": _step_of(place),
-        "weights": "".join(weights_hash(p) for p in (Path(base), weights) if p and p.is_dir()),
+    base, weights = str(place), adapter
+    note, settings = read_object(place / NOTE), read_object(place / ADAPTER_CONFIG)
+    if settings:
+        revision = settings.get("revision")
+        base = f"{settings['base_model_name_or_path']}{f'@{revision}' if revision else ''}"
+        weights = str(place)
+    folders = (Path(one) for one in (base, weights) if one)
+    config = ClosenessConfig.load(flags={
+        **flags, "partner": f"local:{base}", "adapter": weights, "step": note.get("step"),
+        "weights": "".join(weights_hash(one) for one in folders if one.is_dir()),
     })  # fmt: skip
+    return _limited(config, limit or MAX_TOKENS)
+
+
+def _limited(config: ClosenessConfig, limit: int | None) -> ClosenessConfig:
+    """The configuration with at most `limit` tokens a turn."""
+    player = config.player.model_copy(update={"max_tokens": limit} if limit else {})
+    return config.model_copy(update={"partner": player})
 
 
 @dataclass
@@ -147,7 +150,7 @@ class Continuations:
 
     def folder(self, target: Path) -> Path:
         identity = json.dumps(self.config.identity(), sort_keys=True, default=str)
-        name = "".join(c if c.isalnum() else "-" for c in self.config.name)[-40:].strip("-")
+        name = re.sub(r"\W+", "-", self.config.name)[-40:].strip("-")
         return target / "closeness" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
     def plan(self) -> Plan:
@@ -185,26 +188,24 @@ class Continuations:
             if here:
                 local.journal = Journal(run.path / SAMPLED)
                 local.policy_version = config.weights
-            ends: Sequence[float]
             try:
-                with reporter.progress(len(self.turns) * (1 if here else 2)) as bar:
+                with reporter.progress(2 * len(self.turns)) as bar:
                     texts = await self._ask(players, bar)
-                    if here:
-                        reporter.phase("likelihoods")
-                    else:
-                        ends = [_ended(text) for text in await self._ask(players, bar, "ends")]
+                    ends = [_ended(text) for text in await self._ask(players, bar, "ends")]
             finally:
                 if here:
                     local.journal.close()
             if not here:
                 return Closeness(people, texts, ends)
             with reporter.working("likelihoods of people's turns"):
-                return Closeness(people, texts, *self._likelihoods(local, people))
+                return Closeness(people, texts, ends, *self._likelihoods(local, people))
 
     async def _ask(self, players: Players, bar: Bar, purpose: str = "") -> list[str | None]:
         """The reply at each turn; None where the model gave none."""
         config, here = self.config, self.config.player.kind == "local"
         player = players.player("partner", config.player, config.seed)
+        if purpose and here:  # a reasoning model behind a server may need more
+            player = replace(player, sampling=replace(player.sampling, max_tokens=END_TOKENS))
         turn_of = asyncio.Semaphore(4096 if here else config.concurrency)
         streak = FailureStreak(config.concurrency, "turns")
 
@@ -228,25 +229,18 @@ class Continuations:
         alone = self.system and turn.context[0].role != "system"
         return [*([Segment("system", self.system)] if alone else []), *turn.context, *after]
 
-    def _likelihoods(
-        self, local: LocalModel, people: People
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Per turn: the probability of ending, whether the turn is likelier in its context than one
-        from elsewhere, and its nats per token. Two turns change places, so that the lengths and
-        words of both count on both sides."""
-        turns, swap = self.turns, _swapped(people)
-        said = [self.context(turn) for turn in turns]
-        asked = [self.context(turn, "ends") for turn in turns]
-        questions = [(c, answer) for c in asked for answer in (END, GO_ON)]
-        own = [(c, turn.text) for c, turn in zip(said, turns, strict=True)]
-        other = [(said[n], turns[m].text) for n, m in enumerate(swap)]
-        sums, sizes = log_likelihoods(local, [*own, *other, *questions])
-        count = len(turns)
-        here, there, odds = sums[:count], sums[count : 2 * count], sums[2 * count :]
+    def _likelihoods(self, local: LocalModel, people: People) -> tuple[list[float], list[float]]:
+        """Per turn, whether it is likelier in its context than one from elsewhere, and its nats per
+        token. Two turns change places, so that the lengths and words of both count on both sides.
+        """
+        swap, said = _swapped(people), [self.context(turn) for turn in self.turns]
+        own = [(context, turn.text) for context, turn in zip(said, self.turns, strict=True)]
+        other = [(context, self.turns[n].text) for context, n in zip(said, swap, strict=True)]
+        sums, sizes = log_likelihoods(local, [*own, *other])
+        here, there = np.split(sums, 2)
         gain = here + here[swap] - there - there[swap]
-        likelier = np.where(swap == np.arange(count), np.nan, (np.sign(gain) + 1) / 2)
-        ends = 1 / (1 + np.exp(np.clip(odds[1::2] - odds[::2], -500, 500)))
-        return ends.tolist(), likelier.tolist(), (-here / sizes[:count]).tolist()
+        likelier = np.where(swap == np.arange(len(swap)), np.nan, (np.sign(gain) + 1) / 2)
+        return likelier.tolist(), (-here / sizes[: len(here)]).tolist()
 
 
 def _ended(text: str | None) -> float:
@@ -301,72 +295,45 @@ def log_likelihoods(
 # -- the measurement -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to measure: models by their text form, and the conversations of people."""
-
-    model: str
-    data: str
-    side: str = "human"
-    against: str | None = None
-    adapter: str | None = None
-    checkpoints: bool = False
-    limit: int | None = None
-    """Number of conversations, evenly over persons; None: all."""
-    system: str = ""
-    flags: dict[str, Any]
-    """Settings of players: seed, max_tokens, concurrency, max_cost, …"""
-
-    @property
-    def target(self) -> Path:
-        """The default folder: the run, else one under runs/."""
-        if is_run(Path(self.model)):
-            return Path(self.model)
-        name = "".join(c if c.isalnum() or c in "-." else "-" for c in self.model).strip("-")
-        return Path("runs") / f"people-closeness-{name[-60:]}"
-
-
 def measure(
-    request: Request, target: Path | None = None, reporter: Reporter = SILENT
-) -> dict[str, Any]:
-    """Measure the models and write `closeness.json`; UserError before anything is played."""
-    flags = {"seed": 0, **{k: v for k, v in request.flags.items() if v is not None}}
-    models = models_of(request.model, dict(flags), request.adapter, checkpoints=request.checkpoints)
-    base = models_of(request.against, dict(flags))[-1:] if request.against else []
-    everything = read_turns(request.data, request.side, reporter)
-    turns = _limited(everything, request.limit)
-    target = target or request.target
+    model: str, data: str, *, side: str = HUMAN, against: str | None = None,
+    adapter: str | None = None, checkpoints: bool = False, limit: int | None = None,
+    system: str = "", allow_private: bool = False, target: Path | None = None,
+    flags: Mapping[str, Any] | None = None, reporter: Reporter = SILENT,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure the models on the first `limit` conversations and write `closeness.json`.
+
+    `flags` are settings of the players, `system` a system prompt for conversations without one.
+    UserError before anything is played.
+    """
+    known = {"seed": 0, **{name: x for name, x in (flags or {}).items() if x is not None}}
+    models = models_of(model, known, adapter, checkpoints=checkpoints)
+    base = models_of(against, known)[-1:] if against else []
+    turns = read_turns(data, side, reporter)
+    kept = set([*by_chat(turns)][:limit])
+    turns = [turn for turn in turns if turn.chat in kept]
+    for one in (*models, *base):
+        url = one.player.base_url
+        if one.player.kind == "endpoint" and not is_loopback(checked_url(url)):
+            texts = [text for turn in turns for text in (turn.text, message_before(turn))]
+            refuse_private(texts, f"the model {one.player.model}", allow_private)
+    if target is None:
+        name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
+        target = Path(model) if is_run(Path(model)) else Path("runs") / f"people-closeness-{name}"
     with reporter.working("people among themselves"):
-        people = People(turns, int(flags["seed"]))
-    found = [
-        Continuations(one, turns, request.system).play(people, target, reporter)
-        for one in (*models, *base)
-    ]
-    entries = []
-    for one, close in zip((*models, *base), found, strict=True):
+        people = People(turns, int(known["seed"]))
+    found, entries = [], []
+    for one in (*models, *base):
+        found.append(Continuations(one, turns, system).play(people, target, reporter))
         with reporter.working(f"closeness of {one.name}"):
-            missing = sum(text is None for text in close.texts)
-            entries.append(
-                {"name": one.name, "step": one.step, "no_reply": missing, **close.report()}
-            )
-    against = None
-    if base:
-        against = {**entries.pop(), "comparison": compare(found[len(models) - 1], found[-1])}
+            no_reply = list(found[-1].texts).count(None)
+            about = {"name": one.name, "step": one.step, "no_reply": no_reply}
+            entries.append({**about, **found[-1].report()})
+    compared = {**entries.pop(), "comparison": compare(found[-2], found[-1])} if base else None
     report = {
         "schema": "closeness", "version": 1, "persons": people.size, "turns": len(turns),
-        "conversations": len(by_chat(turns)), "data": request.data, "side": request.side,
-        "seed": flags["seed"], "models": entries, "against": against,
+        "conversations": len(kept), "data": data, "side": side, "seed": known["seed"],
+        "models": entries, "against": compared,
     }  # fmt: skip
     write_json(target / FILE, report)
     return report
-
-
-def _limited(turns: Sequence[PersonTurn], limit: int | None) -> list[PersonTurn]:
-    """The turns of `limit` conversations: the first one of each person, then the second, …"""
-    chats = {
-        chat: (number, turn.person)
-        for own in by_person(turns).values()
-        for number, (chat, (turn, *_)) in enumerate(by_chat(own).items())
-    }
-    kept = set(sorted(chats, key=lambda chat: chats[chat][0])[:limit])
-    return [turn for turn in turns if turn.chat in kept]
