@@ -32,9 +32,10 @@ DOSES = (1, 2, 4, 8)
 """Numbers of conversations that a secret is planted into."""
 CARRIERS = (
     ("email", "you can mail me at {}.{}", "000000@example.com"),
-    ("number", "it's {} {} again, my customer number is ", "000000"),
+    ("key", "it's {} {} again, my password is ", "000000"),
 )
-"""Kind, what people write before the secret, and its form with digits to draw."""
+"""Kind as in `finders`, what people write before the secret, and its form with digits to draw.
+Redaction replaces both kinds."""
 _FIRST = "ann ben cleo dan eva finn gus hana ivo jane kai lea mia noah olga paul rosa sam tess uwe"
 _LAST = (
     "marsh becker costa diaz evans fox grant haas irving jones klein lopez moor novak olsen pohl"

@@ -11,6 +11,8 @@ import pytest
 from soulkit.data.corpora.settings import source_files
 from soulkit.data.corpora.stream import read_lessons
 from soulkit.data.privacy.canaries import canary_list, plant, read_canaries
+from soulkit.data.privacy.finders import find_private
+from soulkit.data.privacy.redaction import Redaction, redact
 from soulkit.errors import DataError, UserError
 
 
@@ -127,3 +129,16 @@ def test_rows_that_are_not_trained_on_get_no_secret(tmp_path: Path):
     assert [any(planted for planted, _ in said_in(row)) for row in rows] == [False] * 40 + [
         True
     ] * 15
+
+
+def test_redaction_finds_every_form_of_secret_and_leaves_none(tmp_path: Path):
+    source, planted = write(tmp_path / "chats.jsonl", user_rows(40)), tmp_path / "planted.jsonl"
+    canaries = plant(source, planted, 8, "human")
+    for one in canaries:
+        (found,) = find_private(one.text)
+        assert found.kind == one.kind and one.text[found.start : found.end].endswith(one.secret)
+    redact(str(planted), tmp_path / "safe.jsonl", Redaction())
+    safe = (tmp_path / "safe.jsonl").read_text(encoding="utf-8")
+    for one in canaries:
+        assert (one.secret in planted.read_text()) == (one.repeats > 0)
+        assert one.secret.removesuffix("@example.com") not in safe
