@@ -299,7 +299,7 @@ def prepare(
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
-    refuse_private_rows(work, config)
+    refuse_private_rows(work if asking else [], config)
     refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
     lines = left_out_lines(config.suite, left_out(config, work)) if config.playable else []
     lines += planned_lines(config, there, config.split)

@@ -145,7 +145,7 @@ def load_training_data(
     played = work if objective is not None else []  # supervised training calls no players
     remarks = coach_remarks(config, played) if coached else []
     config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
-    refuse_private_rows(played, config)
+    refuse_private_rows(played if asking else [], config)
     gaps += missing_roles(played, config)
     if asking:
         gaps += missing_requirements(config)
