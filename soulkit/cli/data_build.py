@@ -322,7 +322,7 @@ def import_(
         "id=…,role=…,text=…,person=…,time=….")] = None,
     tasks: TaskFiles = None, trust: Trust = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Convert an original benchmark file to rows, or an export of chats to conversations.
+    """Convert a benchmark file to rows, or an export to conversations.
 
     `soul data import chats FILE` recognises the exports of ChatGPT, Claude, Gemini, Slack, Discord,
     Telegram and WhatsApp, request logs, tickets, and the layouts of data sets. A task may have more

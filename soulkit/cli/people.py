@@ -113,12 +113,12 @@ def closeness(
         help="Folder for closeness.json. [default: the run, else one under runs/]")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure how close a model's turns are to what people wrote, without a judge.
+    """Measure how close a model's turns are to what people write.
 
-    The model continues every turn of the person in real conversations. Three numbers compare its
-    turns with the person's: a distance of features, a classifier of character n-grams, and a
-    classifier of turns and their contexts. The headline is the largest of them; 1 is what chance
-    makes of people. The same command resumes an interrupted measurement.
+    Without a judge: the model continues real conversations at every turn of the person. Three
+    numbers compare its turns with the person's: a distance of features, a classifier of character
+    n-grams, and a classifier of turns and their contexts. The headline is the largest of them; 1 is
+    what chance makes of people. The same command resumes an interrupted measurement.
     """
     from soulkit.data.files import check_file
     from soulkit.people.continuations import measure
