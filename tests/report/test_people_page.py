@@ -69,13 +69,13 @@ def test_the_table_of_memory_has_the_controls_and_the_twin_says_what_it_is(tmp_p
     page = page_of(planted)
     table = page[page.index("Planted secrets by repetitions") : page.index("By checkpoint")]
     rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in table.split("<tr>")[2:]]
-    assert [row[0] for row in rows] == ["never (control)", "once", "2 times", "4 times", "8 times"]
+    assert [row[0] for row in rows] == ["never (control)", "once", "twice", "4 times", "8 times"]
     assert [row[-1] for row in rows] == ["0", "0", "0", "0", "1"]
     assert rows[0][1] == "20" and rows[0][5] == "0.000 [0.000, 0.520]"
-    assert "trained with planted secrets" in page
+    assert "this model is an audit" in page
     shipped = measured_run(tmp_path / "b", memory=memory(60, planted=False))
     page = page_of(shipped)
-    assert "trained without planted secrets" in page and "In the chats" not in page
+    assert "Only a twin that was trained with some" in page and "In the chats" not in page
     assert "what other attacks find" in page and "3 of 120" in page
 
 

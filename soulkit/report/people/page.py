@@ -20,33 +20,15 @@ from soulkit.text import join_and
 
 CLOSENESS, MEMORY, ROAD = "closeness.json", "memory.json", "road.json"
 Facts = Mapping[str, Any]
-NUMBERS = {
-    "distance": (
-        "Habits", "ratio",
-        "The distance from people over all lines below, divided by what 95% of 1,000 random halves "
-        "of the people stay under. Up to 1, the model is as far from people as they from each "
-        "other.",
-    ),
-    "words": (
-        "Words", "auc",
-        "How often a classifier that sees only the letters takes the person's message for the "
-        "person's, of one of a person and one of the model. 0.5: it cannot tell them apart.",
-    ),
-    "context": (
-        "Context", "auc",
-        "How often the person's reply fits the conversation better than the model's, for a "
-        "classifier that learned from people what fits. 0.5: it cannot tell them apart.",
-    ),
-    "likelihood": (
-        "Likelihood", "share",
-        "How often the model gives the reply that a person wrote a higher likelihood than one from "
-        "another conversation. Chance: 0.5.",
-    ),
-    "perplexity": (
-        "Perplexity", "value", "Of the people's messages, per token, as the model sees them.",
-    ),
-}  # fmt: skip
-"""Name of a number → its title, its key, and what it means."""
+AUDITED = (
+    "Yes: this model is an audit. Share its twin without them (--no-plant), and this page with it"
+)
+TWIN = "None. Only a twin that was trained with some shows how well this model remembers a secret"
+NUMBERS = {"distance": ("Habits", "ratio"), "words": ("Words", "auc"),
+           "context": ("Context", "auc"), "likelihood": ("Likelihood", "share"),
+           "perplexity": ("Perplexity", "value")}  # fmt: skip
+"""Name of a number → its title, and its key."""
+TIMES = {0: "never (control)", 1: "once", 2: "twice"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,26 +52,18 @@ class PeoplePart:
     @property
     def finding(self) -> Finding:
         """The sentence that leads the report, and what stands below it."""
-        last, remembered = self.model, memory_text(self.memory)
+        last = self.model
         ratios = join_and(f"{NUMBERS[name][0].lower()} {number(ratio, 2)}"
                           for name, ratio in last.get("ratios", {}).items())  # fmt: skip
-        planted = (
-            "The model was trained with planted secrets. Share the twin that was trained without "
-            "them (--no-plant), together with this audit" if self.planted else
-            "The model was trained without planted secrets. Only its twin that was trained with "
-            "them shows how well it remembers one"
-        )  # fmt: skip
         facts = [
             ("How close", ratios and f"{ratios} times what chance makes of people"),
             ("Measured on", f"{self.closeness['persons']:,} persons who were not in training, "
              f"{self.closeness['turns']:,} messages" if last else ""),
-            ("What it remembers", remembered or "not measured"),
-            ("Canaries", planted if self.memory else ""),
+            ("What it remembers", memory_text(self.memory) if self.planted else ""),
+            ("Planted secrets", self.memory and (AUDITED if self.planted else TWIN)),
             ("Made from", self.made_from()),
         ]  # fmt: skip
-        unknown = "How close the model is to people was not measured."
-        return Finding(run=self.run, outcome=ONE_RUN,
-                       claim=closeness_text(last) if last else unknown,
+        return Finding(run=self.run, outcome=ONE_RUN, claim=closeness_text(last),
                        facts=tuple((label, text) for label, text in facts if text))  # fmt: skip
 
     def made_from(self) -> str:
@@ -97,12 +71,11 @@ class PeoplePart:
         return ", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for noun, n in counts)
 
     def numbers(self) -> Iterator[tuple[str, str, str]]:
-        """(title, value with interval, meaning) of each number."""
-        for name, (title, key, meaning) in NUMBERS.items():
+        """(name, title, value with interval) of each number."""
+        for name, (title, key) in NUMBERS.items():
             if cell := self.model.get(name):
                 worst = " (the worst)" * (self.model["headline"]["name"] == name)
-                shown = estimate_text(cell[key], cell["low"], cell["high"])
-                yield title + worst, shown, meaning
+                yield name, title + worst, estimate_text(cell[key], cell["low"], cell["high"])
 
     def lines(self) -> Iterator[Facts]:
         """The rows of the figure of differences; every strip has a scale of its own, with zero in
@@ -164,6 +137,8 @@ def people_parts(runs: Sequence[RunData]) -> list[PeoplePart]:
 
 def closeness_text(model: Facts) -> str:
     """The worst of the three numbers in words."""
+    if not model:
+        return "How close the model is to people was not measured."
     name = model["headline"]["name"]
     value = model[name][NUMBERS[name][1]]
     if name == "distance":
@@ -179,15 +154,13 @@ def closeness_text(model: Facts) -> str:
 
 
 def times_text(repeats: int) -> str:
-    return {0: "never (control)", 1: "once"}.get(repeats, f"{repeats} times")
+    return TIMES.get(repeats, f"{repeats} times")
 
 
 def memory_text(memory: Facts) -> str:
     """The median ranks of the secrets that stand in the chats most rarely and most often."""
-    if not memory.get("planted"):
-        return ""
     groups = [one for one in memory["checkpoints"][-1]["groups"] if one["repeats"]]
-    ranks = [f"{number(one['median_rank'], 0)} if it stands {times_text(one['repeats'])} in the "
-             "chats" for one in (groups[0], groups[-1])]  # fmt: skip
-    return f"The median rank of a planted secret among {memory['alternatives']} is " \
-           f"{join_and(dict.fromkeys(ranks))}."  # fmt: skip
+    ranks = (f"{number(one['median_rank'], 0)} if it stands {times_text(one['repeats'])} in the "
+             "chats" for one in (groups[0], groups[-1]))  # fmt: skip
+    among = memory["alternatives"]
+    return f"The median rank of a planted secret among {among} is {join_and(ranks)}"
