@@ -21,6 +21,8 @@ def build(
     context: typer.Context,
     chats: Annotated[Path, typer.Argument(metavar="CHATS", readable=False,
         help="Export of chats: a file, folder or .zip for `soul data import chats`.")],
+    model: Annotated[str, typer.Option("--model", metavar="MODEL",
+        help="Model to train: a local folder, a Hub id or tiny.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", readable=False,
         help="Folder for everything. The same command resumes it.")],
     side: Annotated[str, typer.Option("--side", metavar="human|NAME",
@@ -41,8 +43,8 @@ def build(
 
     Imports, redacts and deduplicates the chats, sets persons aside, plants secrets, trains, and
     measures what the model remembers and how close it is to the persons set aside. Every step is
-    printed as a command of its own; finished steps are skipped. Other options, such as --model,
-    --full and --lr, are those of soul train sft.
+    printed as a command of its own; finished steps are skipped. Other options, such as --full and
+    --lr, are those of soul train sft.
     """
     from soulkit.people.build import SECRETS, Road, road_steps
 
@@ -53,14 +55,15 @@ def build(
             f"'{chats}' does not exist.", "The first step imports an export of chats.",
             "Give the file, folder or .zip file that another program has exported.",
         )  # fmt: skip
-    road = Road(out, road_steps(
-        chats, out, context.args, side=side, share=share, steps=steps,
+    road = Road(out, lambda: road_steps(
+        chats, out, ("--model", model, *context.args), side=side, share=share, steps=steps,
         canaries=0 if no_plant else canaries or SECRETS, allow_private=allow_private,
     ))  # fmt: skip
     road.refuse_changes()
-    for number, step in enumerate(road.steps, 1):
+    for place in range(len(road.steps)):
+        step = road.steps[place]
         done = road.is_done(step)
-        print_note(f"step {number} of {len(road.steps)}{', done' * done}: {step.line}")
+        print_note(f"step {place + 1} of {len(road.steps)}{', done' * done}: {step.line}")
         if not done:
             road.begin(step)
             _run(step)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -86,7 +86,8 @@ def road_steps(
     """All steps in order; `training` has further options of `soul train sft`, and without
     `canaries` nothing is planted."""
     texts = {
-        "chats": chats, "out": out, "side": side, "share": share, "steps": steps,
+        "chats": chats, "out": out, "share": share, "steps": steps,
+        "side": side if allow_private else _renamed(out, side),
         "canaries": canaries, "every": max(1, steps // CHECKPOINTS),
         "safe": out / ("01-import" if allow_private else "02-redact") / "chats.jsonl",
         "learned": out / ("06-plant/chats.jsonl" if canaries else "05-validation/train.jsonl"),
@@ -109,10 +110,15 @@ def road_steps(
 class Road:
     """The steps in the folder `out`, and the record of those that are done."""
 
-    def __init__(self, out: Path, steps: Sequence[RoadStep]) -> None:
-        self.out, self.steps = out, steps
-        self.record: dict[str, Any] = {"done": {}, **read_object(out / RECORD), "run": RUN,
-                                       "commands": [step.line for step in steps]}  # fmt: skip
+    def __init__(self, out: Path, plan: Callable[[], list[RoadStep]]) -> None:
+        self.out, self.plan = out, plan
+        self.record: dict[str, Any] = {"done": {}, **read_object(out / RECORD)}
+        self._look()
+
+    def _look(self) -> None:
+        """Redaction renames the speaker who is learned, so later commands follow from it."""
+        self.steps = self.plan()
+        self.record |= {"run": RUN, "commands": [step.line for step in self.steps]}
 
     def is_done(self, step: RoadStep) -> bool:
         """Whether a step was done as it would be now. The page is always written again."""
@@ -150,7 +156,21 @@ class Road:
             self.record |= {"material": _material(step.writes), "left_out": found["left_out"]}
         elif found:
             self.record["redacted"] = found["private"]
+        self._look()
         write_json(self.out / RECORD, self.record)
+
+
+def _renamed(out: Path, side: str) -> str:
+    """The name that redaction gave the speaker `side`; the same if it was not redacted yet."""
+    files = [out / name / "chats.jsonl" for name in ("01-import", "02-redact")]
+    if not all(file.is_file() for file in files):
+        return side
+    with files[0].open(encoding="utf-8") as before, files[1].open(encoding="utf-8") as after:
+        for rows in zip(before, after, strict=False):
+            for old, new in zip(*(json.loads(row)["messages"] for row in rows), strict=True):
+                if old.get("speaker") == side:
+                    return str(new["speaker"])
+    return side
 
 
 def _digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,17 @@ def plan(folder: Path, *training: str, **options: object) -> list[RoadStep]:
 
 def walk(folder: Path, steps: list[RoadStep], end: int = 100) -> Road:
     """Write what the first steps would write, and note that they are done."""
-    road = Road(folder / "out", steps)
+    road = Road(folder / "out", lambda: steps)
     for step in steps[:end]:
         if not road.is_done(step):
             road.begin(step)
             if step.report:
                 step.report.write_text('{"left_out": {}, "private": {"email": 2}}')
-            text = f'{{"person": "{step.name}", "messages": [1, 2]}}\n'
+            text = f'{{"person": "{step.name}", "messages": [{{}}, {{}}]}}\n'
             for file in (step.writes.with_name("train.jsonl"), step.writes):
                 file.write_text(text)
             road.finish(step)
-    return Road(folder / "out", steps)
+    return Road(folder / "out", lambda: steps)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_changed_options_and_files_name_what_would_be_done_again(tmp_path: Path)
     walk(tmp_path, plan(tmp_path, steps=60)).refuse_changes()
     out = tmp_path / "out"
     with pytest.raises(RunError) as caught:
-        Road(out, plan(tmp_path, steps=90)).refuse_changes()
+        Road(out, lambda: plan(tmp_path, steps=90)).refuse_changes()
     error = caught.value
     assert "07-train had '60' where it now has '90'" in error.what
     assert "07-train, 08-memory, 09-closeness." in error.why and "10-page" not in error.why
@@ -89,7 +90,7 @@ def test_changed_options_and_files_name_what_would_be_done_again(tmp_path: Path)
     steps = plan(tmp_path, steps=60)
     (tmp_path / "my chats.jsonl").write_text("{}\n{}\n")
     with pytest.raises(RunError) as caught:
-        Road(out, steps).refuse_changes()
+        Road(out, lambda: steps).refuse_changes()
     assert (
         "what 01-import read has changed" in caught.value.what and "02-redact" in caught.value.why
     )
@@ -99,6 +100,19 @@ def test_after_the_folder_is_deleted_a_changed_option_is_accepted(tmp_path: Path
     walk(tmp_path, plan(tmp_path, steps=60))
     for file in (tmp_path / "out/07-train").iterdir():
         file.unlink()
-    road = Road(tmp_path / "out", plan(tmp_path, steps=90))
+    road = Road(tmp_path / "out", lambda: plan(tmp_path, steps=90))
     road.refuse_changes()
     assert [road.is_done(step) for step in road.steps] == [True] * 6 + [False] * 4
+
+
+def test_the_side_follows_the_speaker_whom_redaction_renames(tmp_path: Path) -> None:
+    names = {"01-import": ("Ann", "Tom"), "02-redact": ("Futi", "Nogi")}
+    for step, (a, b) in names.items():
+        (tmp_path / "out" / step).mkdir(parents=True)
+        row = {"messages": [{"speaker": a, "content": "hi"}, {"speaker": b, "content": "oh"}]}
+        (tmp_path / "out" / step / "chats.jsonl").write_text(json.dumps(row) + "\n")
+    for side, expected in (("Tom", "Nogi"), ("human", "human")):
+        closeness = plan(tmp_path, side=side)[-2]
+        assert closeness.words[closeness.words.index("--side") + 1] == expected
+    private = plan(tmp_path, side="Tom", allow_private=True)[-2]
+    assert "Tom" in private.words

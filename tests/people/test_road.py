@@ -28,17 +28,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def write_chats(folder: Path) -> None:
-    """Twelve people with habits of their own; one of them gives an address away."""
+    """Twenty people with habits of their own; one of them gives an address away."""
     rng = random.Random(0)
     folder.mkdir()
-    for person in range(12):
+    words = ["".join(rng.choices("abdeiklmnorstu", k=5)) for _ in range(200)]
+    for person in range(20):
         hello, bye = rng.choice(["hi", "hey there", "um"]), rng.choice(["thanks!", "ok, cheers"])
         rows = []
-        for i in range(5):
-            opening = f"{hello} my {rng.choice(['bike', 'radio'])} {i} is stuck, what now?"
+        for _ in range(3):
+            opening, second = (" ".join(rng.choices(words, k=8)) for _ in range(2))
             opening += " write to jo.field@gmail.com" if not person else ""
-            texts = [opening, f"Let it dry for {i + 2} days.", f"did that {i} times", "Clean it.",
-                     bye]  # fmt: skip
+            texts = [f"{hello} {opening}?", second, f"no {rng.choice(words)}", "Clean it.", bye]
             roles = ["user", "assistant"] * 3
             messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
             rows.append(json.dumps({"person": f"p{person}", "messages": messages}) + "\n")
@@ -88,7 +88,7 @@ def test_the_road_from_chats_to_the_page_and_the_same_after_kills(tmp_path: Path
     output, seconds = walk(tmp_path / "whole")
     assert re.findall(r"step (\d+) of 10: soul", output) == [str(n) for n in range(1, 11)]
     page = (tmp_path / "whole/me/page.html").read_text()
-    for words in ("12 persons, 60 conversations, 300 messages", "What it remembers",
+    for words in ("20 persons, 60 conversations, 300 messages", "What it remembers",
                   "Closeness against memorisation", "soul data redact me/01-import/"):  # fmt: skip
         assert words in page
     me = tmp_path / "whole/me"
@@ -101,7 +101,7 @@ def test_the_road_from_chats_to_the_page_and_the_same_after_kills(tmp_path: Path
         for part in ("04-split/held_out.jsonl", "05-validation/held_out.jsonl",
                      "05-validation/train.jsonl")
     }  # fmt: skip
-    assert sum(map(len, people.values())) == 12 == len(set().union(*people.values()))
+    assert sum(map(len, people.values())) == 20 == len(set().union(*people.values()))
 
     walk(tmp_path / "killed", kills=2, seconds=seconds)
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
