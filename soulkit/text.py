@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from urllib.parse import SplitResult, urlsplit
 
@@ -172,6 +172,12 @@ def with_stop(text: str, ends: tuple[str, ...] = (".", "!", "?")) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 row`, `3 rows`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """`1 failed request, 3,000 system messages`, from counts by name in the plural."""
+    names = {n: re.sub(r"(?:(i)e)?s\b", lambda m: "y" if m[1] else "", n, count=1) for n in counts}
+    return ", ".join(f"{count:,} {names[n] if count == 1 else n}" for n, count in counts.items())
 
 
 def one_line(text: str, limit: int = 0) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from soulkit.text import byte_size, dollars, duration, join_and, web_address
+from soulkit.text import byte_size, dollars, duration, join_and, listed, web_address
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,8 @@ def test_what_no_request_could_be_sent_to(text: str) -> None:
 )  # fmt: skip
 def test_numbers_and_lists_in_words(shown: str, words: str) -> None:
     assert shown == words
+
+
+def test_counts_are_listed_in_the_singular_and_the_plural() -> None:
+    counts = {"failed requests": 1, "memories": 1, "reasoning": 1, "answers of batches": 2000}
+    assert listed(counts) == "1 failed request, 1 memory, 1 reasoning, 2,000 answers of batches"

@@ -22,7 +22,7 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.data_checks import say_bad_rows
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.text import counted
+from soulkit.text import counted, listed
 
 if TYPE_CHECKING:
     from soulkit.data.exports.reading import ChatImport
@@ -94,9 +94,10 @@ def _print_import(done: ChatImport, path: Path, target: Path) -> None:
         named = ", ".join(f"{one_line(name, 40)} {count}" for name, count in common)
         lines.append(f"messages by speaker: {named}{more}")
     if done.left_out:
-        lines.append(f"left out: {_listed(done.left_out)}")
+        lines.append(f"left out: {listed(done.left_out)}")
     if done.skipped:
-        lines.append(f"files without conversations: {_listed(done.skipped)}")
+        skipped = ", ".join(f"{count:,} {ending}" for ending, count in done.skipped.items())
+        lines.append(f"files without conversations: {skipped}")
     for line in lines:
         console().print(safe(line), soft_wrap=True)
     _print_chat(done.example)
@@ -104,10 +105,6 @@ def _print_import(done: ChatImport, path: Path, target: Path) -> None:
     speaker = next((name for name, _ in done.speakers.most_common(1)), "human")
     name, side = shlex.quote(str(target)), shlex.quote(speaker)
     print_next(f"soul data show {name} --side {side}", f"soul data redact {name} -o safe.jsonl")
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def _print_chat(row: Mapping[str, object]) -> None:

@@ -26,7 +26,7 @@ from soulkit.data.exports.records import is_plain, sample_of
 from soulkit.data.files import BadRow, check_file, unreadable_file, write_lines
 from soulkit.errors import DataError
 from soulkit.reporting import SILENT, Reporter
-from soulkit.text import one_line
+from soulkit.text import listed, one_line
 
 _MODULES = ("logs", "messengers", "tables", "assistants", "datasets")
 _GENERAL = "datasets"
@@ -155,8 +155,8 @@ def import_chats(
                 bar.advance()
                 yield row
         if not done.conversations:
-            out = ", ".join(f"{count} {name}" for name, count in options.left_out.items())
-            why = f"left out were {out}" if out else "all are empty"
+            out = listed(options.left_out)
+            why = f"left out: {out}" if out else "all are empty"
             why = f"{done.bad[0].source}: {done.bad[0].why}" if done.bad else why
             raise DataError(
                 f"'{path}' contains no usable conversation.",

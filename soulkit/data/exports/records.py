@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import mimetypes
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -13,9 +17,11 @@ from typing import Any, BinaryIO
 from soulkit.data.exports.layouts import SAMPLE, ExportFile, ReadOptions
 from soulkit.data.files import BadRecord, BadRow, SourcedRow, parse_row_json, unreadable_file
 
+Row = dict[str, Any]
+Convert = Callable[[Any, ReadOptions], Iterable[Row]]
 _BOM = b"\xef\xbb\xbf"
 LISTS = ("data", "conversations", "rows", "records", "items", "results", "chats", "threads",
-         "traces", "observations", "runs", "tickets")  # fmt: skip
+         "runs", "tickets")  # fmt: skip
 """Names under which an object may hold the list of its records."""
 _MESSAGE = frozenset(("role", "from", "sender", "author", "speaker"))
 
@@ -27,14 +33,11 @@ def records(file: ExportFile, at: str | None = None) -> Iterator[SourcedRow]:
     list that an object has under one of LISTS; any other object is one record. `at` names another
     place in ijson's form: `chats.list.item`. UnusableFile if the file is damaged.
     """
-    form = _form(file)
-    if at is None and form == "table":
-        values: Iterable[Any] = _table(file)
-    elif at is None and form == "lines":
+    form = _form(file) if at is None else "json"
+    if form == "lines":
         yield from _lines(file)
         return
-    else:
-        values = _streamed(file, _place(file) if at is None else at)
+    values = _table(file) if form == "table" else _streamed(file, _place(file, at))
     for number, value in enumerate(values, 1):
         source = f"{file.name}:{number}"
         yield source, BadRow(source, value.why) if isinstance(value, BadRow) else value
@@ -63,21 +66,70 @@ def sample_of(file: ExportFile) -> Sequence[Any]:
 
 
 def converted(
-    files: Sequence[ExportFile],
-    convert: Callable[[Any, ReadOptions], Iterable[dict[str, Any]]],
-    options: ReadOptions,
-    at: str | None = None,
-) -> Iterator[dict[str, Any] | BadRow]:
-    """The rows that `convert` makes of every record; a BadRecord makes a BadRow."""
+    files: Sequence[ExportFile], convert: Convert, options: ReadOptions, at: str | None = None
+) -> Iterator[Row | BadRow]:
+    """The rows that `convert` makes of every record of the files."""
     for file in files:
-        for source, record in records(file, at):
+        yield from converted_records(records(file, at), convert, options)
+
+
+def converted_records(
+    sourced: Iterable[SourcedRow], convert: Convert, options: ReadOptions
+) -> Iterator[Row | BadRow]:
+    """The rows that `convert` makes of every record; one in another form makes a BadRow."""
+    for source, record in sourced:
+        try:
             if isinstance(record, BadRow):
                 yield record
-                continue
-            try:
+            else:
                 yield from convert(record, options)
-            except BadRecord as error:
-                yield BadRow(source, str(error))
+        except BadRecord as error:
+            yield BadRow(source, str(error))
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            yield BadRow(source, f"it has another form: {type(error).__name__}: {error}")
+
+
+# -- parts of messages ---------------------------------------------------------------------------
+
+
+def message_of(
+    side: str, who: Any, text: Any, time: Any = None, kinds: Iterable[str] = (), **more: Any
+) -> Row | None:
+    """A message whose `side` is `role` or `speaker`; None if it is empty."""
+    speaker, content, marks = str(who or "").strip(), str(text or "").strip(), list(kinds)
+    if not content and not marks:
+        return None
+    if not speaker:
+        raise BadRecord("a message has no speaker")
+    known = {"time": iso_time(time), "attachments": marks, **more}
+    kept = {name: value for name, value in known.items() if value not in ("", [])}
+    return {side: speaker, "content": content, **kept}
+
+
+def kind_of(name: Any) -> str:
+    """`image`, `video`, `audio` or `file`, by a media type or the name of a file."""
+    names = (str(name), mimetypes.guess_type(str(name))[0] or "")
+    found = (word for word in names if word.startswith(("image/", "video/", "audio/")))
+    return next(found, "file/").partition("/")[0]
+
+
+def iso_time(value: Any) -> str:
+    """A time in ISO 8601, also from seconds (or a thousandth) since 1970; empty if it is none."""
+    try:
+        if not re.fullmatch(r"(?!\d{8}$)\d+(\.\d+)?", str(value)):  # eight digits are a date
+            return datetime.fromisoformat(str(value)).isoformat()
+        seconds = float(value)
+        while seconds > 1e11:
+            seconds /= 1000
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def seconds_of(time: str) -> float:
+    """A time in ISO 8601 in seconds; without a zone it counts as UTC."""
+    moment = datetime.fromisoformat(time)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 # -- forms of files ------------------------------------------------------------------------------
@@ -89,20 +141,8 @@ def _form(file: ExportFile) -> str:
     if name.endswith((".parquet", ".csv", ".tsv")):
         return "table"
     head = file.head.removeprefix(_BOM).lstrip()
-    if not head.startswith(b"{"):
-        return "json"
-    first, _, rest = head.partition(b"\n")
-    if name.endswith((".jsonl", ".ndjson")):
-        return "lines"
-    return "lines" if rest.lstrip().startswith(b"{") and _is_json(first) else "json"
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        parse_row_json(line.decode("utf-8"))
-    except ValueError:
-        return False
-    return True
+    several = name.endswith((".jsonl", ".ndjson")) or re.match(rb"[^\n]*\}\s*\n\s*\{", head)
+    return "lines" if several and head.startswith(b"{") else "json"
 
 
 def _partial(text: bytes) -> Any:
@@ -129,6 +169,11 @@ def _list_name(value: Any) -> str | None:
     return None
 
 
+def has_keys(file: ExportFile, *keys: str) -> bool:
+    """Whether all these keys (patterns) of JSON objects are in the head of a file."""
+    return all(re.search(rb'"%s"\s*:' % key.encode(), file.head) for key in keys)
+
+
 def is_plain(file: ExportFile) -> bool:
     """Whether a file has the form of a row file: .json with an array, or with a list `data`."""
     return not file.name.lower().endswith(".json") or (
@@ -136,7 +181,9 @@ def is_plain(file: ExportFile) -> bool:
     )
 
 
-def _place(file: ExportFile) -> str:
+def _place(file: ExportFile, at: str | None = None) -> str:
+    if at is not None:
+        return at
     head = file.head.removeprefix(_BOM)
     if head.lstrip().startswith(b"["):
         return "item"
@@ -144,16 +191,24 @@ def _place(file: ExportFile) -> str:
     return f"{name}.item" if name else ""
 
 
-def _streamed(file: ExportFile, at: str) -> Iterator[Any]:
+@contextmanager
+def json_stream(file: ExportFile) -> Iterator[BinaryIO]:
+    """A JSON file, opened behind its byte order mark; UnusableFile if it proves to be damaged."""
     import ijson
 
     with file.opener() as stream:
-        if file.head.startswith(_BOM):
-            stream.read(len(_BOM))
+        stream.read(len(_BOM) if file.head.startswith(_BOM) else 0)
         try:
-            yield from ijson.items(stream, at, use_float=True)
+            yield stream
         except ijson.JSONError as error:
             raise unreadable_file(Path(file.name), f"not JSON: {error}") from error
+
+
+def _streamed(file: ExportFile, at: str) -> Iterator[Any]:
+    import ijson
+
+    with json_stream(file) as stream:
+        yield from ijson.items(stream, at, use_float=True)
 
 
 def _lines(file: ExportFile) -> Iterator[SourcedRow]:

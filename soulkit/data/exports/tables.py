@@ -13,16 +13,22 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
-from soulkit.data.exports.messengers import has_keys, kind_of
-from soulkit.data.exports.records import converted, records, sample_of
-from soulkit.data.files import BadRecord, BadRow
+from soulkit.data.exports.records import (
+    Row,
+    converted,
+    has_keys,
+    kind_of,
+    message_of,
+    records,
+    sample_of,
+    seconds_of,
+)
+from soulkit.data.files import BadRow
 from soulkit.errors import DataError, nearest
 
-Row = dict[str, Any]
 ROLES = {
     **dict.fromkeys(("user", "human", "person", "prompter", "customer", "client", "visitor",
                      "guest", "lead", "contact", "requester", "caller", "end-user"), "user"),
@@ -31,25 +37,17 @@ ROLES = {
     "system": "system", "tool": "tool",
 }  # fmt: skip
 """Words for the two sides of a conversation with an assistant."""
-NOTES = "notes and changes of state of tickets"
+NOTES = "internal parts of tickets"
 
 
-def _time(value: Any) -> str:
-    """A time in ISO 8601; empty if it has another form."""
-    try:
-        if isinstance(value, int | float) or str(value).isdecimal():
-            seconds = float(value) / (1000 if float(value) > 1e11 else 1)
-            return datetime.fromtimestamp(seconds, UTC).isoformat()
-        return datetime.fromisoformat(str(value)).isoformat()
-    except (ValueError, OverflowError):
-        return ""
+def _said(side: str, who: str, text: Any, time: Any, files: Any = ()) -> Row | None:
+    kinds = (kind_of(file.get("content_type") or file.get("name")) for file in files or ())
+    return message_of(side, who, text, time, kinds)
 
 
-def _message(key: str, who: str, text: str, time: Any, files: Any = ()) -> Row:
-    kinds = [kind_of(f.get("content_type") or f.get("name")) for f in files or ()]
-    attached = {"attachments": kinds} if kinds else {}
-    timed = {"time": _time(time)} if _time(time) else {}
-    return {key: who, "content": text.strip(), **timed, **attached}
+def _conversation(key: Any, person: Any, messages: Sequence[Row]) -> Row:
+    known = {"id": str(key or ""), "person": str(person or "")}
+    return {**{name: value for name, value in known.items() if value}, "messages": messages}
 
 
 # -- tickets -------------------------------------------------------------------------------------
@@ -61,34 +59,27 @@ def _plain(text: str) -> str:
     return html.unescape(re.sub(r"<[^<>]+>", "", broken)).replace("\xa0", " ").strip()
 
 
-def _ticket(ticket: Any, options: ReadOptions) -> Iterator[Row]:
-    try:
-        read = _intercom if "conversation_parts" in ticket else _zendesk
-        yield read(ticket, options)
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise BadRecord(f"the ticket has another form: {type(error).__name__}: {error}") from error
-
-
-def _intercom(ticket: Any, options: ReadOptions) -> Row:
+def _intercom(ticket: Any, options: ReadOptions) -> Iterator[Row]:
     parts = ticket["conversation_parts"]
     listed = parts.get("conversation_parts") or [] if isinstance(parts, Mapping) else parts
     messages, people = [], []
     first = {"created_at": ticket.get("created_at"), **(ticket.get("source") or {})}
-    for part in (first, *listed):
+    for part in (first, *(listed or ())):
         author, text = part.get("author") or {}, _plain(part.get("body") or "")
         role = ROLES.get(str(author.get("type")), "assistant")
-        if part.get("part_type") == "note" or not (text or part.get("attachments")):
+        message = _said("role", role, text, part.get("created_at"), part.get("attachments"))
+        if part.get("part_type") == "note" or message is None:
             options.left_out[NOTES] += 1
             continue
         people += [author.get("id")] if role == "user" else []
-        time, files = part.get("created_at"), part.get("attachments")
-        messages.append(_message("role", role, text, time, files))
-    return _conversation(ticket.get("id"), next(filter(None, people), ""), messages)
+        messages.append(message)
+    yield _conversation(ticket.get("id"), next(filter(None, people), ""), messages)
 
 
-def _zendesk(ticket: Any, options: ReadOptions) -> Row:
+def _zendesk(ticket: Any, options: ReadOptions) -> Iterator[Row]:
     comments, person = ticket.get("comments") or [], ticket.get("requester_id")
-    for audit in ticket.get("audits") or []:
+    audits = ticket.get("audits") or []
+    for audit in audits:
         for event in audit.get("events") or []:
             if event.get("type") == "Comment":
                 comments = [*comments, {**event, "created_at": audit.get("created_at")}]
@@ -97,21 +88,17 @@ def _zendesk(ticket: Any, options: ReadOptions) -> Row:
     person = str(person or (ticket.get("requester") or {}).get("id") or comments[0]["author_id"])
     messages = []
     for comment in comments:
-        text, files = comment.get("plain_body") or comment.get("body"), comment.get("attachments")
+        text = comment.get("plain_body") or comment.get("body")
         text = _plain(comment.get("html_body") or "") if text is None else html.unescape(text)
-        if comment.get("public") is False or not (text.strip() or files):
-            options.left_out[NOTES] += 1
-            continue
         role = "user" if str(comment.get("author_id")) == person else "assistant"
         text, time = text.replace("\xa0", " "), comment.get("created_at")
-        messages.append(_message("role", role, text, time, files))
-    audits = ticket.get("audits") or [{}]
-    return _conversation(ticket.get("id") or audits[0].get("ticket_id"), person, messages)
-
-
-def _conversation(key: Any, person: Any, messages: list[Row]) -> Row:
-    known = {"id": str(key)} if key else {}
-    return {**known, **({"person": str(person)} if person else {}), "messages": messages}
+        message = _said("role", role, text, time, comment.get("attachments"))
+        if comment.get("public") is False or message is None:
+            options.left_out[NOTES] += 1
+            continue
+        messages.append(message)
+    number = ticket.get("id") or next((audit.get("ticket_id") for audit in audits), "")
+    yield _conversation(number, person, messages)
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -186,27 +173,28 @@ def _table(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | 
 def _from_rows(
     key: str, rows: Sequence[Row], columns: Mapping[str, str], named: bool, source: str
 ) -> Row | BadRow:
-    messages, people = [], []
+    messages: list[Row] = []
+    people = []
     for row in rows:
-        who, text = str(row.get(columns["role"]) or "").strip(), row.get(columns["text"])
+        who = str(row.get(columns["role"]) or "").strip()
         if not who:
             return BadRow(source, f"a row of conversation '{key}' has no {columns['role']}")
-        role = "" if named else ROLES[who.casefold()]
-        time = row.get(columns.get("time", ""), "")
-        if text:
-            messages.append(_message("speaker" if named else "role", role or who, str(text), time))
-        people += [row.get(columns.get("person", ""))] if role == "user" else []
+        side, role = ("speaker", who) if named else ("role", ROLES[who.casefold()])
+        time = row.get(columns.get("time", ""))
+        messages += filter(None, [_said(side, role, row.get(columns["text"]), time)])
+        people += [row.get(columns.get("person", ""))] if not named and role == "user" else []
     if all("time" in message for message in messages):
-        messages.sort(key=lambda message: datetime.fromisoformat(message["time"]).timestamp())
+        messages.sort(key=lambda message: seconds_of(message["time"]))
     return _conversation(key, next(filter(None, people), ""), messages)
+
+
+def _ticket(ticket: Any, options: ReadOptions) -> Iterator[Row]:
+    read = _intercom if "conversation_parts" in ticket else _zendesk
+    return read(ticket, options)
 
 
 def _tickets(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
     return converted(files, _ticket, options)
-
-
-def _is_zendesk(file: ExportFile) -> bool:
-    return any(has_keys(file, "author_id", name) for name in ("comments", "audits"))
 
 
 LAYOUTS = (
@@ -214,6 +202,7 @@ LAYOUTS = (
            '{"conversation_parts": [{"author": {"type": "admin"}, "body": "hello"}]}}',
            lambda file: has_keys(file, "conversation_parts", "author"), _tickets),
     Layout("Zendesk tickets", '{"id": 1, "requester_id": 7, "comments": [{"author_id": 7, '
-           '"plain_body": "hi"}]}', _is_zendesk, _tickets),
+           '"plain_body": "hi"}]}',
+           lambda file: has_keys(file, "author_id", "(?:comments|audits)"), _tickets),
     Layout("table with one message per row", "conversation_id,role,text", _is_table, _table, True),
 )  # fmt: skip
