@@ -84,16 +84,15 @@ def chat_without_side(path: Path, named: int | None, row: int | None) -> DataErr
     from soulkit.data.corpora.stream import read_lessons
 
     side, others = "human", ""
-    if not holds_chats(path):
-        try:
-            people = read_lessons(str(path), side=side).speakers()
-        except DataError:
-            return None
-        if not people:
-            return None
-        if side not in people:
-            side = shlex.quote(people.most_common(1)[0][0])
-            others = f". {side_hint(people)}"
+    try:
+        people = read_lessons(str(path), side=side).speakers()
+    except DataError:
+        people = Counter()
+    if not people and not holds_chats(path):
+        return None
+    if people and side not in people:
+        side = shlex.quote(people.most_common(1)[0][0])
+        others = f". {side_hint(people)}"
     where = shlex.quote(str(path) if named is None else f"{path}:{named}")
     number = f" --row {row}" if named is None and row is not None else ""
     return DataError(

@@ -78,6 +78,11 @@ def test_show_of_chats_between_people_names_the_speakers(soul):
     code, _, err = soul("show", "chat.txt")
     assert code == 2 and "one of: Mia (1 message), Ben (1)." in err
     assert soul("show", "chat.txt", "--side", "Ben")[0] == 0
+    jsonl(Path("slack/users.json"), ['[{"id": "U1", "profile": {"display_name": "Zoe"}}]'])
+    jsonl(Path("slack/tea/2024-01-05.json"),
+          ['[{"type": "message", "user": "U1", "ts": "1704448801.1", "text": "hi"}]'])  # fmt: skip
+    code, _, err = soul("show", "slack")
+    assert code == 2 and "soul data show slack --side Zoe" in err
 
 
 @pytest.mark.parametrize("row", ["-1", "0", "7"])
