@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,15 @@ def walk(home: Path, kills: int = 0, seconds: float = 0.0, seed: int = 0) -> tup
     return output, time.monotonic() - begun
 
 
+def redacted_alike(me: Path, other: Path) -> None:
+    """Begin another road with the same pseudonyms: redaction draws new ones in every run."""
+    for name in ("01-import", "02-redact"):
+        shutil.copytree(me / name, other / name)
+    record = json.loads((me / "road.json").read_text())
+    record["done"] = {name: record["done"][name] for name in ("01-import", "02-redact")}
+    (other / "road.json").write_text(json.dumps(record))
+
+
 def results(home: Path) -> dict[str, str]:
     """What the road made: hashes of rows, weights and measurements."""
     me = home / "me"
@@ -103,6 +113,7 @@ def test_the_road_from_chats_to_the_page_and_the_same_after_kills(tmp_path: Path
     }  # fmt: skip
     assert sum(map(len, people.values())) == 20 == len(set().union(*people.values()))
 
+    redacted_alike(me, tmp_path / "killed/me")
     walk(tmp_path / "killed", kills=2, seconds=seconds)
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
