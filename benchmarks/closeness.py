@@ -20,7 +20,7 @@ import numpy as np
 
 from soulkit.data.corpora.settings import HUMAN
 from soulkit.metrics.comparisons import holm, paired_difference, sign_flip_p
-from soulkit.people.closeness import Closeness, People
+from soulkit.people.closeness import Closeness, Population
 from soulkit.people.texts import LINES, message_before
 from soulkit.people.turns import PersonTurn, read_turns
 
@@ -30,7 +30,7 @@ BLAND = "Could you please help me with this?"
 def main(path: str, draws: int = 1000) -> None:
     turns = read_turns(path, HUMAN)
     start = time.process_time()
-    people = People(turns)
+    people = Population(turns)
     print(f"{people.size} persons, {len(turns)} turns; people among themselves: "
           f"{time.process_time() - start:.1f} s")  # fmt: skip
     halves(people, draws)
@@ -38,7 +38,7 @@ def main(path: str, draws: int = 1000) -> None:
     sources(people)
 
 
-def halves(people: People, draws: int) -> None:
+def halves(people: Population, draws: int) -> None:
     means, start = people.means(people.features), time.process_time()
     covered, pages = np.zeros(len(LINES)), 0
     for half in people.parts(draws):
@@ -61,7 +61,7 @@ def halves(people: People, draws: int) -> None:
     print(f"{'pages with a significant line':30} {pages / draws:.3f}")
 
 
-def words_between_halves(people: People, draws: int = 40) -> None:
+def words_between_halves(people: Population, draws: int = 40) -> None:
     """p of the classifier of words where every person's text stands against one of another."""
     small = []
     for half in people.parts(draws):
@@ -70,7 +70,7 @@ def words_between_halves(people: People, draws: int = 40) -> None:
     print(f"{'words: p < .05 among people':30} {np.mean(small):.3f} ({draws} draws)\n")
 
 
-def sources(people: People) -> None:
+def sources(people: Population) -> None:
     rng, turns = random.Random(0), people.turns
     kinds: dict[str, list[PersonTurn]] = {}
     for turn in turns:

@@ -121,11 +121,11 @@ def closeness(
     what chance makes of people. The same command resumes an interrupted measurement.
     """
     from soulkit.data.files import check_file
-    from soulkit.people.continuations import measure
+    from soulkit.people.continuations import measure_closeness
 
     if prompt is not None:
         check_file(prompt)
-    report = measure(
+    report = measure_closeness(
         model, data, side=side, against=against, adapter=adapter, checkpoints=checkpoints,
         limit=limit, system=prompt.read_text("utf-8", "replace") if prompt else "",
         allow_private=allow_private, target=folder, reporter=ConsoleReporter("closeness"),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import Floats
-from soulkit.people.texts import asks, message_before, words_of
+from soulkit.people.texts import has_question, message_before, words_of
 from soulkit.people.turns import PersonTurn
 
 Ints = NDArray[np.int64]
@@ -44,8 +44,8 @@ def word_wins(people: Sequence[str], model: Sequence[str | None], fold: Ints) ->
     scores = np.full((2, len(people)), np.nan)
     for part in np.unique(fold[there]):
         tested = there & (fold == part)
-        known = shared[np.isin(shared, np.concatenate([side[tested] for side in sides]))]
-        used = [there & (fold != part) & ~np.isin(side, known) for side in sides]
+        repeated = shared[np.isin(shared, np.concatenate([side[tested] for side in sides]))]
+        used = [there & (fold != part) & ~np.isin(side, repeated) for side in sides]
         scores[:, tested] = 0.0
         if not used[0].any() or not used[1].any():
             continue
@@ -70,8 +70,8 @@ class ContextFit:
         self._turns = [turns[n] for n in self._places]
         self._owner, self._fold = owner[self._places], fold[self._places]
         before = [message_before(turn) for turn in self._turns]
-        said = [_said(turn, {"assistant"}) for turn in self._turns]
-        parts = [before, said, [_said(turn, {"assistant", "user"}) for turn in self._turns]]
+        earlier = [_said(turn, {"assistant"}) for turn in self._turns]
+        parts = [before, earlier, [_said(turn, {"assistant", "user"}) for turn in self._turns]]
         self._machines: dict[int, Any] = {}
         if not self._turns:
             return
@@ -92,14 +92,14 @@ class ContextFit:
 
     def scores(self, texts: Sequence[str | None]) -> Floats:
         """How well each text [turns] fits its context; NaN without a text or a context."""
-        found = np.full(self._size, np.nan)
+        scores = np.full(self._size, np.nan)
         here = [texts[place] for place in self._places]
         pairs = self._pairs([text or "" for text in here]) if here else np.empty((0, 0))
         for part, machine in self._machines.items():
             tested = self._fold == part
-            found[self._places[tested]] = machine.decision_function(pairs[tested])
-        found[[text is None for text in texts]] = np.nan
-        return found
+            scores[self._places[tested]] = machine.decision_function(pairs[tested])
+        scores[[text is None for text in texts]] = np.nan
+        return scores
 
     def elsewhere(self) -> list[str | None]:
         """For each turn [turns] the text of one from elsewhere; None without a context."""
@@ -115,15 +115,15 @@ class ContextFit:
 
     def _pairs(self, texts: Sequence[str]) -> Floats:
         """Features of every context with its text, and their products."""
-        said = self._grams.transform(texts)
-        alike = [np.asarray(part.multiply(said).sum(axis=1)).ravel() for part in self._contexts]
-        found = np.column_stack([*alike, _numbers(texts), self._numbers])
-        left, right = np.triu_indices(found.shape[1])
-        return np.column_stack([found, found[:, left] * found[:, right]])
+        earlier = self._grams.transform(texts)
+        alike = [np.asarray(part.multiply(earlier).sum(axis=1)).ravel() for part in self._contexts]
+        scores = np.column_stack([*alike, _numbers(texts), self._numbers])
+        left, right = np.triu_indices(scores.shape[1])
+        return np.column_stack([scores, scores[:, left] * scores[:, right]])
 
 
 def _numbers(texts: Sequence[str]) -> Floats:
-    return np.array([[np.log1p(len(words_of(t))), asks(t[-300:])] for t in texts], float)
+    return np.array([[np.log1p(len(words_of(t))), has_question(t[-300:])] for t in texts], float)
 
 
 def _said(turn: PersonTurn, roles: set[str]) -> str:

@@ -34,14 +34,14 @@ from soulkit.metrics.comparisons import (
 )
 from soulkit.metrics.intervals import Floats, estimate, jackknife
 from soulkit.people.classifiers import ContextFit, Ints, wins, word_wins
-from soulkit.people.texts import LINES, Vocabulary, features
+from soulkit.people.texts import LINES, Vocabulary, turn_features
 from soulkit.people.turns import PersonTurn, by_person
 
 DRAWS, CHANCE = 1000, 0.95
 FOLDS, LEAST_PERSONS = 5, 4
 
 
-class People:
+class Population:
     """What people wrote, and how much they differ among themselves. DataError for too few."""
 
     def __init__(self, turns: Sequence[PersonTurn], seed: int = 0) -> None:
@@ -55,10 +55,10 @@ class People:
         self.turns, self.size, self.seed = tuple(turns), len(persons), seed
         index = {person: number for number, person in enumerate(persons)}
         self.owner: Ints = np.array([index[turn.person] for turn in turns])
-        self.kinds = [tuple(sorted({turn.source for turn in own})) for own in persons.values()]
+        self.kinds = [tuple(sorted({turn.source for turn in human})) for human in persons.values()]
         self.texts, self.vocabulary = [turn.text for turn in turns], Vocabulary(turns)
         ends = [float(turn.is_last) for turn in turns]
-        self.features = features(turns, self.texts, ends, self.vocabulary)
+        self.features = turn_features(turns, self.texts, ends, self.vocabulary)
         self.fold: Ints = self.parts(1, FOLDS)[0][self.owner]
         self.context = ContextFit(turns, self.owner, self.fold, seed)
         self.fits = self.context.scores(self.texts)
@@ -70,12 +70,12 @@ class People:
 
     def parts(self, draws: int, parts: int = 2) -> Ints:
         """Random parts of the persons [draws, persons], equal in size within each kind."""
-        rng, found = np.random.default_rng(self.seed), np.zeros((draws, self.size), np.int64)
+        rng, values = np.random.default_rng(self.seed), np.zeros((draws, self.size), np.int64)
         for kind in sorted(set(self.kinds)):
             members = np.flatnonzero([one == kind for one in self.kinds])
             order = rng.random((draws, len(members))).argsort(axis=1).argsort(axis=1)
-            found[:, members] = (order + rng.integers(parts, size=(draws, 1))) % parts
-        return found
+            values[:, members] = (order + rng.integers(parts, size=(draws, 1))) % parts
+        return values
 
     def halves(self, spread: Floats) -> Floats:
         """The distances between the two halves of DRAWS draws."""
@@ -87,12 +87,12 @@ class People:
 
     def pairs(self, half: Ints) -> list[tuple[int, int]]:
         """Persons of two halves [persons], in random pairs of the same kind of conversation."""
-        rng, found = np.random.default_rng(self.seed + 1), []
+        rng, values = np.random.default_rng(self.seed + 1), []
         for kind in sorted(set(self.kinds)):
-            own = np.array([one == kind for one in self.kinds])
-            sides = [rng.permutation(np.flatnonzero(own & (half == side))) for side in (0, 1)]
-            found += [(int(a), int(b)) for a, b in zip(*sides, strict=False)]
-        return found
+            human = np.array([one == kind for one in self.kinds])
+            sides = [rng.permutation(np.flatnonzero(human & (half == side))) for side in (0, 1)]
+            values += [(int(a), int(b)) for a, b in zip(*sides, strict=False)]
+        return values
 
     def shares_of(self, pairs: Sequence[tuple[int, int]]) -> dict[str, Floats]:
         """Per pair of persons the shares `words` and `context`, if the second played the model."""
@@ -101,9 +101,9 @@ class People:
         ]
         rows = [(number, a, b) for number, some in enumerate(places) for a, b in some]
         number, left, right = np.array(rows, np.int64).reshape(-1, 3).T
-        own, other = ([self.texts[place] for place in side] for side in (left, right))
+        human, other = ([self.texts[place] for place in side] for side in (left, right))
         won = np.array(
-            [word_wins(own, other, number % FOLDS), wins(self.fits[right], self.fits[left])]
+            [word_wins(human, other, number % FOLDS), wins(self.fits[right], self.fits[left])]
         )
         members = np.eye(len(pairs))[number].T
         shares = _share(members @ np.nan_to_num(won.T), members @ np.isfinite(won.T)).T
@@ -127,7 +127,7 @@ class People:
 class Closeness:
     """A model's turns at the places of people's turns, compared with these."""
 
-    people: People
+    people: Population
     texts: Sequence[str | None]
     """None where the model gave no reply."""
     ends: Sequence[float]
@@ -139,22 +139,22 @@ class Closeness:
 
     @cached_property
     def features(self) -> Floats:
-        return features(self.people.turns, self.texts, self.ends, self.people.vocabulary)
+        return turn_features(self.people.turns, self.texts, self.ends, self.people.vocabulary)
 
     @cached_property
     def means(self) -> tuple[Floats, Floats]:
         """People's and the model's means by person, over the turns that have both."""
-        own, made = self.people.features, self.features
-        both = np.isfinite(own) & np.isfinite(made)
-        return tuple(self.people.means(np.where(both, x, np.nan)) for x in (own, made))  # type: ignore[return-value]
+        human, made = self.people.features, self.features
+        both = np.isfinite(human) & np.isfinite(made)
+        return tuple(self.people.means(np.where(both, x, np.nan)) for x in (human, made))  # type: ignore[return-value]
 
     @cached_property
     def spread(self) -> Floats:
         """Standard deviations of people's turns, or of both sides' where people's is 0; NaN for a
         line that is not measured."""
-        own, made = self.people.features, self.features
+        human, made = self.people.features, self.features
         widths = [
-            np.sqrt(_mean(np.square(x - _mean(x)))) for x in (own, np.concatenate([own, made]))
+            np.sqrt(_mean(np.square(x - _mean(x)))) for x in (human, np.concatenate([human, made]))
         ]
         width = np.where(widths[0] > 0, *widths)
         return np.where((width > 0) & np.isfinite(self.means[1]).any(axis=0), width, np.nan)
@@ -178,8 +178,8 @@ class Closeness:
     # -- statistics of persons, given by number ----------------------------------------------------
 
     def distance(self, persons: Sequence[int]) -> float:
-        own, made = (_mean(side[list(persons)]) for side in self.means)
-        return float(_rms((made - own) / self.spread))
+        human, made = (_mean(side[list(persons)]) for side in self.means)
+        return float(_rms((made - human) / self.spread))
 
     def ratios(self, persons: Sequence[int]) -> dict[str, float]:
         """The three numbers on one scale; those that cannot be computed are left out."""
@@ -197,18 +197,18 @@ class Closeness:
     def lines(self) -> list[dict[str, Any]]:
         """Per line the means, the difference model − people with interval and p, and Holm's p."""
         both = np.isfinite(self.people.features) & np.isfinite(self.features)
-        found: list[dict[str, Any]] = []
+        values: list[dict[str, Any]] = []
         persons: dict[Hashable, Hashable] = {n: n for n in range(self.people.size)}
         for place, (name, label) in enumerate(LINES.items()):
-            own, made = (
+            human, made = (
                 dict(zip(persons, side[:, place].tolist(), strict=True)) for side in self.means
             )
-            line = paired_difference(own, made, persons)
-            found.append({
+            line = paired_difference(human, made, persons)
+            values.append({
                 "name": name, "label": label, "people": line.mean_a, "model": line.mean_b,
                 **_ends(line), "persons": line.n_shared, "turns": int(both[:, place].sum()),
             })  # fmt: skip
-        return _with_holm(found)
+        return _with_holm(values)
 
     def report(self) -> dict[str, Any]:
         """The entry of `closeness.json`, without name and step."""
@@ -217,7 +217,7 @@ class Closeness:
         worst = max(ratios, key=ratios.__getitem__, default="")
         apart = jackknife(lambda some: self.ratios(some).get("distance"), self.people.size)
         elsewhere = self.people.context.scores(self.people.context.elsewhere())
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "headline": {"name": worst, "value": ratios.get(worst)}, "ratios": ratios,
             "distance": {
                 "value": self.distance(everyone), "ratio": ratios.get("distance"),
@@ -238,11 +238,11 @@ class Closeness:
             ends = zip(
                 ("value", "low", "high"), (each.mean, each.ci_low, each.ci_high), strict=True
             )
-            found["likelihood"] = self._share("share", likelier)
-            found["perplexity"] = {name: None if x is None else math.exp(x) for name, x in ends} | {
-                "persons": sorted(np.exp(nats[np.isfinite(nats)]).tolist())
-            }
-        return found
+            values["likelihood"] = self._share("share", likelier)
+            values["perplexity"] = {
+                name: None if x is None else math.exp(x) for name, x in ends
+            } | {"persons": sorted(np.exp(nats[np.isfinite(nats)]).tolist())}
+        return values
 
     def _share(self, name: str, share: Floats) -> dict[str, float | None]:
         """The mean over persons of a share, with its interval."""
@@ -250,15 +250,15 @@ class Closeness:
         return {name: whole.mean, "low": whole.ci_low, "high": whole.ci_high}
 
 
-def compare(model: Closeness, base: Closeness) -> dict[str, Any]:
+def distance_beyond(model: Closeness, base: Closeness) -> dict[str, Any]:
     """How much farther from people MODEL is than BASE, paired by person: the three ratios, the
     headline, and every line in its unit. Below zero, MODEL is closer."""
 
     def farther(measure: str, place: int = 0) -> dict[str, float | None]:
         def value(one: Closeness, persons: Sequence[int]) -> float | None:
             if measure == "line":
-                own, made = (float(_mean(side[list(persons), place])) for side in one.means)
-                return abs(made - own)
+                human, made = (float(_mean(side[list(persons), place])) for side in one.means)
+                return abs(made - human)
             ratios = one.ratios(persons)
             return max(ratios.values()) if measure == "headline" else ratios.get(measure)
 
@@ -278,12 +278,12 @@ def _with_holm(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**line, "p_holm": p} for line, p in zip(lines, adjusted, strict=True)]
 
 
-def _ends(found: PairedDifference) -> dict[str, float | None]:
+def _ends(line: PairedDifference) -> dict[str, float | None]:
     return {
-        "difference": found.difference,
-        "low": found.ci_low,
-        "high": found.ci_high,
-        "p": found.p,
+        "difference": line.difference,
+        "low": line.ci_low,
+        "high": line.ci_high,
+        "p": line.p,
     }
 
 

@@ -39,7 +39,7 @@ from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, checkpoint_player
 from soulkit.models.players.settings import RoleSettings, is_spec
 from soulkit.models.vllm.manager import player_servers
-from soulkit.people.closeness import Closeness, People, compare
+from soulkit.people.closeness import Closeness, Population, distance_beyond
 from soulkit.people.texts import message_before
 from soulkit.people.turns import PersonTurn, by_chat, read_turns
 from soulkit.play.engine import gather
@@ -164,7 +164,7 @@ class Continuations:
         )  # fmt: skip
         return Plan(tasks=(task,), concurrency=self.config.concurrency)
 
-    def play(self, people: People, target: Path, reporter: Reporter = SILENT) -> Closeness:
+    def play(self, people: Population, target: Path, reporter: Reporter = SILENT) -> Closeness:
         config = self.config
         run = open_session(config, self.folder(target), COMMAND, self.plan,
                            sealed=not config.foreign, reporter=reporter)  # fmt: skip
@@ -176,7 +176,7 @@ class Continuations:
             return asyncio.run(self._play(people, run, ledger, serve, reporter))
 
     async def _play(
-        self, people: People, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
+        self, people: Population, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
     ) -> Closeness:
         config = self.config
         async with asking(config, run, ledger, serve, reporter) as players:
@@ -229,14 +229,16 @@ class Continuations:
         alone = self.system and turn.context[0].role != "system"
         return [*([Segment("system", self.system)] if alone else []), *turn.context, *after]
 
-    def _likelihoods(self, local: LocalModel, people: People) -> tuple[list[float], list[float]]:
+    def _likelihoods(
+        self, local: LocalModel, people: Population
+    ) -> tuple[list[float], list[float]]:
         """Per turn, whether it is likelier in its context than one from elsewhere, and its nats per
         token. Two turns change places, so that the lengths and words of both count on both sides.
         """
-        swap, said = _swapped(people), [self.context(turn) for turn in self.turns]
-        own = [(context, turn.text) for context, turn in zip(said, self.turns, strict=True)]
-        other = [(context, self.turns[n].text) for context, n in zip(said, swap, strict=True)]
-        sums, sizes = log_likelihoods(local, [*own, *other])
+        swap, contexts = _swapped(people), [self.context(turn) for turn in self.turns]
+        real = [(context, turn.text) for context, turn in zip(contexts, self.turns, strict=True)]
+        other = [(context, self.turns[n].text) for context, n in zip(contexts, swap, strict=True)]
+        sums, sizes = log_likelihoods(local, [*real, *other])
         here, there = np.split(sums, 2)
         gain = here + here[swap] - there - there[swap]
         likelier = np.where(swap == np.arange(len(swap)), np.nan, (np.sign(gain) + 1) / 2)
@@ -247,7 +249,7 @@ def _ended(text: str | None) -> float:
     return math.nan if text is None else float(text.strip("\"'*([ \n").upper().startswith(END))
 
 
-def _swapped(people: People) -> np.ndarray:
+def _swapped(people: Population) -> np.ndarray:
     """For each turn the number of one by another person in the same kind of conversation, in pairs
     that name each other; its own number where none is left."""
     order = np.random.default_rng(people.seed).permutation(len(people.turns)).tolist()
@@ -281,21 +283,21 @@ def log_likelihoods(
             flags = (*[False] * len(prompt), *[True] * len(reply))
             spans.append(Span((*prompt, *reply), flags, ()))
             places.append(place)
-    found = np.full((2, len(pairs)), np.nan)
+    results = np.full((2, len(pairs)), np.nan)
     with torch.inference_mode():
         for pack in policy.packs(spans, divided=False):
             scored = policy.score(pack)
             owner, nats = scored.owner.cpu().numpy(), scored.log_prob.double().cpu().numpy()
-            for weights, row in zip((nats, None), found, strict=True):
+            for weights, row in zip((nats, None), results, strict=True):
                 sums = np.bincount(owner, weights, minlength=len(pack.spans))
                 row[[places[member] for member in pack.indices]] = sums
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 # -- the measurement -------------------------------------------------------------------------------
 
 
-def measure(
+def measure_closeness(
     model: str, data: str, *, side: str = HUMAN, against: str | None = None,
     adapter: str | None = None, checkpoints: bool = False, limit: int | None = None,
     system: str = "", allow_private: bool = False, target: Path | None = None,
@@ -306,12 +308,12 @@ def measure(
     `flags` are settings of the players, `system` a system prompt for conversations without one.
     UserError before anything is played.
     """
-    known = {"seed": 0, **{name: x for name, x in (flags or {}).items() if x is not None}}
-    models = models_of(model, known, adapter, checkpoints=checkpoints)
-    base = models_of(against, known)[-1:] if against else []
+    settings = {"seed": 0, **{name: x for name, x in (flags or {}).items() if x is not None}}
+    models = models_of(model, settings, adapter, checkpoints=checkpoints)
+    base = models_of(against, settings)[-1:] if against else []
     turns = read_turns(data, side, reporter)
-    kept = set([*by_chat(turns)][:limit])
-    turns = [turn for turn in turns if turn.chat in kept]
+    chosen = set([*by_chat(turns)][:limit])
+    turns = [turn for turn in turns if turn.chat in chosen]
     for one in (*models, *base):
         url = one.player.base_url
         if one.player.kind == "endpoint" and not is_loopback(checked_url(url)):
@@ -321,18 +323,20 @@ def measure(
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
         target = Path(model) if is_run(Path(model)) else Path("runs") / f"people-closeness-{name}"
     with reporter.working("people among themselves"):
-        people = People(turns, int(known["seed"]))
-    found, entries = [], []
+        people = Population(turns, int(settings["seed"]))
+    results, entries = [], []
     for one in (*models, *base):
-        found.append(Continuations(one, turns, system).play(people, target, reporter))
+        results.append(Continuations(one, turns, system).play(people, target, reporter))
         with reporter.working(f"closeness of {one.name}"):
-            no_reply = list(found[-1].texts).count(None)
+            no_reply = list(results[-1].texts).count(None)
             about = {"name": one.name, "step": one.step, "no_reply": no_reply}
-            entries.append({**about, **found[-1].report()})
-    compared = {**entries.pop(), "comparison": compare(found[-2], found[-1])} if base else None
+            entries.append({**about, **results[-1].report()})
+    compared = (
+        {**entries.pop(), "comparison": distance_beyond(results[-2], results[-1])} if base else None
+    )
     report = {
         "schema": "closeness", "version": 1, "persons": people.size, "turns": len(turns),
-        "conversations": len(kept), "data": data, "side": side, "seed": known["seed"],
+        "conversations": len(chosen), "data": data, "side": side, "seed": settings["seed"],
         "models": entries, "against": compared,
     }  # fmt: skip
     write_json(target / FILE, report)

@@ -55,7 +55,7 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(_WORD.findall(text.lower()))
 
 
-def asks(text: str) -> bool:
+def has_question(text: str) -> bool:
     """Whether a text has a question mark."""
     return bool(_QUESTION.search(text))
 
@@ -80,13 +80,15 @@ class Vocabulary:
 
     def odd(self, turn: PersonTurn, text: str) -> float:
         """The share of words of `text` at `turn` that nobody else uses; NaN without words."""
-        said = {word for part in turn.context for word in words_of(part.text)}
+        earlier = {word for part in turn.context for word in words_of(part.text)}
         words = [word for word in words_of(text) if word.isalpha()]
-        odd = [w for w in words if w not in said and self._owner.get(w, turn.person) == turn.person]
+        odd = [
+            w for w in words if w not in earlier and self._owner.get(w, turn.person) == turn.person
+        ]
         return len(odd) / len(words) if words else np.nan
 
 
-def features(
+def turn_features(
     turns: Sequence[PersonTurn], texts: Sequence[str | None], ends: Sequence[float],
     vocabulary: Vocabulary,
 ) -> Floats:  # fmt: skip
@@ -115,14 +117,14 @@ def _one(turn: PersonTurn, text: str, vocabulary: Vocabulary) -> list[float]:
     first = next((sign for sign in text if sign.isalpha()), "")
     return [
         np.log2(1 + len(words)),
-        float(asks(text)),
+        float(has_question(text)),
         float(bool(_CORRECTION.search(text))),
         vocabulary.odd(turn, text),
         float(first.isupper()) if first.lower() != first.upper() else np.nan,
         float(bool(_STOP.search(text))),
         len(before & set(words)) / len(set(words)) if before and words else np.nan,
         mattr(words) if words else np.nan,
-        float(asks(text)) if turn.place == 0 else np.nan,
+        float(has_question(text)) if turn.place == 0 else np.nan,
         np.nan,
         np.nan,
     ]

@@ -11,9 +11,9 @@ import pytest
 
 from soulkit.errors import ConfigError, DataError
 from soulkit.people.classifiers import word_wins
-from soulkit.people.closeness import Closeness, People, compare
-from soulkit.people.continuations import END_QUESTION, Continuations, measure, models_of
-from soulkit.people.texts import LINES, Vocabulary, features, words_of
+from soulkit.people.closeness import Closeness, Population, distance_beyond
+from soulkit.people.continuations import END_QUESTION, Continuations, measure_closeness, models_of
+from soulkit.people.texts import LINES, Vocabulary, turn_features, words_of
 from soulkit.people.turns import PersonTurn, read_turns
 
 THINGS = ["kettle", "bicycle", "radio", "tent", "piano", "lamp", "boat", "oven", "drone", "clock"]
@@ -56,7 +56,7 @@ def own_ends(turns: list[PersonTurn]) -> list[float]:
 
 
 def values(turn: PersonTurn, text: str) -> dict[str, float]:
-    row = features([turn], [text], [0.0], Vocabulary([turn]))[0]
+    row = turn_features([turn], [text], [0.0], Vocabulary([turn]))[0]
     return dict(zip(LINES, row.tolist(), strict=True))
 
 
@@ -90,7 +90,7 @@ def test_features_of_a_turn(
     known = Vocabulary(
         [*turns, PersonTurn("x", "y", "", 0, 1, (), "my kettle is broke don't stop")]
     )
-    row = features([opening], [text], [0.0], known)[0]
+    row = turn_features([opening], [text], [0.0], known)[0]
     assert row[list(LINES).index(line)] == pytest.approx(value, nan_ok=True)
 
 
@@ -105,16 +105,16 @@ def test_the_share_of_the_opening_needs_every_turn(turns: list[PersonTurn]) -> N
     whole, place = turns[first : first + 3], list(LINES).index("opening_share")
     texts: list[str | None] = ["one two", "three", "four"]
     known = Vocabulary(turns)
-    assert features(whole, texts, [0.0] * 3, known)[0, place] == 0.5
-    assert np.isnan(features(whole, [*texts[:2], None], [0.0] * 3, known)[:, place]).all()
-    assert np.isnan(features(whole[:2], texts[:2], [0.0] * 2, known)[:, place]).all()
+    assert turn_features(whole, texts, [0.0] * 3, known)[0, place] == 0.5
+    assert np.isnan(turn_features(whole, [*texts[:2], None], [0.0] * 3, known)[:, place]).all()
+    assert np.isnan(turn_features(whole[:2], texts[:2], [0.0] * 2, known)[:, place]).all()
 
 
 # -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_people_are_as_close_to_themselves_as_can_be(turns: list[PersonTurn]) -> None:
-    people = People(turns)
+    people = Population(turns)
     found = Closeness(people, people.texts, own_ends(turns)).report()
     assert found["ratios"] == {"distance": 0.0, "words": 0.0, "context": 0.0}
     assert all(line["difference"] in (0.0, None) for line in found["lines"])
@@ -122,7 +122,7 @@ def test_people_are_as_close_to_themselves_as_can_be(turns: list[PersonTurn]) ->
 
 
 def test_a_bland_line_is_far_from_people(turns: list[PersonTurn]) -> None:
-    people = People(turns)
+    people = Population(turns)
     bland = Closeness(people, ["Could you please help me?"] * len(turns), [0.0] * len(turns))
     found = bland.report()
     assert found["words"]["auc"] == 1.0 and found["words"]["p"] < 0.01
@@ -130,12 +130,12 @@ def test_a_bland_line_is_far_from_people(turns: list[PersonTurn]) -> None:
     lines = {line["name"]: line for line in found["lines"]}
     assert lines["ends"]["high"] < 0 < lines["question"]["low"]
     assert lines["question"]["persons"] == 12 and lines["question"]["turns"] == len(turns)
-    itself = compare(bland, Closeness(people, people.texts, own_ends(turns)))
+    itself = distance_beyond(bland, Closeness(people, people.texts, own_ends(turns)))
     assert itself["headline"]["low"] > 0 and itself["distance"]["difference"] > 0
 
 
 def test_turns_at_wrong_places_are_seen_by_the_context_alone(turns: list[PersonTurn]) -> None:
-    people = People(turns)
+    people = Population(turns)
     moved = list(people.texts)
     for place in (1, 2):  # each text goes to another person
         here = [n for n, turn in enumerate(turns) if turn.place == place]
@@ -155,7 +155,7 @@ def test_a_text_of_both_sides_is_not_recognised() -> None:
 
 
 def test_a_missing_reply_is_left_out_on_both_sides(turns: list[PersonTurn]) -> None:
-    people = People(turns)
+    people = Population(turns)
     texts: list[str | None] = [None, *people.texts[1:]]
     found = Closeness(people, texts, own_ends(turns)).report()
     assert found["ratios"]["distance"] == 0.0
@@ -168,13 +168,13 @@ def test_halves_are_drawn_within_each_kind(turns: list[PersonTurn]) -> None:
                    t.context, t.text)
         for t in turns
     ]  # fmt: skip
-    halves = People(mixed).parts(50)
+    halves = Population(mixed).parts(50)
     assert set(halves[:, :4].sum(axis=1)) == {2} and set(halves[:, 4:].sum(axis=1)) == {4}
 
 
 def test_one_person_is_too_few(turns: list[PersonTurn]) -> None:
     with pytest.raises(DataError, match="fewer than 4 persons"):
-        People([turn for turn in turns if turn.person == "p1"])
+        Population([turn for turn in turns if turn.person == "p1"])
 
 
 # -- plays -----------------------------------------------------------------------------------------
@@ -188,13 +188,17 @@ def script(folder: Path, *rules: str) -> str:
 
 def test_a_scripted_model_is_measured_and_resumed(data: Path, tmp_path: Path) -> None:
     model = script(tmp_path, "- {purpose: ends, say: ' end.'}")
-    found = measure(model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9})
+    found = measure_closeness(
+        model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9}
+    )
     assert found == json.loads((tmp_path / "out" / "closeness.json").read_text(encoding="utf-8"))
     (entry,) = found["models"]
     assert found["persons"] == 4 and found["conversations"] == 10
     assert entry["likelihood"] is None and entry["no_reply"] == 0
     assert {line["name"]: line["model"] for line in entry["lines"]}["ends"] == 1.0
-    again = measure(model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9})
+    again = measure_closeness(
+        model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9}
+    )
     assert again == found
 
 
