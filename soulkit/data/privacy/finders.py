@@ -13,9 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import accumulate
-from typing import Any
+from functools import cache
+from itertools import accumulate, count
+from typing import Any, cast
 
 from soulkit.errors import ConfigError
 from soulkit.text import counted, join_and
@@ -153,19 +153,19 @@ def _key(text: str) -> int:
     return 0 if "example" in text or not any(map(str.isdigit, text)) else len(text)
 
 
-def _is_id(text: str) -> bool:
-    word = re.sub(r"\W", "", text)
-    if len(word) == 11:  # Brazil
-        sums = [sum(int(word[i]) * (n - i) for i in range(n - 1)) for n in (10, 11)]
-        return [s * 10 % 11 % 10 for s in sums] == [int(digit) for digit in word[9:]]
-    if len(word) == 15:  # France
-        return int(word[:13]) % 97 == 97 - int(word[13:])
-    if word.isdecimal():  # United States
-        return word[:3] not in ("000", "666") and word[0] != "9" and word[3:5] != "00"
-    if len(word) == 9 and word[1].isdecimal():  # Spain
-        number = int(word[:8].translate(str.maketrans("xyz", "012")))
-        return "trwagmyfpdxbnjzsqvhlcke"[number % 23] == word[8]
-    return len(word) == 16 or not set(word[:2]) & set("dfiquv")  # Italy, United Kingdom
+def _is_brazilian(text: str) -> bool:
+    digits = [int(digit) for digit in _digits(text)]
+    sums = [sum(digits[i] * (n - i) for i in range(n - 1)) for n in (10, 11)]
+    return [s * 10 % 11 % 10 for s in sums] == digits[9:]
+
+
+def _is_french(text: str) -> bool:
+    return (int(_digits(text)[:13]) + int(_digits(text)[13:])) % 97 == 0
+
+
+def _is_spanish(text: str) -> bool:
+    number = int(_digits(text[:-1].translate(str.maketrans("xyz", "012"))))
+    return "trwagmyfpdxbnjzsqvhlcke"[number % 23] == text[-1]
 
 
 def _is_isbn(text: str) -> bool:
@@ -226,18 +226,22 @@ _IP = (
     r"\d(?<![\w.].)\d{0,2}(?:\.\d{1,3}){3}(?![\w.]?\w)"
     r"|[23f](?<![\w:.].)[\da-f]{1,3}:[\da-f:]{2,35}(?:\b|(?<=:))"
 )
-_ID = (
-    r"(?<![\w.-])(?:\d{3}-\d{2}-\d{4}|\d{3}\.\d{3}\.\d{3}-\d{2}|[a-z]{2} ?\d\d ?\d\d ?\d\d ?[a-d]|"
-    r"[12] ?\d\d ?\d\d ?\d\d ?\d{3} ?\d{3} ?\d\d|[xyz\d][ -]?\d{7}[ -]?[a-z]|"
-    r"[a-z]{6}\d\d[a-ehlmprst]\d\d[a-z]\d{3}[a-z])(?![\w-])"
+_IDS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    (r"(?!000|666|9)\d{3}-(?!00)\d\d-\d{4}", bool),  # United States
+    (r"(?![a-z]?[dfiquv])[a-z]{2} ?\d\d ?\d\d ?\d\d ?[a-d]", bool),  # United Kingdom
+    (r"[a-z]{6}\d\d[a-ehlmprst]\d\d[a-z]\d{3}[a-z]", bool),  # Italy
+    (r"\d{3}\.\d{3}\.\d{3}-\d{2}", _is_brazilian),
+    (r"[12] ?\d\d ?\d\d ?\d\d ?\d{3} ?\d{3} ?\d\d", _is_french),
+    (r"(?:[xyz][ -]?|\d)\d{7}[ -]?[a-z]", _is_spanish),
 )
+"""National IDs: form and check."""
 _CARD = (
     r"(?<![\w.,-])(?:[2-6]\d{3}([ -]?)\d{4}\1\d{4}\1\d{4}|3\d{3}([ -]?)\d{6}\2\d{5})"
     r"(?![\w-]|[.,]\d)"
 )
 _TABLE: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = tuple(
     (kind, re.compile(pattern, 0 if pattern in (_SECRET, _ORDER, _EMAIL) else re.ASCII), check)
-    for kind, pattern, check in (
+    for kind, pattern, check in cast(list[tuple[str, str, Callable[[str], int]]], [
         ("key", _PEM, bool), ("key", _KEY, _key), ("key", _SECRET, _key),
         ("url", r"\b[a-z][a-z\d+.-]{1,14}://[^\s<>\"`{}|\\^]+", _url),
         ("email", _EMAIL, lambda text: not _MADE.search(text)),
@@ -249,16 +253,21 @@ _TABLE: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = tuple(
         ("", _ORDER, bool), ("", rf"{_MONEY} ?{_PRICE}|{_PRICE}[ \u00a0]?{_MONEY}", bool),
         ("", _DATE, bool), ("", _ISBN, _is_isbn), ("ip", _IP, _is_machine),
         ("", r"\d(?<![\w+.].)\d*+(?:\.\d++){2,}+(?![\w.]?\w)", _is_dotted),
-        ("id", _ID, _is_id), ("card", _CARD, _luhn), ("", _CARD, bool),
+        *(("id", rf"(?<![\w.-])(?:{form})(?![\w-])", check) for form, check in _IDS),
+        ("card", _CARD, _luhn), ("", _CARD, bool),
         ("", r"\b(?:[a-z]{2}\d\d|\d{4})(?:[ -](?:\d{4}|[a-z]{4})){3,8}+(?:[ -]\d{1,4})?\b", bool),
-    )
+    ])
 )  # fmt: skip
 """Kind (empty: not private, only hidden from what follows), pattern, check."""
 
 # -- telephone numbers -----------------------------------------------------------------------------
 
 
-_RUN = re.compile(r"\d(?:(?:[ ()\-/\u00a0\u202f\u2010\u2011]{0,3}|\.)\d)*+")
+_GAP = r"(?:[ ()\-/\u00a0\u202f\u2010\u2011]{1,3}|\.)"
+_RUN = re.compile(
+    rf"(?<!\d)(?:\d{_GAP})?+\d{{2,15}}(?!\d)(?:{_GAP}(?:\d{_GAP})?+\d{{2,15}}(?!\d))*+(?:{_GAP}\d(?!\d))?+"
+)
+"""Groups of digits; two groups of one digit never follow each other."""
 _GROUP = re.compile(r"\d+")
 _OPENING = re.compile(r"\(?\+?\(?$")
 _INSIDE = re.compile(r"[\w+]\||\w-\||\d[.,]\||\|(?:[.,-]?\d|-?\w|%)")
@@ -266,24 +275,29 @@ _INSIDE = re.compile(r"[\w+]\||\w-\||\d[.,]\||\|(?:[.,-]?\d|-?\w|%)")
 _DECIMAL = re.compile(r"(?:0|[1-9]\d*)\.\d+")
 _GROUPS = 8
 """Maximum groups of digits in a telephone number."""
+_CHECKS = 3000
+"""Candidates that are checked in one text. What follows counts as a number without a check, so
+that a long text takes little time and hides nothing."""
 
 
 def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
     """Start and end of the telephone numbers in a text."""
+    checks = count()
     for run in _RUN.finditer(text):
+        if run.end() - run.start() < 8:
+            continue
         spans, first = [group.span() for group in _GROUP.finditer(text, *run.span())], 0
         while first < len(spans):
             begin = spans[first][0]
             begin -= len(_OPENING.search(text[max(begin - 3, 0) : begin])[0])  # type: ignore[index]
             lengths = accumulate(end - start for start, end in spans[first : first + _GROUPS])
-            fits = [
-                n for n, k in enumerate(lengths, first) if 7 < k < 16 and k > 1.7 * (n - first + 1)
-            ]
-            for last in reversed(fits):
+            for last in reversed([n for n, k in enumerate(lengths, first) if 7 < k < 16]):
                 end = spans[last][1]
                 begin += text[begin] == "(" and ")" not in text[begin:end]
                 around = f"{text[max(begin - 2, 0) : begin]}|{text[end : end + 2]}"
-                if not _INSIDE.search(around) and _is_phone(text[begin:end], regions):
+                if next(checks) > _CHECKS or (
+                    not _INSIDE.search(around) and _is_phone(text[begin:end], regions)
+                ):
                     yield begin, end
                     first = last
                     break
@@ -295,55 +309,46 @@ def _is_phone(text: str, regions: tuple[str, ...]) -> bool:
     if text.count("(") != text.count(")") or _DECIMAL.fullmatch(text):
         return False
     if foreign or digits.startswith("00"):
-        return _is_valid("+" + (digits if foreign else digits[2:]), ("ZZ",))
-    return len(digits) > (8 if text.isdecimal() else 7) and (
-        _plans(regions).fullmatch(digits) is not None and _is_valid(digits, regions)
-    )
+        return _is_foreign("+" + (digits if foreign else digits[2:]))
+    least = 8 if text.isdecimal() else 7
+    return len(digits) > least and _national(regions).fullmatch(digits) is not None
 
 
-@lru_cache(1 << 16)
-def _is_valid(digits: str, regions: tuple[str, ...]) -> bool:
+def _is_foreign(digits: str) -> bool:
     import phonenumbers as plans
 
+    try:
+        return plans.is_valid_number(plans.parse(digits))
+    except plans.NumberParseException:
+        return False
+
+
+_SERVICES = (
+    "fixed_line mobile toll_free premium_rate shared_cost personal_number voip pager uan voicemail"
+)
+
+
+@cache
+def _national(regions: tuple[str, ...]) -> re.Pattern[str]:
+    """The regions' valid numbers without country code, as digits only. In most of Europe they
+    must begin with 0."""
+    from phonenumbers import PhoneMetadata
+
+    forms = []
     for region in regions:
-        try:
-            number = plans.parse(digits, region)
-        except plans.NumberParseException:
-            continue
-        if plans.is_valid_number(number) if region == "ZZ" else (
-            plans.is_valid_number_for_region(number, region) and digits.startswith(_zero(region))
-        ):  # fmt: skip
-            return True
-    return False
-
-
-@cache
-def _zero(region: str) -> str:
-    """What national numbers of a region must begin with: 0 in most of Europe."""
-    from phonenumbers import PhoneMetadata
-
-    data: Any = PhoneMetadata.metadata_for_region(region)
-    return "0" if region != "BR" and any(
-        (form.national_prefix_formatting_rule or "").lstrip("(").startswith("0")
-        and not form.national_prefix_optional_when_formatting for form in data.number_format
-    ) else ""  # fmt: skip
-
-
-@cache
-def _plans(regions: tuple[str, ...]) -> re.Pattern[str]:
-    """A loose, quick pattern of the regions' national numbers, as digits only."""
-    from phonenumbers import PhoneMetadata
-
-    plans: dict[str, Any] = {
-        region: PhoneMetadata.metadata_for_region(region) for region in regions
-    }
-    if strange := [region for region, data in plans.items() if data is None]:
-        raise ConfigError(
-            f"'{strange[0]}' is no country for telephone numbers.",
-            "Countries are written with two capital letters.",
-            "Write for example --regions ES,FR.",
-        )
-    return re.compile("|".join(
-        f"(?:{data.national_prefix or ''}){'' if _zero(region) else '?'}"
-        f"(?:{data.general_desc.national_number_pattern})" for region, data in plans.items()
-    ))  # fmt: skip
+        data: Any = PhoneMetadata.metadata_for_region(region)
+        if data is None:
+            raise ConfigError(
+                f"'{region}' is no country for telephone numbers.",
+                "Countries are written with two capital letters.",
+                "Write for example --regions ES,FR.",
+            )
+        zero = region != "BR" and any(
+            (form.national_prefix_formatting_rule or "").lstrip("(").startswith("0")
+            and not form.national_prefix_optional_when_formatting for form in data.number_format
+        )  # fmt: skip
+        services = [getattr(data, name) for name in _SERVICES.split()]
+        numbers = "|".join(one.national_number_pattern for one in services
+                           if one and one.national_number_pattern)  # fmt: skip
+        forms.append(f"(?:{data.national_prefix or ''}){'' if zero else '?'}(?:{numbers})")
+    return re.compile("|".join(forms))

@@ -78,15 +78,21 @@ def test_own_patterns_go_first_and_regions_decide_about_national_numbers() -> No
     assert find_private("612 345 678", regions=["DE"]) == []
 
 
-@pytest.mark.parametrize("unit", ["1 ", "a@", "1.", "AB12 ", "order ", "password: ", "f1:", "1("])
+@pytest.mark.parametrize("unit", ["1 ", "1/", "12 ", "+1 ", "a@", "1.", "order ", "f1:"])
 def test_hostile_texts_take_linear_time(unit: str) -> None:
     def seconds(length: int) -> float:
         start = time.process_time()
         find_private(unit * (length // len(unit)))
         return time.process_time() - start
 
-    seconds(5_000)
-    assert seconds(50_000) < 25 * max(seconds(5_000), 0.01)
+    least = max(seconds(5_000), 0.01)
+    assert seconds(50_000) < 15 * least
+
+
+def test_after_many_candidates_numbers_are_replaced_without_a_check() -> None:
+    text = "12 12 12 99, " * 2000 + "call 612 345 678"
+    last = find_private(text)[-1]
+    assert (last.kind, text[last.start : last.end]) == ("phone", "612 345 678")
 
 
 def test_canaries_are_not_counted_and_a_remote_model_is_refused() -> None:
