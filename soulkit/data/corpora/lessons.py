@@ -304,6 +304,21 @@ def _label(utterance: ChatLine, side: str) -> str:
 
 
 def _joined(parts: Sequence[_Part]) -> list[_Part]:
+    """Parts of one side in a row as one part: chat templates may refuse two of one role.
+
+    Words of the learned side that are not learned become context beside words that are.
+    """
+    joined = _merged(parts)
+    learned = [False, *(part.trained for part in joined), False]
+    for place, part in enumerate(joined):
+        beside = learned[place] or learned[place + 2]
+        if beside and part.role == "assistant" and not (part.trained or part.token_ids):
+            pieces = tuple(_Piece(YOU, f"(you wrote) {piece.text}") for piece in part.pieces)
+            joined[place] = _Part("user", pieces)
+    return _merged(joined)
+
+
+def _merged(parts: Sequence[_Part]) -> list[_Part]:
     joined: list[_Part] = []
     for part in parts:
         before = joined[-1] if joined else None

@@ -32,14 +32,13 @@ class ExportFile:
     """One file of an export: on disk, or a member of a .zip file."""
 
     name: str
-    """As messages show it, with forward slashes; for a member of a folder or .zip file relative to
-    that: `conversations.json`."""
+    """With forward slashes, relative to its folder or .zip file: `conversations.json`."""
     opener: Callable[[], BinaryIO]
     size: int
 
     @property
     def is_readable(self) -> bool:
-        """Whether the file may hold conversations, by its ending."""
+        """Whether it may hold conversations, by its ending."""
         return self.name.lower().endswith(READABLE)
 
     @cached_property
@@ -58,8 +57,8 @@ class ReadOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     """For tables: id, role, text, person, time → name of the column."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """What a reader leaves out although nothing is wrong with it, counted by kind in the plural:
-    `hidden system messages`, `empty conversations`. What is malformed is a BadRow instead."""
+    """What is left out although nothing is wrong with it, by kind in the plural: `empty
+    conversations`. What is malformed is a BadRow instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,13 +365,13 @@ def _hashes(begin: int, messages: Any) -> Iterator[int]:
 def _records(log: _Log, files: Sequence[ExportFile], bad: dict[str, BadRow]) -> Iterator[Record]:
     for file in files:
         for source, record in records(file):
-            try:
-                fields = {} if isinstance(record, BadRow) else record.items()
-                yield from log.parts({key: structure(value) for key, value in fields})
-            except _ODD:
-                bad[source] = BadRow(source, f"it does not have the form of the layout {log.name}")
             if isinstance(record, BadRow):
                 bad[source] = record
+                continue
+            try:
+                yield from log.parts({key: structure(value) for key, value in record.items()})
+            except _ODD:
+                bad[source] = BadRow(source, f"it does not have the form of the layout {log.name}")
 
 
 def _rows(log: _Log, files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:

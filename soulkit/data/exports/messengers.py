@@ -129,7 +129,7 @@ def _slack_name(person: Mapping[str, Any]) -> str:
 
 
 def _slack_message(entry: Mapping[str, Any], names: Mapping[str, str]) -> Row | None:
-    if (entry.get("subtype") or "") not in _SPOKEN or "bot_id" in entry or "user" not in entry:
+    if (entry.get("subtype") or "") not in _SPOKEN or "bot_id" in entry or not entry.get("user"):
         return None
 
     def shown(match: re.Match[str]) -> str:
@@ -267,9 +267,6 @@ def _whatsapp(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row
         first = (2, 0, 1) if _AMERICAN.match(file.head) else (2, 1, 0)
         dates = dict.fromkeys(head.group(1, 2, 3) for head, _, _ in entries)
         order = _date_order(list(dates), first)
-        if order is None:
-            yield BadRow(file.name, "its dates have an unknown form")
-            continue
         names = Counter(name for _, name, _ in entries)
         # A notice may look like a person with a long name who says one thing.
         once = {name for name, count in names.items() if count == 1 and len(name.split()) > 4}
@@ -279,27 +276,28 @@ def _whatsapp(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row
         yield from _cut(_messages(((file.name, entry) for entry in entries), convert, options))
 
 
-def _date_order(dates: Sequence[Sequence[str]], first: Sequence[int]) -> Sequence[int] | None:
+def _date_order(dates: Sequence[Sequence[str]], first: Sequence[int]) -> Sequence[int]:
     """Places of year, month and day in the dates of a file, which are in the order of the file.
 
-    Of the orders that give valid dates it is the one in which time goes back least often, then the
-    one with the fewest days from the first to the last, then `first`.
+    It is the order with most valid dates, then the one in which time goes back least often, then
+    the one with the fewest days from the first to the last, then `first`.
     """
-    rated: list[tuple[int, int, int, Sequence[int]]] = []
+    rated: list[tuple[int, int, int, int, Sequence[int]]] = []
     for order in (first, (2, 1, 0), (2, 0, 1), (0, 1, 2)):
-        try:
-            days = [_day(parts, order).toordinal() for parts in dates]
-        except ValueError:
-            continue
+        days = [day.toordinal() for parts in dates if (day := _day(parts, order))]
         back = sum(later < earlier for earlier, later in pairwise(days))
-        rated.append((back, max(days) - min(days), len(rated), order))
-    return min(rated)[-1] if rated else None
+        span = max(days, default=0) - min(days, default=0)
+        rated.append((-len(days), back, span, len(rated), order))
+    return min(rated)[-1]
 
 
-def _day(parts: Sequence[str], order: Sequence[int]) -> date:
+def _day(parts: Sequence[str], order: Sequence[int]) -> date | None:
     year, month, day = (int(parts[place]) for place in order)
     year += 2000 if year < 100 else -543 if year > 2400 else 0  # the Thai calendar
-    return date(year, month, day)
+    try:
+        return date(year, month, day)
+    except ValueError:
+        return None
 
 
 def _whatsapp_message(
@@ -310,7 +308,8 @@ def _whatsapp_message(
     words, hour = head[4] + head[8], int(head[5])
     if after := re.search(_AFTERNOON, words, re.I) or re.search(_FORENOON, words, re.I):
         hour = hour % 12 + (12 if re.fullmatch(_AFTERNOON, after[0], re.I) else 0)
-    day = _day(head.group(1, 2, 3), order)
+    parts = head.group(1, 2, 3)
+    day = _day(parts, order) or "/".join(parts)
     time = f"{day}T{hour:02}:{int(head[6]):02}:{int(head[7] or 0):02}"
     if not name or name in once:
         return None

@@ -85,7 +85,8 @@ def _zendesk(ticket: Any, options: ReadOptions) -> Iterator[Row]:
                 comments = [*comments, {**event, "created_at": audit.get("created_at")}]
             elif event.get("field_name") == "requester_id":
                 person = event.get("value")
-    person = str(person or (ticket.get("requester") or {}).get("id") or comments[0]["author_id"])
+    first = comments[0].get("author_id") if comments else None
+    person = str(person or (ticket.get("requester") or {}).get("id") or first or "")
     messages = []
     for comment in comments:
         text = comment.get("plain_body") or comment.get("body")
@@ -159,10 +160,13 @@ def _table(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | 
                 named = named or who not in ROLES
         begun: dict[str, list[Row]] = {}
         for source, record in records(file):
-            if not isinstance(record, Mapping):
-                yield record if isinstance(record, BadRow) else BadRow(source, "it is no row")
+            if isinstance(record, BadRow):
+                yield record
                 continue
-            key = str(record.get(columns["id"]))
+            if not isinstance(record, Mapping) or record.get(columns["id"]) in (None, ""):
+                yield BadRow(source, f"it has no {columns['id']}")
+                continue
+            key = str(record[columns["id"]])
             begun.setdefault(key, []).append(dict(record))
             if len(begun[key]) == counts[hash(key)]:
                 yield _from_rows(key, begun.pop(key), columns, named, source)

@@ -307,3 +307,10 @@ def test_a_row_says_what_stands_beside_its_messages():
     row = {"messages": TURNS, "data_source": "wildchat", "fact": "F"}
     held = conversation_of(row, "f:1")
     assert (held.data_source, held.fact, held.tokenizer) == ("wildchat", "F", "")
+
+
+def test_own_words_that_are_not_learned_stand_beside_learned_ones_as_context():
+    own = [{"role": "user", "content": "forwarded", "trained": False}, *said_by("user: mine")]
+    assert lines(lesson({"messages": [*TURNS[:3], *own]}))[-2:] == [
+        "user hello\n(you wrote) forwarded", "assistant* mine",
+    ]  # fmt: skip

@@ -211,6 +211,14 @@ def test_whatsapp_dates_of_many_countries(tmp_path: Path, form: str) -> None:
     assert rows[0]["messages"][0] == {"speaker": "Mia", "content": "hi", "time": time}
 
 
+def test_a_line_with_an_impossible_date_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    text = "13/01/2024, 10:00 - Mia: hi\n40/40/2024, 10:00 - Ben: x\n13/01/2024, 10:01 - Ben: ho"
+    (tmp_path / "a.txt").write_text(text)
+    bad, row = recognise(tmp_path / "a.txt").rows(ReadOptions())
+    assert isinstance(bad, BadRow) and "40/40/2024" in bad.why
+    assert isinstance(row, dict) and said(row) == ["Mia: hi", "Ben: ho"]
+
+
 WHATSAPP = f"""\
 [05.01.24, 10:00:00] Tee: {L}Nachrichten und Anrufe sind Ende-zu-Ende-verschlüsselt.
 [05.01.24, 10:00:01] Mia: Hallo: wie geht's?

@@ -142,9 +142,12 @@ def test_other_roles_are_speakers_in_the_whole_table(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_speaker_and_columns_that_are_missing(tmp_path: Path) -> None:
-    rows = [*ROWS, ("c3", "", "x", "", "")]
+    rows = [*ROWS, ("", "agent", "x", "", ""), ("c3", "", "x", "", "")]
     path = table(tmp_path / "a.csv", USUAL, rows)
-    assert isinstance(imported(path, "table")[-1], BadRow)
+    assert [row.why for row in imported(path, "table") if isinstance(row, BadRow)] == [
+        "it has no Conversation ID",
+        "a row of conversation 'c3' has no role",
+    ]
     with pytest.raises(DataError, match="no column for role") as wrong:
         imported(path, "table", role="rol")
     assert wrong.value.way_out == "Name one: --columns role=COLUMN. Did you mean 'role'?"
