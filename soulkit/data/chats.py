@@ -18,13 +18,13 @@ from typing import Any
 from soulkit.data.exports.datasets import (
     COLUMNS,
     CONVERSATIONS,
-    KEYS,
     REPLIES,
     TREE,
     branches_of,
     chat_row,
     grouped,
     is_scattered,
+    key_in,
     person_in,
 )
 from soulkit.data.exports.reading import is_export, recognise
@@ -91,7 +91,7 @@ class Chat:
     """Alternating roles, none blank, at least one from the user."""
     source: str
     layout: str
-    """`messages`, `branches`, `replies` or `tree`."""
+    """`replies`, or one of CONVERSATIONS."""
     fields: Mapping[str, Any]
     """The complete record (the first one if the chat has several)."""
 
@@ -145,7 +145,7 @@ def _groups(raw: Sequence[RawRow]) -> Iterator[partial[Chat]]:
 def chat_in(record: RawRow) -> Chat:
     """The chat in one record; BadRecord if there is none."""
     form, branches = branches_of(record.fields, CONVERSATIONS)
-    return _chat(record, branches, "messages" if form == "ShareGPT" else form)
+    return _chat(record, branches, form)
 
 
 def _chat(record: RawRow, branches: Iterator[Sequence[Any]], layout: str) -> Chat:
@@ -174,7 +174,7 @@ def owner_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Whom a conversation belongs to: its person, else itself, known by its id or its content."""
     if person := person_in(fields):
         return {"person": person}
-    key = next((str(fields[name]) for name in KEYS if fields.get(name)), "")
+    key = key_in(fields)
     return {"conversation": key} if key else fields
 
 

@@ -45,7 +45,7 @@ def parquet(path: Path, rows: list[Row], group: int = 1000) -> Path:
 
 def lesson(row: Any, side: str = "human", **shape: Any) -> Lesson:
     """The lesson of one row."""
-    return lesson_from(conversation_of(row, "f:1"), LessonShape(side, **shape), "s", "f:1")
+    return lesson_from(conversation_of(row), LessonShape(side, **shape), "s", "f:1")
 
 
 def lines(made: Lesson) -> list[str]:

@@ -96,15 +96,15 @@ def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str,
     for key, row in source_rows(source_settings(source).path):
         report.rows += 1
         try:
-            yield key, _conversation(key, row)
+            yield key, _conversation(row)
         except BadRecord as error:
             report.bad.append(BadRow(key, str(error)))
 
 
-def _conversation(key: str, row: Any) -> ChatRow:
+def _conversation(row: Any) -> ChatRow:
     if isinstance(row, BadRow):
         raise BadRecord(row.why)
-    return conversation_of(row, key)
+    return conversation_of(row)
 
 
 def _digest(conversation: ChatRow) -> bytes:
@@ -120,7 +120,7 @@ def _spoken_phrases(conversation: ChatRow) -> Phrases:
 def _phrases_of_rows(source: AnySource, keys: Collection[str]) -> Iterator[tuple[str, Phrases]]:
     for key, row in source_rows(source_settings(source).path):
         if key in keys:
-            yield key, _spoken_phrases(conversation_of(row, key))
+            yield key, _spoken_phrases(conversation_of(row))
 
 
 def _near(

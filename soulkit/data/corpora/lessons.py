@@ -20,8 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from soulkit.data.corpora.settings import ASSISTANT, HUMAN
-from soulkit.data.exports.datasets import ROLES, SPEAKERS, branches_of, message_words, person_in
-from soulkit.data.files import BadRecord, flatten
+from soulkit.data.exports.datasets import (
+    ROLES,
+    branches_of,
+    fields_of,
+    message_words,
+    person_in,
+    speaker_words,
+)
+from soulkit.data.files import BadRecord
 from soulkit.text import one_line
 from soulkit.types import Segment
 
@@ -57,16 +64,11 @@ class ChatRow:
     """Id of the person who talks to the assistant; empty if the row has none."""
 
 
-def conversation_of(row: Any, place: str) -> ChatRow:
-    """The conversation in one row of a file; BadRecord if there is none.
-
-    `place` is `file:row`.
-    """
-    try:
-        fields = flatten(row)
-    except ValueError as error:
-        raise BadRecord(str(error)) from error
-    utterances = (*_prompt(fields), *(u for i in _items(fields) for u in _utterances(i)))
+def conversation_of(row: Any) -> ChatRow:
+    """The conversation in one row of a file; BadRecord if there is none."""
+    fields = fields_of(row)
+    items = next(branches_of(fields)[1])
+    utterances = (*_prompt(fields), *(u for item in items for u in _utterances(item)))
     if not utterances:
         raise BadRecord("its conversation is empty")
     return ChatRow(
@@ -90,20 +92,10 @@ def _text_field(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _items(fields: Mapping[str, Any]) -> list[Any]:
-    return list(next(branches_of(fields)[1]))
-
-
 def _utterances(item: Any) -> Iterator[ChatLine]:
-    if not isinstance(item, Mapping):
-        raise BadRecord("one of its messages is not an object")
-    words = {k: item[k].strip() for k in SPEAKERS if isinstance(item.get(k), str)}
-    names = frozenset(word.casefold() for word in words.values() if word)
-    role = next((ROLES[n] for k in SPEAKERS if (n := words.get(k, "").lower()) in ROLES), "")
-    if not names:
-        raise BadRecord("one of its messages has no speaker")
-    labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
-    speaker = next((label for label in labels if label), "")
+    words, role = speaker_words(item)
+    names = frozenset(word.casefold() for word in words.values())
+    speaker = next(words[k] for k in ("name", "speaker", "author", "from", "role") if k in words)
     text, marks = message_words(item)
     if role in ("tool", "function_call"):
         act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
@@ -147,7 +139,7 @@ def sides_of(line: ChatLine) -> set[str]:
     """Every value of --side that selects the speaker of this message."""
     side = {"user": HUMAN, "assistant": ASSISTANT}.get(line.role)
     name = one_line(line.speaker, 80)
-    named = line.role != "tool" and line.role != "system" and name.casefold() not in ROLES
+    named = line.role not in ("tool", "system") and name.casefold() not in ROLES
     return {*([side] if side else []), *([name] if named else [])}
 
 

@@ -203,9 +203,9 @@ class LessonSource:
         while seen < COUNTED_ROWS and (step := self._store.window(start, 0, False)) is not None:
             window, start = step
             seen += len(window)
-            for key, row in map(window.row, range(len(window))):
+            for _, row in map(window.row, range(len(window))):
                 try:
-                    lines = conversation_of(row, key).utterances
+                    lines = conversation_of(row).utterances
                 except BadRecord:
                     continue
                 spoken = (line for line in lines if line.text or line.marks)
@@ -289,7 +289,7 @@ class LessonSource:
             left_out(row.why.partition(":")[0], key)  # the general part of the reason
             return None
         try:
-            conversation = conversation_of(row, key)
+            conversation = conversation_of(row)
             mark = conversation.data_source
             source = self.settings.name or mark or self.label
             return lesson_from(conversation, self._shape(mark, key), source, key)

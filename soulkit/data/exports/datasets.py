@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, cycle, islice, starmap
 from typing import Any
 
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
@@ -44,48 +45,56 @@ Branches = Iterable[Sequence[Any]]
 # -- messages ------------------------------------------------------------------------------------
 
 
+def fields_of(row: Any) -> dict[str, Any]:
+    """A record as flat fields; BadRecord if it is none."""
+    try:
+        return flatten(row)
+    except ValueError as error:
+        raise BadRecord(str(error)) from error
+
+
 def message_words(item: Fields) -> tuple[str, tuple[str, ...]]:
     """The text of a message, and the kinds of its other parts: `image`."""
     marks = [str(mark) for mark in item.get("attachments") or ()]
-    for name in WORDS:
-        value = item.get(name)
-        if isinstance(value, str):
-            return value.strip(), tuple(marks)
-        if not isinstance(value, list | tuple):
-            continue
-        texts = []
-        for part in value:
-            text = part.get("text") if isinstance(part, Mapping) else part
-            if isinstance(text, str):
-                texts.append(text)
-            elif isinstance(part, Mapping):
-                marks.append(str(part.get("type") or "attachment").removesuffix("_url"))
-        return "\n".join(text for text in texts if text).strip(), tuple(marks)
-    return "", tuple(marks)
+    values = (item.get(name) for name in WORDS)
+    value = next((v for v in values if isinstance(v, str | list | tuple)), "")
+    texts = []
+    for part in [value] if isinstance(value, str) else value:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            texts.append(text)
+        elif isinstance(part, Mapping):
+            marks.append(str(part.get("type") or "attachment").removesuffix("_url"))
+    return "\n".join(filter(None, texts)).strip(), tuple(marks)
+
+
+def speaker_words(item: Any) -> tuple[dict[str, str], str]:
+    """What a message says about its speaker, by key, and the role; BadRecord if it says nothing."""
+    if not isinstance(item, Mapping):
+        raise BadRecord("one of its messages is not an object")
+    said = {key: item[key].strip() for key in SPEAKERS if isinstance(item.get(key), str)}
+    words = {key: word for key, word in said.items() if word}
+    if not words:
+        raise BadRecord("one of its messages has no speaker")
+    return words, next((ROLES[w.lower()] for w in words.values() if w.lower() in ROLES), "")
 
 
 def chat_message(item: Any) -> dict[str, Any]:
     """A message with `role` (else `speaker`) and `content`; BadRecord if nobody speaks."""
-    fields = item if isinstance(item, Mapping) else {}
-    names = [fields[key].strip() for key in SPEAKERS if isinstance(fields.get(key), str)]
-    role = next((ROLES[name.lower()] for name in names if name.lower() in ROLES), "")
-    if not any(names):
-        raise BadRecord("one of its messages has no speaker")
-    text, marks = message_words(fields)
-    extras = {name: fields[name] for name in _EXTRAS if fields.get(name) is not None}
+    words, role = speaker_words(item)
+    text, marks = message_words(item)
+    extras = {name: item[name] for name in _EXTRAS if item.get(name) is not None}
     extras |= {"attachments": list(marks)} if marks else {}
-    return {**({"role": role} if role else {"speaker": next(filter(None, names))}),
-            "content": text, **extras}  # fmt: skip
+    who = {"role": role} if role else {"speaker": next(iter(words.values()))}
+    return {**who, "content": text, **extras}
 
 
 def pair(asked: Any, replied: Any) -> list[Any]:
     """Two messages; either side may also be a list of messages."""
     sides = ("user", asked), ("assistant", replied)
-    return [
-        message
-        for role, value in sides
-        for message in (value if isinstance(value, list) else [{"role": role, "content": value}])
-    ]
+    return [message for role, value in sides
+            for message in (value if isinstance(value, list)
+                            else [{"role": role, "content": value}])]  # fmt: skip
 
 
 # -- one record: its branches, the best one first; None if it has another form ---------------------
@@ -131,9 +140,10 @@ def _messages(fields: Fields) -> Branches | None:
 
 
 def _sharegpt(fields: Fields) -> Branches | None:
-    items = _listed(fields)
-    form = items and isinstance(items[0], Mapping) and {"from", "value"} <= items[0].keys()
-    return [items] if items and form else None
+    first = next(iter(_listed(fields) or ()), None)
+    return (
+        _messages(fields) if isinstance(first, Mapping) and {"from", "value"} <= {*first} else None
+    )
 
 
 def _nested_tree(fields: Fields) -> Branches | None:
@@ -158,33 +168,27 @@ def _paths(root: Fields, below: Callable[[Fields], Any]) -> Iterator[list[Fields
 
 
 def _arena(fields: Fields) -> Branches | None:
-    pair_ = [structure(fields.get(f"conversation_{side}")) for side in "ab"]
-    if not all(isinstance(side, list) and side for side in pair_):
-        prompt = structure(fields.get("prompt"))
-        replies = [structure(fields.get(f"response_{side}")) for side in "ab"]
+    talks = [structure(fields.get(f"conversation_{side}")) for side in "ab"]
+    if not all(isinstance(talk, list) and talk for talk in talks):
+        asked, *replies = (structure(fields.get(n)) for n in ("prompt", "response_a", "response_b"))
         if not all(replies):
             return None
-        questions = prompt if isinstance(prompt, list) else [prompt]
-        pair_ = [
-            [message for q, r in zip(questions, reply if isinstance(reply, list) else [reply],
-             strict=False) for message in pair(q, r)]
-            for reply in replies
-        ]  # fmt: skip
+        turns = [zip(_several(asked), _several(reply), strict=False) for reply in replies]
+        talks = [list(chain.from_iterable(starmap(pair, exchanges))) for exchanges in turns]
     second = str(fields.get("winner")).endswith("_b") or fields.get("winner_model_b") in (1, "1")
-    return pair_[::-1] if second else pair_
+    return talks[::-1] if second else talks
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _alternating(fields: Fields) -> Branches | None:
-    for name in ("data", "dialog", "dialogue", "utterances", *COLUMNS):
-        texts = structure(fields.get(name))
-        if (
-            isinstance(texts, list)
-            and len(texts) > 1
-            and all(isinstance(text, str) for text in texts)
-        ):
-            roles = ("user", "assistant")
-            return [[{"role": roles[n % 2], "content": t} for n, t in enumerate(texts)]]
-    return None
+    names = ("data", "dialog", "dialogue", "utterances", *COLUMNS)
+    lists = (_several(structure(fields.get(name))) for name in names)
+    texts = next((v for v in lists if len(v) > 1 and all(isinstance(t, str) for t in v)), None)
+    roles = cycle(("user", "assistant"))
+    return texts and [[{"role": next(roles), "content": text} for text in texts]]
 
 
 _TURN = re.compile(r"(?:(?:^|\n)\s*|#{2,3} ?)(Human|User|Assistant):")
@@ -203,38 +207,43 @@ def _texts(fields: Fields) -> Branches | None:
     ]  # fmt: skip
 
 
-_EXCHANGES = tuple(
-    (a, r)
-    for a, replies in {
-        "instruction": ("output", "response", "completion"),
-        "prompt": ("completion", "response", "chosen", "output"),
-        "question": ("answer", "response"), "query": ("response", "answer"),
-        "input": ("output",), "user": ("assistant",), "human": ("assistant",),
-    }.items()
-    for r in replies
-)  # fmt: skip
+_REPLIES = {
+    "instruction": ("output", "response", "completion"),
+    "prompt": ("completion", "response", "chosen", "output"),
+    "question": ("answer", "response"),
+    "query": ("response", "answer"),
+    "input": ("output",),
+    "user": ("assistant",),
+    "human": ("assistant",),
+}
+"""Column of a question → columns that may hold the reply."""
 
 
 def _exchange(fields: Fields) -> Branches | None:
-    for asked, replied in _EXCHANGES:
-        sides = [structure(fields.get(name)) for name in (asked, replied)]
-        if not all(isinstance(v, str) or (isinstance(v, list) and _spoken(v)) for v in sides):
+    for asked, names in _REPLIES.items():
+        replied = next((name for name in names if _is_side(structure(fields.get(name)))), "")
+        question, reply = (structure(fields.get(name)) for name in (asked, replied))
+        if not replied or not _is_side(question):
             continue
         more = fields.get("input") if asked == "instruction" else None
-        if isinstance(more, str) and more.strip() and isinstance(sides[0], str):
-            sides[0] = f"{sides[0]}\n\n{more}"
-        before = structure(fields.get("history"))
-        turns = [t for t in before if isinstance(t, list)] if isinstance(before, list) else []
-        past = [message for turn in turns if len(turn) == 2 for message in pair(*turn)]
+        if isinstance(more, str) and more.strip() and isinstance(question, str):
+            question = f"{question}\n\n{more}"
+        before = _several(structure(fields.get("history")))
+        turns = (turn for turn in before if isinstance(turn, list) and len(turn) == 2)
+        past = list(chain.from_iterable(starmap(pair, turns)))
         others = [fields["rejected"]] if replied == "chosen" and fields.get("rejected") else []
-        return [[*past, *pair(sides[0], reply)] for reply in (sides[1], *others)]
+        return [[*past, *pair(question, one)] for one in (reply, *others)]
     lists = [structure(fields.get(name)) for name in ("chosen", "rejected")]
-    return [v for v in lists if v] if isinstance(lists[0], list) and _spoken(lists[0]) else None
+    whole = isinstance(lists[0], list) and _is_side(lists[0])
+    return [messages for messages in lists if messages] if whole else None
 
 
-def _spoken(items: Sequence[Any]) -> bool:
-    return bool(items) and all(
-        isinstance(i, Mapping) and not {*SPEAKERS}.isdisjoint(i) for i in items
+def _is_side(value: Any) -> bool:
+    """Whether a value is a text or a list of messages."""
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(i, Mapping) and not {*SPEAKERS}.isdisjoint(i) for i in value)
     )
 
 
@@ -268,19 +277,20 @@ def branches_of(fields: Fields, forms: Iterable[str] = FORMS) -> tuple[str, Iter
 
 def chat_row(fields: Fields, messages: Iterable[Any]) -> dict[str, Any]:
     """A row of chats: the id and the person of a record, and its messages."""
-    about = {"id": _first(fields, KEYS), "person": person_in(fields)}
-    rest = {name: fields[name] for name in _KEPT if fields.get(name) is not None}
-    named = {name: value for name, value in about.items() if value}
-    return {**named, **rest, "messages": [chat_message(item) for item in messages]}
+    about = {"id": key_in(fields), "person": person_in(fields)}
+    about |= {name: fields[name] for name in _KEPT if fields.get(name) is not None}
+    known = {name: value for name, value in about.items() if value != ""}
+    return {**known, "messages": [chat_message(item) for item in messages]}
 
 
-def _first(fields: Fields, names: Iterable[str]) -> str:
-    return next((str(fields[name]) for name in names if fields.get(name)), "")
+def key_in(fields: Fields) -> str:
+    """The id of the conversation in a record; empty if it has none."""
+    return next((str(fields[name]) for name in KEYS if fields.get(name)), "")
 
 
 def person_in(fields: Fields) -> str:
     """The id of the person in a record; empty if it has none."""
-    return _first(fields, PEOPLE)
+    return next((str(fields[name]) for name in PEOPLE if fields.get(name)), "")
 
 
 # -- several records -----------------------------------------------------------------------------
@@ -294,26 +304,22 @@ def is_scattered(columns: Iterable[str]) -> bool:
 
 def grouped(rows: Sequence[Fields]) -> Iterator[tuple[str, Fields, Iterator[Sequence[Any]]]]:
     """(layout, first record, branches) of every conversation in records of REPLIES or TREE."""
-    names = frozenset(name for row in rows for name in row)
-    if names >= REPLIES:
-        threads: dict[str, list[Fields]] = defaultdict(list)
-        for row in rows:
-            threads[str(row.get("conversation_id"))].append(row)
-        yield from (("replies", thread[0], _replies(thread)) for thread in threads.values())
-        return
-    children: dict[str, list[Fields]] = defaultdict(list)
+    flat = frozenset(name for row in rows for name in row) >= REPLIES
+    groups: dict[str, list[Fields]] = defaultdict(list)
     for row in rows:
-        children[str(row.get("parent_id") or "")].append(row)
-    for root in children[""]:
-        yield "tree", root, _paths(root, lambda n: children.get(str(n.get("message_id"))))
+        groups[str(row.get("conversation_id" if flat else "parent_id") or "")].append(row)
+    if flat:
+        yield from (("replies", thread[0], _replies(thread)) for thread in groups.values())
+    else:
+        for root in groups[""]:
+            yield "tree", root, _paths(root, lambda n: groups.get(str(n.get("message_id"))))
 
 
 def _replies(thread: Iterable[Fields]) -> Iterator[Sequence[Any]]:
     turns: dict[float, list[Fields]] = defaultdict(list)
     for row in thread:
         turns[_number(row.get("turn"))].append(row)
-    order = [_best_first(turns[turn]) for turn in sorted(turns)]
-    for path in _with_others(order):
+    for path in _with_others([_best_first(turns[turn]) for turn in sorted(turns)]):
         exchanges = (pair(r.get("user_prompt"), r.get("model_response")) for r in path)
         yield list(chain.from_iterable(exchanges))
 
@@ -321,55 +327,58 @@ def _replies(thread: Iterable[Fields]) -> Iterator[Sequence[Any]]:
 # -- layouts -------------------------------------------------------------------------------------
 
 
-def _layout(form: str) -> Layout:
-    example, read = FORMS[form]
+def record_layout(
+    name: str, example: str, fits: Callable[[Fields], Any],
+    convert: Callable[[Any, ReadOptions], Iterable[dict[str, Any]]],
+) -> Layout:  # fmt: skip
+    """A layout with a conversation per record, known by its first records."""
 
-    def fits(file: ExportFile) -> bool:
-        return any(_reads(read, record) for record in sample_of(file))
+    def is_this(file: ExportFile) -> bool:
+        return any(isinstance(record, Mapping) and fits(record) for record in sample_of(file))
 
-    def convert(record: Any, options: ReadOptions) -> Iterator[dict[str, Any]]:
-        try:
-            fields = flatten(record)
-        except ValueError as error:
-            raise BadRecord(str(error)) from error
-        branches = branches_of(fields)[1]
-        for messages in islice(branches, None if options.branches else 1):
-            yield chat_row(fields, messages)
-
-    return Layout(form, example, fits, lambda files, options: converted(files, convert, options))
+    return Layout(name, example, is_this, lambda files, options: converted(files, convert, options))
 
 
-def _reads(read: Read, record: Any) -> bool:
+def _rows(record: Any, options: ReadOptions) -> Iterator[dict[str, Any]]:
+    fields = fields_of(record)
+    return _chat_rows(fields, branches_of(fields)[1], options)
+
+
+def _chat_rows(
+    fields: Fields, branches: Iterable[Sequence[Any]], options: ReadOptions
+) -> Iterator[dict[str, Any]]:
+    for messages in islice(branches, None if options.branches else 1):
+        yield chat_row(fields, messages)
+
+
+def _reads(read: Read, record: Fields) -> bool:
     try:
-        return bool(read(flatten(record)))
-    except (BadRecord, ValueError):
+        return bool(read(fields_of(record)))
+    except BadRecord:
         return False
 
 
-def _group_layout(name: str, example: str, columns: frozenset[str]) -> Layout:
-    def fits(file: ExportFile) -> bool:
-        rows = sample_of(file)
-        return any(isinstance(row, Mapping) and row.keys() >= columns for row in rows)
+def _grouped_rows(
+    files: Sequence[ExportFile], options: ReadOptions
+) -> Iterator[dict[str, Any] | BadRow]:
+    everything = [row for file in files for _, row in records(file)]
+    yield from (row for row in everything if isinstance(row, BadRow))
+    for _, first, branches in grouped([row for row in everything if isinstance(row, Mapping)]):
+        try:
+            yield from _chat_rows(first, branches, options)
+        except BadRecord as error:
+            yield BadRow(key_in(first), str(error))
 
-    def rows(
-        files: Sequence[ExportFile], options: ReadOptions
-    ) -> Iterator[dict[str, Any] | BadRow]:
-        everything = [row for file in files for _, row in records(file)]
-        yield from (row for row in everything if isinstance(row, BadRow))
-        for _, first, branches in grouped([row for row in everything if isinstance(row, Mapping)]):
-            try:
-                for messages in islice(branches, None if options.branches else 1):
-                    yield chat_row(first, messages)
-            except BadRecord as error:
-                yield BadRow(_first(first, KEYS), str(error))
 
-    return Layout(name, example, fits, rows)
+def _has(file: ExportFile, columns: frozenset[str]) -> bool:
+    return any(isinstance(row, Mapping) and row.keys() >= columns for row in sample_of(file))
 
 
 LAYOUTS = (
-    _group_layout("replies", '{"conversation_id": "c1", "turn": 0, "user_prompt": "hi", '
-                  '"model_response": "hello"}', REPLIES),
-    _group_layout("flat tree", '{"message_id": "m1", "parent_id": null, "role": "prompter", '
-                  '"text": "hi"}', TREE),
-    *map(_layout, FORMS),
+    Layout("replies", '{"conversation_id": "c1", "turn": 0, "user_prompt": "hi", '
+           '"model_response": "hello"}', lambda file: _has(file, REPLIES), _grouped_rows),
+    Layout("flat tree", '{"message_id": "m1", "parent_id": null, "role": "prompter", '
+           '"text": "hi"}', lambda file: _has(file, TREE), _grouped_rows),
+    *(record_layout(form, example, partial(_reads, read), _rows)
+      for form, (example, read) in FORMS.items()),
 )  # fmt: skip

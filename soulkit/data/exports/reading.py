@@ -8,19 +8,17 @@ read together, and files without conversations (pictures, settings) are counted.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import re
-import shlex
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from soulkit.data.exports.datasets import FORMS
+from soulkit.data.exports import assistants, datasets, logs, messengers, tables
 from soulkit.data.exports.layouts import READABLE, ExportFile, Layout, ReadOptions
 from soulkit.data.exports.records import is_plain, sample_of
 from soulkit.data.files import BadRow, check_file, unreadable_file, write_lines
@@ -28,24 +26,12 @@ from soulkit.errors import DataError
 from soulkit.reporting import SILENT, Reporter
 from soulkit.text import listed, one_line
 
-_MODULES = ("logs", "messengers", "tables", "assistants", "datasets")
-_GENERAL = "datasets"
-"""Its layouts are read only where no special one was found."""
+LAYOUTS = (
+    *logs.LAYOUTS, *messengers.LAYOUTS, *tables.LAYOUTS, *assistants.LAYOUTS, *datasets.LAYOUTS,
+)  # fmt: skip
+"""All layouts, special ones first; those of data sets are read only where no other was found."""
 _BOMB = 1 << 30, 200
 """Size and ratio of compression from which on a member of a .zip file is refused."""
-
-
-@cache
-def layouts() -> tuple[Layout, ...]:
-    """All layouts, special ones first."""
-    return tuple(layout for module in _MODULES for layout in _layouts_in(module))
-
-
-def _layouts_in(module: str) -> tuple[Layout, ...]:
-    name = f"soulkit.data.exports.{module}"
-    table: tuple[Layout, ...] = importlib.import_module(name).LAYOUTS
-    return table
-
 
 # -- opening -------------------------------------------------------------------------------------
 
@@ -53,9 +39,8 @@ def _layouts_in(module: str) -> tuple[Layout, ...]:
 def open_export(path: Path) -> list[ExportFile]:
     """The files of an export, in a fixed order; DataError if `path` cannot be read."""
     if path.is_dir():
-        names = sorted(p for p in path.rglob("*") if p.is_file())
-        files = [(p.relative_to(path).as_posix(), p) for p in names]
-        return [_on_disk(name, file) for name, file in files if not _is_hidden(name)]
+        names = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+        return [_on_disk(name, file) for name, file in sorted(names.items()) if _is_shown(name)]
     check_file(path)
     if path.suffix.lower() != ".zip":
         return [_on_disk(path.name, path)]
@@ -63,24 +48,22 @@ def open_export(path: Path) -> list[ExportFile]:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
         raise unreadable_file(path, f"not a valid .zip file: {error}") from error
-    members = sorted(
-        (m.filename.replace("\\", "/"), m) for m in archive.infolist() if not m.is_dir()
-    )
-    for name, member in members:
+    members = {m.filename.replace("\\", "/"): m for m in archive.infolist() if not m.is_dir()}
+    for name, member in members.items():
         _check_member(path, name, member)
     return [
         ExportFile(name, partial(archive.open, member), member.file_size)  # type: ignore[arg-type]
-        for name, member in members
-        if not _is_hidden(name)
+        for name, member in sorted(members.items())
+        if _is_shown(name)
     ]
 
 
 def _on_disk(name: str, path: Path) -> ExportFile:
-    return ExportFile(name, lambda: path.open("rb"), path.stat().st_size)
+    return ExportFile(name, partial(path.open, "rb"), path.stat().st_size)  # type: ignore[arg-type]
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+def _is_shown(name: str) -> bool:
+    return not any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
 def _check_member(path: Path, name: str, member: zipfile.ZipInfo) -> None:
@@ -203,24 +186,17 @@ def _fingerprint(messages: Any) -> str:
 def recognise(path: Path, options: ReadOptions | None = None) -> Export:
     """The export at `path`; DataError with the nearest layouts if it has none of them."""
     files = open_export(path)
-    parts: dict[Layout, list[ExportFile]] = {}
-    skipped: Counter[str] = Counter()
-    named = bool(options and options.columns)
+    found: dict[Layout | None, list[ExportFile]] = defaultdict(list)
     for file in files:
-        layout = layout_of(file, named)
-        if layout is None:
-            skipped[PurePosixPath(file.name).suffix.lower().lstrip(".") or "other"] += 1
-        else:
-            parts.setdefault(layout, []).append(file)
-    special = {
-        layout: files for layout, files in parts.items() if layout not in _layouts_in(_GENERAL)
-    }
-    if special and len(special) < len(parts):
-        skipped["json"] += sum(len(f) for layout, f in parts.items() if layout not in special)
-        parts = special
-    if not parts:
+        found[layout_of(file, bool(options and options.columns))].append(file)
+    if found.keys() - {None, *datasets.LAYOUTS}:
+        for layout in datasets.LAYOUTS:
+            found[None] += found.pop(layout, [])
+    endings = (PurePosixPath(file.name).suffix.lower() for file in found.pop(None, ()))
+    skipped = Counter(ending.lstrip(".") or "other" for ending in endings)
+    if not found:
         raise unknown_layout(path, files)
-    return Export(path, parts, skipped)
+    return Export(path, {layout: part for layout, part in found.items() if layout}, skipped)
 
 
 def layout_of(file: ExportFile, columns: bool = False) -> Layout | None:
@@ -228,7 +204,7 @@ def layout_of(file: ExportFile, columns: bool = False) -> Layout | None:
     if not file.is_readable:
         return None
     try:
-        return next((o for o in layouts() if (o.columns if columns else o.fits(file))), None)
+        return next((o for o in LAYOUTS if (o.columns if columns else o.fits(file))), None)
     finally:
         vars(file).pop("head", None)  # an export may have thousands of files
 
@@ -247,7 +223,7 @@ def is_export(path: Path) -> bool:
     files = [f for f in open_export(path) if f.is_readable and not f.name.endswith(".parquet")]
     return any(
         (layout := layout_of(file))
-        and not (layout.name in FORMS and (path.is_dir() or is_plain(file)))
+        and not (layout.name in datasets.FORMS and (path.is_dir() or is_plain(file)))
         for file in files[:_LOOKED_AT]
     )
 
@@ -255,7 +231,7 @@ def is_export(path: Path) -> bool:
 # -- unknown layouts -----------------------------------------------------------------------------
 
 ROW_FORM = (
-    '{"id": "c1", "person": "u7", "messages": [{"role": "user", "content": "hi"}, '
+    '{"person": "u7", "messages": [{"role": "user", "content": "hi"}, '
     '{"role": "assistant", "content": "hello"}]}'
 )
 
@@ -264,37 +240,38 @@ def unknown_layout(path: Path, files: Sequence[ExportFile]) -> DataError:
     """The error for an export without a known layout: the nearest three and the line to write."""
     candidates = [file for file in files if file.is_readable]
     if not candidates:
+        packed = any(file.name.lower().endswith(".zip") for file in files)
         return DataError(
             f"'{path}' contains no conversations.",
-            f"None of its {len(files)} files ends in {', '.join(READABLE)}.",
-            "Give the export as JSON, CSV, Parquet or text.",
+            f"It has no file that ends in {', '.join(READABLE)}.",
+            "Unpack the .zip file in it, and give that."
+            if packed
+            else "Convert it to one of them.",
         )
     first = max(candidates, key=lambda file: file.size)
     return DataError(
         f"'{path}' has none of the layouts that soul reads.",
         f"'{first.name}' {nearest_words(sample_of(first))}",
-        "If it is a table with a message per row, name its columns: soul data import chats "
-        f"{shlex.quote(str(path))} -o chats.jsonl --columns id=…,role=…,text=… Otherwise write one "
-        f"conversation per line: {ROW_FORM}",
+        "Name the columns of a table with one message per row: --columns id=…,role=…,text=… "
+        f"Otherwise write one conversation per line: {ROW_FORM}",
     )
 
 
 def nearest_words(values: Sequence[Any]) -> str:
-    """What the keys of records are, and the nearest layouts, as the end of a sentence."""
-    keys = [one_line(key, 40) for key in _keys(values) if key]
-    near = "; ".join(f"{one.name}: {one.example}" for one in nearest_layouts(set(keys)))
-    have = f"has the keys {', '.join(keys[:8])}" if keys else "holds no records"
-    return f"{have}. The nearest layouts are {near}."
-
-
-def nearest_layouts(keys: set[str], count: int = 3) -> list[Layout]:
-    """The layouts whose example shares most of its keys."""
+    """What the keys of records are, and the layouts whose examples share most of them, as the end
+    of a sentence."""
+    keys = _keys(values)
+    if not keys:
+        return "holds no JSON object and no table."
 
     def shared(layout: Layout) -> tuple[float, bool]:
         names = set(re.findall(r'"(\w+)":', layout.example))
-        return len(names & keys) / max(len(names | keys), 1), layout.name == "messages"
+        return len(names & keys.keys()) / len(names | keys.keys()), layout.name == "messages"
 
-    return sorted(layouts(), key=shared, reverse=True)[:count]
+    near = sorted(LAYOUTS, key=shared, reverse=True)[:3]
+    examples = "; ".join(f"{one.name}: {one_line(one.example, 60)}" for one in near)
+    have = ", ".join(one_line(key, 16) for key in [*keys][:5])
+    return f"has the keys {have}. The nearest layouts are {examples}."
 
 
 def _keys(values: Sequence[Any], depth: int = 3) -> dict[str, None]:

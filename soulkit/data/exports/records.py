@@ -208,7 +208,7 @@ def _streamed(file: ExportFile, at: str) -> Iterator[Any]:
     import ijson
 
     with json_stream(file) as stream:
-        yield from ijson.items(stream, at, use_float=True)
+        yield from ijson.items(stream, at, use_float=True, buf_size=1 << 22)
 
 
 def _lines(file: ExportFile) -> Iterator[SourcedRow]:

@@ -146,7 +146,7 @@ def _items(row: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 def _learned(item: Any, side: str) -> bool:
     try:
-        said = conversation_of({"messages": [item]}, "").utterances
+        said = conversation_of({"messages": [item]}).utterances
         return any(is_learned(one, side) and one.trained and one.text for one in said)
     except BadRecord:
         return False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import ChatMessage, blank_message, holds_chats
+from soulkit.data.exports.reading import is_export
 from soulkit.data.files import BadRecord as BadRecord
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
 from soulkit.data.rows import ColumnsError
@@ -164,7 +165,7 @@ def explaining_originals(task: Task, path: Path) -> Iterator[None]:
     except OriginalFile as error:
         raise _original(task, str(path), error.why) from error
     except (ColumnsError, UnusableFile) as error:
-        if isinstance(error, ColumnsError) and (chats := chats_for_rows(task, path)):
+        if chats := chats_for_rows(task, path):
             raise chats from error
         if task.spec.importer and path.exists():
             original = f"if it is an original file ({'; '.join(task.spec.formats)}), import it"
@@ -185,9 +186,10 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
         return None
     file = shlex.quote(str(path))
     learn = f"soul train sft --model MODEL --data {file} --side human"
+    verb = "import chats" if is_export(path) else "dedupe" if path.is_dir() else ""
+    one_file = f"soul data {verb} {file} -o chats.jsonl, then " if verb else ""
     if task is not None and task.spec.drafting:
-        one_file = f"soul data dedupe {file} -o chats.jsonl, then " if path.is_dir() else ""
-        source = "chats.jsonl" if path.is_dir() else file
+        source = "chats.jsonl" if verb else file
         way_out = (
             f"Let two models draft rows: {one_file}soul data build {task.name} {source} "
             "--drafter endpoint:MODEL --filter endpoint:MODEL -o rows.jsonl; then give --data "
@@ -196,7 +198,7 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
     else:
         way_out = (
             f"Train on the chats themselves: {learn}; or let models draft rows of a task: "
-            "soul data build --help"
+            f"{one_file}soul data build --help"
         )
     return DataError(
         f"'{path}' holds chats, but {f'{task.name!r} needs' if task else 'tasks need'} rows.",

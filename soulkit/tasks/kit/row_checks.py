@@ -123,8 +123,8 @@ def check_row_file(
     if live is not None:
         with explaining_originals(live, path):
             return [check_rows(live, *read_rows(path))], []
-    rows, bad = read_rows(path)
     try:
+        rows, bad = read_rows(path)
         groups, strays = rows_by_task(rows, registry.by_source())
     except DataError as error:
         raise chats_for_rows(None, path) or error from None

@@ -305,7 +305,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one():
 
 def test_a_row_says_what_stands_beside_its_messages():
     row = {"messages": TURNS, "data_source": "wildchat", "fact": "F"}
-    held = conversation_of(row, "f:1")
+    held = conversation_of(row)
     assert (held.data_source, held.fact, held.tokenizer) == ("wildchat", "F", "")
 
 

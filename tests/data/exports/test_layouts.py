@@ -11,7 +11,7 @@ import pytest
 from soulkit.data.corpora.stream import read_lessons
 from soulkit.data.exports import assistants, datasets
 from soulkit.data.exports.layouts import ReadOptions
-from soulkit.data.exports.reading import import_chats, layouts, recognise
+from soulkit.data.exports.reading import LAYOUTS, import_chats, recognise
 from soulkit.data.files import BadRow
 from soulkit.errors import DataError
 from tests.support.exports import CHATGPT, CLAUDE, REPLIES, REPLY, SAMPLES, THANKS, TREE, USER
@@ -54,7 +54,7 @@ def test_training_takes_the_file_itself(tmp_path: Path, case: str, form: str) ->
 def test_every_layout_has_a_sample() -> None:
     names = {layout.name for layout in (*assistants.LAYOUTS, *datasets.LAYOUTS)}
     assert names <= {sample.layout for sample in SAMPLES.values()}
-    assert len({layout.name for layout in layouts()}) == len(layouts())
+    assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS)
 
 
 def test_chatgpt_keeps_attachments_times_and_calls_and_counts_what_it_hides(tmp_path: Path) -> None:

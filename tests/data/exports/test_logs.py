@@ -398,7 +398,7 @@ def test_requests_of_one_conversation_become_one_row(case: str, tmp_path: Path) 
     assert found == name
     assert [shown(row) for row in rows] == [EXPECTED]
     assert rows[0]["person"] == "u7"
-    lesson = lesson_from(conversation_of(rows[0], "row:1"), LessonShape("human"), "x", "row:1")
+    lesson = lesson_from(conversation_of(rows[0]), LessonShape("human"), "x", "row:1")
     assert [s.text for s in lesson.segments if s.role == "assistant"] == [ONE, TWO]
     assert lesson.person == "u7"
 
