@@ -182,7 +182,7 @@ def find_leaks(
     for key, row in rows:
         report.chats += 1
         try:
-            conversation = _conversation(key, row)
+            conversation = _conversation(row)
         except BadRecord as error:
             report.bad.append(BadRow(key, str(error)))
             continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.chats import ChatMessage, blank_message, holds_chats
+from soulkit.data.chats import ChatMessage, blank_message, holds_chats, read_chats
 from soulkit.data.exports.reading import is_export
 from soulkit.data.files import BadRecord as BadRecord
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
@@ -186,7 +186,7 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
         return None
     file = shlex.quote(str(path))
     learn = f"soul train sft --model MODEL --data {file} --side human"
-    verb = "import chats" if is_export(path) else "dedupe" if path.is_dir() else ""
+    verb = "" if _is_file_of_chats(path) else "import chats" if is_export(path) else "dedupe"
     one_file = f"soul data {verb} {file} -o chats.jsonl, then " if verb else ""
     if task is not None and task.spec.drafting:
         source = "chats.jsonl" if verb else file
@@ -205,6 +205,13 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
         "A row defines an episode and how to score it; recorded chats do not.",
         way_out,
     )
+
+
+def _is_file_of_chats(path: Path) -> bool:
+    try:
+        return bool(read_chats(path))
+    except DataError:
+        return False
 
 
 def _original(task: Task, path: str, why: str) -> OriginalFile:
