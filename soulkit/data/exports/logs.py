@@ -4,19 +4,19 @@ A request repeats the conversation so far, so the requests of one conversation b
 of one session or thread, else those whose messages begin a longer request. The longest is used. If
 no request of a session repeats anything, each is one turn, and they are put in a row by time.
 
-Requests that no other one repeats are held in memory, compressed.
+Requests are held in a temporary file, and their hashes (about 300 bytes each) in memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import zlib
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
 from soulkit.data.exports.records import records, sample_of
@@ -29,6 +29,8 @@ Message = dict[str, Any]
 Read = Callable[[], Iterator[Record]]
 _ODD = (AttributeError, KeyError, TypeError)
 """What a record in another form raises."""
+_HELD = 1 << 25
+"""Bytes of requests from which on the temporary file is on disk."""
 
 # --- messages in any form -------------------------------------------------------------------------
 
@@ -320,8 +322,7 @@ class _Exchange:
 
     thread: str
     time: str
-    row: bytes
-    """Compressed JSON."""
+    row: Row
     hashes: tuple[int, ...]
     """Of the messages up to every place."""
 
@@ -344,10 +345,9 @@ def _exchange(log: _Log, record: Record) -> _Exchange | str:
     thread = _id(record, log.thread) or _id(request, log.thread)
     person = _id(request, log.person) or _id(record, log.person)
     row = {"id": thread or _id(record, _KEY), "person": person, "messages": [*prompt, *answer]}
-    packed = zlib.compress(json.dumps({k: v for k, v in row.items() if v}).encode(), 1)
     scope = (thread, "") if thread and log.own_sessions else ("", person)
     hashes = tuple(_hashes(hash(scope), row["messages"]))
-    return _Exchange(thread, _id(record, _TIME), packed, hashes)
+    return _Exchange(thread, _id(record, _TIME), {k: v for k, v in row.items() if v}, hashes)
 
 
 def _has(role: str, messages: Sequence[Message]) -> bool:
@@ -375,9 +375,26 @@ def _records(log: _Log, files: Sequence[ExportFile], bad: dict[str, BadRow]) -> 
 
 
 def _rows(log: _Log, files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
+    with tempfile.SpooledTemporaryFile(_HELD) as spool:
+        kept = yield from _kept(log, files, options, spool)
+        threads: dict[Any, list[tuple[str, int]]] = defaultdict(list)
+        for thread, time, place in kept:
+            threads[thread or place].append((time, place))
+        for own in threads.values():
+            rows = []
+            for _, place in sorted(own):
+                spool.seek(place)
+                rows.append(json.loads(spool.readline()))
+            yield from _conversations(rows, options)
+
+
+def _kept(
+    log: _Log, files: Sequence[ExportFile], options: ReadOptions, spool: IO[bytes]
+) -> Generator[BadRow, None, Collection[tuple[str, str, int]]]:
+    """Thread, time and place in `spool` of the requests that no longer one repeats."""
     bad: dict[str, BadRow] = {}
     begun: set[int] = set()
-    kept: dict[int, _Exchange] = {}
+    kept: dict[int, tuple[str, str, int]] = {}
     for record in log.joined(log, partial(_records, log, files, bad)):
         try:
             found = _exchange(log, record)
@@ -387,21 +404,15 @@ def _rows(log: _Log, files: Sequence[ExportFile], options: ReadOptions) -> Itera
             options.left_out[found] += 1
             continue
         *beginnings, whole = found.hashes
-        repeated = [found] if whole in begun or whole in kept else []
+        repeated = whole in begun or whole in kept
         if not repeated:
             begun.update(beginnings)
-            repeated = [kept.pop(one) for one in beginnings if one in kept]
-            kept[whole] = found
-        if repeated:
-            options.left_out["requests repeated in a longer one"] += len(repeated)
+            kept[whole] = (found.thread, found.time, spool.tell())
+            spool.write(json.dumps(found.row).encode() + b"\n")
+        if shorter := repeated + sum(kept.pop(one, None) is not None for one in beginnings):
+            options.left_out["requests repeated in a longer one"] += shorter
     yield from bad.values()
-    threads: dict[Any, list[_Exchange]] = defaultdict(list)
-    for number, found in enumerate(kept.values()):
-        threads[found.thread or number].append(found)
-    for own in threads.values():
-        own.sort(key=lambda found: found.time)
-        rows = [json.loads(zlib.decompress(found.row)) for found in own]
-        yield from _conversations(rows, options)
+    return kept.values()
 
 
 def _conversations(rows: Sequence[Row], options: ReadOptions) -> Iterator[Row]:
