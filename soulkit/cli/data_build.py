@@ -25,7 +25,7 @@ from soulkit.cli.data_checks import say_bad_rows
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
 from soulkit.option_texts import given_twice
-from soulkit.text import dollars, one_line
+from soulkit.text import counted, dollars, one_line
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
@@ -259,21 +259,29 @@ def redact(
     written = redact(path, output, done, review=review, key=key, reporter=reporter)
     say_bad_rows(done.bad)
     if as_json:
-        samples = [{"kind": kind, "context": context} for kind, context in done.samples]
         print_json({"file": str(output) if written else None, "rows": done.rows,
-                    "changed": done.changed, "private": done.counts, "samples": samples,
+                    "changed": done.changed, "private": done.counts, "samples": done.samples,
+                    "speakers": dict(done.speakers.most_common()),
                     "bad": [asdict(one) for one in done.bad]})  # fmt: skip
         return
     table = plain_table("private data", ">found", "for example")
     for kind, count in done.counts.items():
-        example = next((context for one, context in done.samples if one == kind), "")
-        table.add_row(safe(NOUNS.get(kind, kind)), str(count), safe(one_line(example, 48)))
-    console().print(table)
+        example = one_line(done.samples[kind], 48)
+        table.add_row(safe(NOUNS.get(kind, kind)), str(count), safe(example))
+    console().print(table if done.counts else "no private data found in the texts")
     name, file = shlex.quote(str(output)), shlex.quote(path)
     if written:
         line = f"{done.changed} of {done.rows} conversations changed → {output}"
         console().print(safe(line), soft_wrap=True)
-        print_next(f"soul data show {name}", f"soul train sft --model MODEL --data {name}")
+        side = ""
+        if speakers := done.speakers.most_common(5):
+            names_now = ", ".join(f"{who} ({counted(n, 'message')})" for who, n in speakers)
+            more = ", …" if len(done.speakers) > len(speakers) else ""
+            console().print(safe(f"speakers now: {names_now}{more}"), soft_wrap=True)
+            side = f" --side {shlex.quote(speakers[0][0])}"
+        print_next(
+            f"soul data show {name}{side}", f"soul train sft --model MODEL --data {name}{side}"
+        )
     else:
         console().print(safe(f"sheet to correct → {review}"), soft_wrap=True)
         sheet = shlex.quote(str(review))

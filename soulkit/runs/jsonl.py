@@ -283,6 +283,13 @@ def write_aside(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Replace a file by one that only its owner can read."""
+    with aside(path) as stream:
+        os.chmod(stream.name, 0o600)
+        stream.write(text.encode())
+
+
 @contextmanager
 def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
     """A stream to a temporary file that replaces `path` on success and is deleted on failure.

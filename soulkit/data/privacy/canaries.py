@@ -11,7 +11,6 @@ secrets of the same form are listed and never planted: they show what a rank is 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from soulkit.data.exports.datasets import COLUMNS, SPEAKERS, WORDS
 from soulkit.data.files import BadRecord, BadRow, check_target, refuse_same, write_lines
 from soulkit.data.literals import structure
 from soulkit.errors import ConfigError, DataError
-from soulkit.runs.jsonl import aside, read_jsonl, read_value
+from soulkit.runs.jsonl import read_jsonl, read_value, write_secret
 
 DOSES = (1, 2, 4, 8)
 """Numbers of conversations that a secret is planted into."""
@@ -130,9 +129,7 @@ def plant(source: Path, target: Path, count: int, side: str, seed: int = 0) -> l
     write_lines(target, lines())
     planted = [replace(one, rows=tuple(ids.get(n, ()))) for n, one in enumerate(canaries)]
     text = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in planted)
-    with aside(canary_list(target)) as stream:
-        os.chmod(stream.name, 0o600)
-        stream.write(text.encode())
+    write_secret(canary_list(target), text)
     return planted
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import random
 import re
 import unicodedata
@@ -24,18 +23,24 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.corpora.file_rows import source_rows
-from soulkit.data.exports.datasets import KEYS, PEOPLE, ROLES, SPEAKERS, WORDS, person_in
+from soulkit.data.exports.datasets import (
+    COLUMNS,
+    KEYS,
+    PEOPLE,
+    ROLES,
+    SPEAKERS,
+    WORDS,
+    person_in,
+)
 from soulkit.data.files import BadRow, check_target, refuse_same, write_lines
 from soulkit.data.privacy.finders import DOCUMENTATION, REGIONS, find_private
 from soulkit.errors import ConfigError, DataError, MissingPackage
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import aside
+from soulkit.runs.jsonl import write_secret
 from soulkit.text import one_line
 
 KEEP, REPLACE = "keep", "replace"
 SHEET = ("decision", "kind", "text", "count", "context")
-SAMPLES = 2
-"""Samples of each kind in the report."""
 _DRAWS = 60
 _COMMON = re.compile(
     "will|mark|may|rose|grace|hope|joy|art|bill|jack|pat|sue|rob|drew|june|april|august|summer|"
@@ -173,7 +178,8 @@ class Redaction:
     bad: list[BadRow] = field(default_factory=list)
     rows: int = 0
     changed: int = 0
-    pseudonyms: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    speakers: Counter[str] = field(default_factory=Counter)
+    """New name of a speaker → number of messages."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -184,13 +190,13 @@ class Redaction:
         return {kind: count for kind, count in kinds.most_common() if count}
 
     @property
-    def samples(self) -> list[tuple[str, str]]:
-        """(kind, context without private items), a few of each kind."""
-        shown: dict[str, list[str]] = {}
+    def samples(self) -> dict[str, str]:
+        """Kind → the longest context of one, without private items."""
+        shown = dict.fromkeys(self.counts, "")
         for (kind, _), context in self.contexts.items():
-            shown.setdefault(kind, []).append(context)
-        return [(kind, one) for kind in self.counts
-                for one in sorted(shown[kind], key=len, reverse=True)[:SAMPLES]]  # fmt: skip
+            if kind in shown:
+                shown[kind] = max(shown[kind], context, key=len)
+        return shown
 
     @cached_property
     def _entities(self) -> Callable[[str], Any] | None:
@@ -298,6 +304,15 @@ def _names(value: Any) -> Iterator[str]:
         yield from _names(one)
 
 
+def _speakers(row: Mapping[str, Any]) -> Iterator[str]:
+    """Who says each message of a conversation between people."""
+    lists = (row[name] for name in COLUMNS if isinstance(row.get(name), list))
+    for item in filter(lambda one: isinstance(one, Mapping), next(lists, ())):
+        words = [item[key] for key in SPEAKERS if isinstance(item.get(key), str)]
+        if words and not any(word.lower() in ROLES for word in words):
+            yield words[0]
+
+
 def _words_pattern(words: set[str]) -> re.Pattern[str] | None:
     parts = []
     for word in sorted(words, key=lambda word: (-len(word), word)):
@@ -319,6 +334,12 @@ def redact(
     a new `review` file only that sheet is written; a corrected one is applied."""
     check_target(output, (".jsonl",))
     refuse_same(Path(path), output)
+    if key is not None and (key.exists() or key.resolve() == output.resolve()):
+        raise DataError(
+            f"The map '{key}' cannot be written.",
+            "The file exists, or is also the output. An older map may be the only copy.",
+            "Choose a new file with --map.",
+        )
     if review is not None and review.exists():
         _read_sheet(review, redaction)
 
@@ -337,21 +358,24 @@ def redact(
         redaction.walk(row, note)
         redaction.changed += redaction.found.total() > before
     if review is not None and not review.exists():
-        _write_secret(review, _sheet(redaction))
+        write_secret(review, _sheet(redaction))
         return False
     originals = {original for _, original in redaction.found}
     words = {word for one in originals for word in _WORD.findall(one)}
     pseudonyms = Pseudonyms(originals | words, redaction.regions)
     redaction.bad.clear()
-    write_lines(output, (
-        redaction.walk(row, lambda kind, original, _: pseudonyms.of(kind, original))
-        for row in _rows(path, redaction, reporter, "replacing")
-    ))  # fmt: skip
-    redaction.pseudonyms = pseudonyms.map
+
+    def safe_rows() -> Iterator[Any]:
+        for row in _rows(path, redaction, reporter, "replacing"):
+            safe = redaction.walk(row, lambda kind, original, _: pseudonyms.of(kind, original))
+            redaction.speakers.update(_speakers(safe))
+            yield safe
+
+    write_lines(output, safe_rows())
     if key is not None:
         lines = [json.dumps({"kind": kind, "original": one, "pseudonym": made}, ensure_ascii=False)
                  for (kind, one), made in pseudonyms.map.items()]  # fmt: skip
-        _write_secret(key, "\n".join([*lines, ""]))
+        write_secret(key, "\n".join([*lines, ""]))
     return True
 
 
@@ -382,12 +406,6 @@ def _rows(path: str, redaction: Redaction, reporter: Reporter, what: str) -> Ite
                 redaction.bad.append(row)
             elif isinstance(row, Mapping):
                 yield row
-
-
-def _write_secret(path: Path, text: str) -> None:
-    with aside(path) as stream:
-        os.chmod(stream.name, 0o600)
-        stream.write(text.encode())
 
 
 def _sheet(redaction: Redaction) -> str:
