@@ -23,15 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.corpora.file_rows import source_rows
-from soulkit.data.exports.datasets import (
-    COLUMNS,
-    KEYS,
-    PEOPLE,
-    ROLES,
-    SPEAKERS,
-    WORDS,
-    person_in,
-)
+from soulkit.data.exports.datasets import COLUMNS, KEYS, PEOPLE, ROLES, SPEAKERS, WORDS, person_in
 from soulkit.data.files import BadRow, check_target, refuse_same, write_lines
 from soulkit.data.privacy.finders import DOCUMENTATION, REGIONS, find_private
 from soulkit.errors import ConfigError, DataError, MissingPackage
@@ -89,8 +81,7 @@ class Pseudonyms:
         if kind == "word":
             return self._word(text)
         if kind in ("name", "place"):
-            words = _WORD.sub(lambda m: self.of("word", m[0]), text)
-            return self._digits(words)
+            return self._digits(_WORD.sub(lambda m: self.of("word", m[0]), text))
         if kind == "email":
             local = re.sub(r"[^\W\d_]+", lambda m: self._word(m[0]), text.rpartition("@")[0])
             return f"{self._digits(local)}@example.{rng.choice(['org', 'net'])}"
@@ -99,18 +90,16 @@ class Pseudonyms:
         if kind == "ip":
             return f"{DOCUMENTATION[3]}:{rng.randrange(16, 16**4):x}:{rng.randrange(16, 16**4):x}"
         if kind == "mac":
-            return f"00{text[2]}00{text[2]}5e" + re.sub(
-                r"[\da-fA-F]", lambda _: rng.choice("0123456789abcdef"), text[8:]
-            )
+            rest = re.sub(r"[\da-fA-F]", lambda _: rng.choice("0123456789abcdef"), text[8:])
+            return f"00{text[2]}00{text[2]}5e{rest}"
         if kind == "url":
             scheme, _, rest = text.partition("://")
-            path = re.search(r"[/?].*", rest, re.DOTALL)
-            return f"{scheme}://www.example.org{self._scrambled(path[0]) if path else ''}"
+            path = re.search(r"[/?].*|$", rest, re.DOTALL)
+            return f"{scheme}://www.example.org{self._scrambled(path[0] if path else '')}"
+        start = _kept(kind, text)
+        made = self._scrambled(text, start)
         if kind == "key":
-            start = re.match(r"(?:[a-zA-Z]{2,6}[-_](?:[a-z]+[-_])?)?", text)[0]  # type: ignore[index]
-            made = self._scrambled(text, len(start))
-            return f"{made[: max(len(start), len(made) - 7)]}EXAMPLE"
-        made, start = self._scrambled(text, _kept(kind, text)), _kept(kind, text)
+            return f"{made[: max(start, len(made) - 7)]}EXAMPLE"
         first = iter(rng.choice(("00", "99", "90", "09", "00000")) if odd else "")
         return made[:start] + re.sub(r"\d", lambda m: next(first, m[0]), made[start:])
 
@@ -146,7 +135,7 @@ def _in_case(made: str, original: str) -> str:
 
 
 def _kept(kind: str, text: str) -> int:
-    """Characters at the beginning that stay: the country of a number."""
+    """Characters at the beginning that stay: the country of a number, the provider of a key."""
     if kind == "phone" and (found := re.match(r"\(?(\+|00)", text)):
         from phonenumbers import NumberParseException, parse
 
@@ -155,7 +144,12 @@ def _kept(kind: str, text: str) -> int:
         except NumberParseException:
             return found.end()
         return text.index(code[-1], found.end() + len(code) - 1) + 1
-    return {"iban": 2, "card": 1, "phone": int(text[:1] == "0")}.get(kind, 0)
+    found = re.match(_KEPT.get(kind, ""), text)
+    return found.end() if found else 0
+
+
+_KEPT = {"key": r"(?:[a-zA-Z]{2,6}[-_](?:[a-z]+[-_])?)?", "iban": "..", "card": ".", "phone": "0?"}
+"""Kind → what stays at the beginning."""
 
 
 # -- finding ---------------------------------------------------------------------------------------
