@@ -204,7 +204,7 @@ def plant(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Plant made secrets in conversations, to measure what a model remembers of them.
+    """Plant made secrets, to measure what a model remembers of chats.
 
     Each stands in 1, 2, 4 or 8 different conversations, as a message of its own. They are listed
     in FILE.canaries.jsonl, readable only by you. Train on FILE, then use soul people memory RUN.

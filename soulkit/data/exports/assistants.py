@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
-from soulkit.data.exports.records import converted, sample_of
+from soulkit.data.exports.datasets import record_layout
+from soulkit.data.exports.layouts import Layout, ReadOptions
+from soulkit.data.exports.records import Convert, kind_of, message_of
 from soulkit.data.files import BadRecord
 
 Fields = Mapping[str, Any]
@@ -33,26 +33,8 @@ def leaf_paths(
         yield list(path)[::-1]
 
 
-def _message(role: str, text: Any, time: Any = None, kinds: Iterable[str] = ()) -> Message:
-    message: Message = {"role": role, "content": text.strip() if isinstance(text, str) else ""}
-    if isinstance(time, int | float):
-        time = datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
-    marks = list(kinds)
-    return message | ({"time": time} if time else {}) | ({"attachments": marks} if marks else {})
-
-
-def _is_empty(message: Message) -> bool:
-    return not (message["content"] or message.get("attachments") or message.get("tool_calls"))
-
-
-def _kind(mime: Any) -> str:
-    kind = str(mime or "file").partition("/")[0]
-    return kind if kind in ("image", "audio", "video") else "file"
-
-
-def _call(message: Message, name: Any, arguments: Any) -> Message:
-    function = {"name": str(name), "arguments": arguments}
-    return {**message, "content": "", "tool_calls": [{"function": function}]}
+def _call(name: Any, arguments: Any) -> dict[str, Any]:
+    return {"function": {"name": str(name), "arguments": arguments}}
 
 
 # -- ChatGPT -------------------------------------------------------------------------------------
@@ -87,17 +69,20 @@ def _of_node(message: Any, options: ReadOptions) -> Message | None:
     texts = [part if isinstance(part, str) else _text_in(part) for part in parts]
     pointers = (p.get("content_type") for p in parts if isinstance(p, Mapping) and not _text_in(p))
     kinds = [m[1] for kind in pointers if (m := _POINTERS.match(str(kind)))]
-    files = [_kind(f.get("mime_type") or f.get("mimeType")) for f in about.get("attachments") or ()]
+    files = [
+        kind_of(f.get("mime_type") or f.get("mimeType")) for f in about.get("attachments") or ()
+    ]
     kinds += [file for file in files if file == "file" or file not in kinds]
-    text = "\n".join(filter(None, texts))
-    turn = _message(str(role), text, message.get("create_time"), kinds)
-    if role == "assistant" and message.get("recipient") not in (None, "all"):
-        turn = _call(turn, message["recipient"], text)
+    more: Message = {}
+    text, to = "\n".join(filter(None, texts)), message.get("recipient")
+    if role == "assistant" and to not in (None, "all"):
+        text, more = "", {"tool_calls": [_call(to, text)]}
     elif role == "tool" and author.get("name"):
-        turn["name"] = author["name"]
-    if hidden and not _is_empty(turn):
+        more = {"name": author["name"]}
+    turn = message_of("role", role, text, message.get("create_time"), kinds, **more)
+    if hidden and turn:
         options.left_out[hidden] += 1
-    return None if hidden or _is_empty(turn) else turn
+    return None if hidden else turn
 
 
 def _text_in(part: Any) -> str:
@@ -127,8 +112,8 @@ def _of_claude(item: Fields, options: ReadOptions) -> Iterator[Message]:
     if role is None:
         raise BadRecord(f"a message has the sender {item.get('sender')}")
     files = [*(item.get("attachments") or ()), *(item.get("files") or ())]
-    kinds = [_kind(f.get("file_type") or f.get("file_kind")) for f in files]
-    time, texts, tools = item.get("created_at"), [], []
+    kinds = [kind_of(f.get("file_type") or f"{f.get('file_kind')}/") for f in files]
+    time, texts, told = item.get("created_at"), [], []
     for block in item.get("content") or ():
         match block.get("type"):
             case "text":
@@ -136,13 +121,14 @@ def _of_claude(item: Fields, options: ReadOptions) -> Iterator[Message]:
             case "thinking":
                 options.left_out["reasoning"] += 1
             case "tool_use":
-                tools.append(_call(_message(role, "", time), block.get("name"), block.get("input")))
+                calls = [_call(block.get("name"), block.get("input"))]
+                told.append(message_of("role", role, "", time, tool_calls=calls))
             case "tool_result":
-                blocks = block.get("content")
+                blocks, name = block.get("content"), block.get("name") or "tool"
                 text = blocks if isinstance(blocks, str) else "\n".join(map(_text_in, blocks or ()))
-                tools.append(_message("tool", text, time) | {"name": block.get("name") or "tool"})
-    message = _message(role, "\n".join(filter(None, texts)) or item.get("text"), time, kinds)
-    yield from (m for m in [*tools, message] if not _is_empty(m))
+                told.append(message_of("role", "tool", text, time, name=name))
+    said = "\n".join(filter(None, texts)) or item.get("text")
+    yield from filter(None, [*told, message_of("role", role, said, time, kinds)])
 
 
 # -- Gemini --------------------------------------------------------------------------------------
@@ -165,19 +151,17 @@ def _of_gemini(content: Fields, options: ReadOptions) -> Message | None:
         if part.get("isThought") or part.get("thought"):
             options.left_out["reasoning"] += 1
         elif call := part.get("functionCall"):
-            calls.append(_call({}, call.get("name"), call.get("args"))["tool_calls"][0])
+            calls.append(_call(call.get("name"), call.get("args")))
         elif answer := part.get("functionResponse"):
-            return _message("tool", str(answer.get("response"))) | {"name": answer.get("name")}
+            return message_of("role", "tool", answer.get("response"), name=answer.get("name"))
         elif text := _text_in(part):
             texts.append(text)
-        else:
-            kinds += [
-                _kind(v.get("mimeType") or n.removeprefix("inline").removeprefix("drive").lower())
-                for n, v in part.items() if isinstance(v, Mapping)
-            ]  # fmt: skip
-    message = _message(role, "\n".join(texts), content.get("createTime"), kinds)
-    message |= {"tool_calls": calls} if calls else {}
-    return None if _is_empty(message) else message
+        else:  # inlineImage, driveVideo, fileData
+            inner = ((re.sub("^(inline|drive)", "", name).lower(), value)
+                     for name, value in part.items() if isinstance(value, Mapping))  # fmt: skip
+            kinds += [kind_of(value.get("mimeType") or f"{kind}/") for kind, value in inner]
+    time, text = content.get("createTime"), "\n".join(texts)
+    return message_of("role", role, text, time, kinds, tool_calls=calls)
 
 
 _TAGS = re.compile(r"<(br|/p|/li|/h\d|/div|/tr)[^>]*>|<[^>]+>")
@@ -191,32 +175,24 @@ def _activity(record: Fields, options: ReadOptions) -> Iterator[dict[str, Any]]:
     if not texts:
         options.left_out["activities without a reply"] += 1
         return
-    files = [_kind("image" if str(f).lower().endswith((".png", ".jpg", ".jpeg", ".webp")) else "")
-             for f in record.get("attachedFiles") or record.get("imageFile") or ()]  # fmt: skip
+    kinds = [kind_of(name) for name in record.get("attachedFiles") or record.get("imageFile") or ()]
     time = record.get("time")
     reply = re.sub(r"\n{3,}", "\n\n", "\n".join(texts))
-    question = _message("user", asked.removeprefix("Prompted "), time, files)
-    yield {"messages": [question, _message("assistant", reply, time)]}
+    question = message_of("role", "user", asked.removeprefix("Prompted "), time, kinds)
+    messages = [question, message_of("role", "assistant", reply, time)]
+    yield {"messages": [message for message in messages if message]}
 
 
 # -- layouts -------------------------------------------------------------------------------------
 
-Convert = Callable[[Any, ReadOptions], Iterator[dict[str, Any]]]
-
 
 def _layout(name: str, example: str, fits: Callable[[Fields], Any], convert: Convert) -> Layout:
-    def is_this(file: ExportFile) -> bool:
-        return any(isinstance(record, Mapping) and fits(record) for record in sample_of(file))
-
-    def rows(record: Any, options: ReadOptions) -> Iterator[dict[str, Any]]:
+    def rows(record: Any, options: ReadOptions) -> Iterable[dict[str, Any]]:
         if not isinstance(record, Mapping) or not fits(record):
             raise BadRecord(f"it is not a record of a {name}")
-        try:
-            yield from convert(record, options)
-        except (AttributeError, TypeError) as error:
-            raise BadRecord(f"it is malformed: {error}") from error
+        return convert(record, options)
 
-    return Layout(name, example, is_this, lambda files, options: converted(files, rows, options))
+    return record_layout(name, example, fits, rows)
 
 
 LAYOUTS = (

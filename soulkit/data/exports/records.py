@@ -97,7 +97,7 @@ def message_of(
 ) -> Row | None:
     """A message whose `side` is `role` or `speaker`; None if it is empty."""
     speaker, content, marks = str(who or "").strip(), str(text or "").strip(), list(kinds)
-    if not content and not marks:
+    if not (content or marks or more.get("tool_calls")):
         return None
     if not speaker:
         raise BadRecord("a message has no speaker")
