@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from soulkit.data.privacy.canaries import plant
+from soulkit.data.privacy.canaries import plant_canaries
 from soulkit.metrics.intervals import exact_interval
 from soulkit.people.memory import measure_memory
 from soulkit.train.config import TrainConfig
@@ -99,7 +99,7 @@ def null(folder: Path, *seeds: str, canaries: int = 80) -> None:
         place = folder / str(seed)
         place.mkdir()
         chats = write_chats(place / "chats.jsonl", seed)
-        plant(chats, place / "planted.jsonl", canaries, "human", seed)
+        plant_canaries(chats, place / "planted.jsonl", canaries, "human", seed)
         # A list with all controls, and four of the others, in whose conversations they are ranked.
         lines = (place / "planted.canaries.jsonl").read_text(encoding="utf-8").splitlines()
         controls = place / "controls.canaries.jsonl"

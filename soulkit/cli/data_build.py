@@ -209,9 +209,9 @@ def plant(
     Each stands in 1, 2, 4 or 8 different conversations, as a message of its own. They are listed
     in FILE.canaries.jsonl, readable only by you. Train on FILE, then use soul people memory RUN.
     """
-    from soulkit.data.privacy.canaries import canary_list, plant
+    from soulkit.data.privacy.canaries import canary_list, plant_canaries
 
-    planted = plant(path, output, canaries, side, seed)
+    planted = plant_canaries(path, output, canaries, side, seed)
     carriers = sum(one.repeats for one in planted)
     if as_json:
         print_json({"file": str(output), "list": str(canary_list(output)), "planted": canaries,

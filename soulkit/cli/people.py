@@ -180,8 +180,8 @@ def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterato
                f"{number(last['likelihood']['share'])}; perplexity of people's turns: "
                f"{number(last['perplexity']['value'], 1)}")  # fmt: skip
     if base:
-        found = base["comparison"]["headline"]
-        text = estimate_text(found["difference"], found["low"], found["high"], _signed)
+        headline = base["comparison"]["headline"]
+        text = estimate_text(headline["difference"], headline["low"], headline["high"], _signed)
         yield f"headline, compared with {base['name']}: {text} (below 0: closer to people)"
 
 
@@ -238,9 +238,9 @@ def _print_memory(report: Mapping[str, Any]) -> None:
                    "likeliest); bits: log2(513 / rank), about 1 without memory")  # fmt: skip
     else:
         print_note("no canaries: soul data plant puts some into conversations before training")
-    for name, found in report["checkpoints"][-1]["verbatim"].items():
-        text = f"{found['copied']} of {found['messages']}"
-        ends = [f" [{number(found['low'])}, {number(found['high'])}]"] if found["messages"] else []
+    for name, share in report["checkpoints"][-1]["verbatim"].items():
+        text = f"{share['copied']} of {share['messages']}"
+        ends = [f" [{number(share['low'])}, {number(share['high'])}]"] if share["messages"] else []
         out.print(f"{name.replace('_', '-')} messages continued word for word: {text}", *ends,
                   sep="", markup=False)  # fmt: skip
 

@@ -144,9 +144,9 @@ class Build:
         settled = config.model_copy(
             update={"sha256": digest.hexdigest(), "prompts": dict(drafts.prompts)}
         )
-        own = [sketch.draft.prompt for sketch in drafts.sketches if not sketch.published]
-        if own and (players := settled.elsewhere()):
-            refuse_private(own, join_and(players), config.allow_private)
+        prompts = [sketch.draft.prompt for sketch in drafts.sketches if not sketch.published]
+        if prompts and (players := settled.elsewhere()):
+            refuse_private(prompts, join_and(players), config.allow_private)
         for name, settings in settled.players():
             if settings.kind == "actor":  # fail before the folder is created
                 Players().model(name, settings)
@@ -229,13 +229,13 @@ def build_drafted_rows(
         Ledger(run.ledger_path) as ledger,
         player_servers(config, run.path, ledger, reporter=reporter) as serve,
     ):
-        asked = asyncio.run(_ask(build, run, ledger, serve, reporter))
+        results = asyncio.run(_ask(build, run, ledger, serve, reporter))
         (run.path / OUTCOMES).unlink(missing_ok=True)
         with JsonlWriter(run.path / OUTCOMES) as file:
-            for outcome in asked.outcomes:
+            for outcome in results.outcomes:
                 file.write(asdict(outcome))
-        rows = tuple(asked.rows[: config.rows])
-        report = _report(build, asked.outcomes, len(rows), ledger.totals())
+        rows = tuple(results.rows[: config.rows])
+        report = _report(build, results.outcomes, len(rows), ledger.totals())
         run.write_summary(report)
     return BuildResult(rows=rows, report=report, run=run)
 

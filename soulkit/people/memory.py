@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.stream import read_lessons
-from soulkit.data.privacy.canaries import Canary, read_canaries
+from soulkit.data.privacy.canaries import SecretCanary, read_canaries
 from soulkit.errors import ConfigError, RunError
 from soulkit.eval.run.provenance import in_start_folder
 from soulkit.metrics.intervals import estimate, exact_interval
@@ -45,7 +45,7 @@ LIMIT = 200
 class Material:
     """What a model is asked about."""
 
-    lists: Mapping[Path, Sequence[Canary]]
+    lists: Mapping[Path, Sequence[SecretCanary]]
     held_in: Sequence[PersonTurn]
     held_out: Sequence[PersonTurn]
 
@@ -70,17 +70,17 @@ def measure_memory(
         with reporter.working("reading conversations"):
             subjects = models_of(str(run or model), {}, checkpoints=bool(run))
             material = _material(run, canaries, held_out, limit)
-        asked = hashlib.sha256(repr(material).encode()).hexdigest()[:16]
+        identity = hashlib.sha256(repr(material).encode()).hexdigest()[:16]
         before = read_object(run / MEMORY) if run else {}
-        known = before.get("checkpoints", ()) if before.get("asked") == asked else ()
+        measured = before.get("checkpoints", ()) if before.get("asked") == identity else ()
         result: dict[str, Any] = {
             "schema": "memory", "version": 1, "model": model, "planted": bool(material.lists),
-            "alternatives": 512, "asked": asked, "checkpoints": [],
+            "alternatives": 512, "asked": identity, "checkpoints": [],
         }  # fmt: skip
         with reporter.progress(len(subjects) * material.size) as bar:
             for one in subjects:
                 key = {"step": one.step, "weights": one.weights}
-                entry = next((e for e in known if key.items() <= e.items()), None)
+                entry = next((e for e in measured if key.items() <= e.items()), None)
                 bar.begin(one.name)
                 if entry is not None:
                     bar.advance(material.size)
@@ -154,8 +154,8 @@ def _measured(policy: Policy, material: Material, advance: Callable[[], object])
     for path, canaries in material.lists.items():
         for one, place in zip(canaries, canary_places(path, canaries), strict=True):
             spans = canary_spans(policy, one, place)
-            found = canary_rank(policy, spans), policy.greedy(spans[:1])[0]
-            groups.setdefault(one.repeats, []).append(found)
+            result = canary_rank(policy, spans), policy.greedy(spans[:1])[0]
+            groups.setdefault(one.repeats, []).append(result)
             advance()
 
     def copied(turns: Sequence[PersonTurn]) -> dict[str, Any]:
@@ -175,16 +175,16 @@ def _first_half(text: str) -> str:
     return text[: words[len(words) // 2 - 1].end()]
 
 
-def _group(repeats: int, found: Sequence[tuple[int, bool]]) -> dict[str, Any]:
+def _group(repeats: int, results: Sequence[tuple[int, bool]]) -> dict[str, Any]:
     """The cell of one number of repetitions."""
     from soulkit.train.sft.exposure import ALTERNATIVES, exposure
 
-    ranks = [rank for rank, _ in found]
+    ranks = [rank for rank, _ in results]
     significant = sum(rank / (ALTERNATIVES + 1) <= LEVEL for rank in ranks)
     low, high = exact_interval(significant, len(ranks))
     return {
         "repeats": repeats, "canaries": len(ranks), "median_rank": median(ranks),
         "median_exposure": round(median(map(exposure, ranks)), 3), "significant": significant,
         "share": significant / len(ranks), "low": low, "high": high,
-        "recited": sum(recited for _, recited in found),
+        "recited": sum(recited for _, recited in results),
     }  # fmt: skip

@@ -71,8 +71,8 @@ def _writing(turns: Sequence[PersonTurn]) -> list[Segment]:
 
 def _conversation(turns: Sequence[PersonTurn]) -> list[Segment]:
     """The first messages of a conversation."""
-    told = [segment for segment in turns[-1].context if segment.role != "system"]
-    return [*told, Segment("assistant", turns[-1].text)][:MESSAGES]
+    before = [segment for segment in turns[-1].context if segment.role != "system"]
+    return [*before, Segment("assistant", turns[-1].text)][:MESSAGES]
 
 
 def _line(segment: Segment) -> Line:
@@ -114,14 +114,14 @@ def _sketch(
     first, what = turns[0], KINDS[kind]
     lines, names = [*map(_line, what.excerpt(turns))], {first.person}
     shown = transcript(lines, {"assistant": "Person", "user": "Other", "system": "Setting"})
-    own = [line.text for line in lines if line.seat == "assistant"]
+    replies = [line.text for line in lines if line.seat == "assistant"]
     if side not in (HUMAN, ASSISTANT):  # several others speak with labels
         texts = (part.text for turn in turns for part in turn.context if part.role == "user")
         names.update(name for text in texts for name in _LABEL.findall(text))
 
     def problem(draft: Any) -> str:
         text = getattr(draft, what.field)
-        return draft_problem(what.field, text, what.lengths, own, SHARED_WORDS)
+        return draft_problem(what.field, text, what.lengths, replies, SHARED_WORDS)
 
     def review(draft: Any) -> Any:
         drafted = fence("\n".join(draft.model_dump().values()), what.field)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from soulkit.data.privacy.canaries import canary_list, plant, read_canaries
+from soulkit.data.privacy.canaries import canary_list, plant_canaries, read_canaries
 from soulkit.errors import ConfigError, RunError, RunStopped
 from soulkit.metrics.intervals import exact_interval
 from soulkit.models.local.sampler import LocalModel
@@ -57,7 +57,7 @@ def chats(path: Path, n: int = 40) -> Path:
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
-    plant(chats(folder / "chats.jsonl"), folder / "planted.jsonl", 8, "human")
+    plant_canaries(chats(folder / "chats.jsonl"), folder / "planted.jsonl", 8, "human")
     return folder / "planted.jsonl"
 
 

@@ -85,10 +85,10 @@ def _role(item: Record) -> str:
 
 def _message(item: Record, role: str) -> Iterator[Message]:
     """A message, after the results of tools in it."""
-    inner, known = _inner(item), _role(item)
+    inner, speaker = _inner(item), _role(item)
     calls = _first(inner, ("tool_calls", "additional_kwargs.tool_calls")) or []
     calls = [*calls, *filter(None, [inner.get("function_call")])]
-    body = (_first(inner, ("content", "parts", "refusal")) or []) if known else item
+    body = (_first(inner, ("content", "parts", "refusal")) or []) if speaker else item
     texts, marks = [], []
     for part in body if isinstance(body, list) else [body]:
         kind = str(part.get("type") or "text") if isinstance(part, dict) else "text"
@@ -103,8 +103,8 @@ def _message(item: Record, role: str) -> Iterator[Message]:
         elif not _THOUGHT.search(kind):
             seen = f"{part.get('modality')} {kind}"
             marks.append(next((k for k in ("image", "audio", "video") if k in seen), "file"))
-    own = known or ("assistant" if calls else role)
-    message = {"role": own, "content": "\n".join(filter(None, texts)).strip(),
+    name = speaker or ("assistant" if calls else role)
+    message = {"role": name, "content": "\n".join(filter(None, texts)).strip(),
                "tool_calls": [_call(call) for call in calls], "attachments": marks}  # fmt: skip
     if any(message[key] for key in ("content", "tool_calls", "attachments")):
         yield {key: value for key, value in message.items() if value or key == "content"}
@@ -189,13 +189,13 @@ def _nested(record: Record) -> Iterator[Record]:
     trace = record["trace"] if isinstance(record.get("trace"), dict) else record
     if "input" in trace or "inputs" in trace:
         yield trace
-    told = {"traces": {"sessionId": record.get("id")}, "child_runs": {},
+    levels = {"traces": {"sessionId": record.get("id")}, "child_runs": {},
             "observations": {"trace_id": trace.get("id")}}  # fmt: skip
-    for name, above in told.items():
+    for name, above in levels.items():
         for inner in record[name] if isinstance(record.get(name), list) else ():
             if isinstance(inner, dict):
-                own = {key: value for key, value in inner.items() if value is not None}
-                yield from _nested({**above, **own})
+                fields = {key: value for key, value in inner.items() if value is not None}
+                yield from _nested({**above, **fields})
 
 
 def _of_traces(log: _Log, read: Read) -> Iterator[Record]:
@@ -205,8 +205,8 @@ def _of_traces(log: _Log, read: Read) -> Iterator[Record]:
     for record in read():
         trace = _id(record, _TRACE)
         owner = {"userId": _id(record, log.person), "thread_id": _id(record, log.thread)}
-        known = {name: value for name, value in owner.items() if value}
-        owners[trace] = {**known, **owners.get(trace, {})}
+        filled = {name: value for name, value in owner.items() if value}
+        owners[trace] = {**filled, **owners.get(trace, {})}
         if _is_model(record):
             modelled.add(trace)
     for record in read():
@@ -242,13 +242,13 @@ def _spans(record: Record) -> Iterator[Record]:
         fields, prompt, answer = _fields(span.get("attributes")), [], []
         for event in span.get("events") or ():
             about = _fields(event.get("attributes"))
-            told = structure(about.pop("gen_ai.event.content", None)) or about
+            content = structure(about.pop("gen_ai.event.content", None)) or about
             fields |= {key: v for key, v in about.items() if key.startswith("gen_ai.")}
             _, _, kind = event.get("name", "").partition("gen_ai.")
             if kind == "choice":
-                answer.append(told.get("message") or told)
+                answer.append(content.get("message") or content)
             elif kind.endswith(".message"):
-                prompt.append({"role": kind.removesuffix(".message"), **told})
+                prompt.append({"role": kind.removesuffix(".message"), **content})
         if any(name.startswith("gen_ai.") for name in fields):
             yield {**span, **{key.replace(".", "_"): value for key, value in fields.items()},
                    "error": str(_first(span, ("status.code",))) in ("2", "STATUS_CODE_ERROR"),
@@ -308,9 +308,9 @@ _LOGS = (
 
 
 def _fits(log: _Log, file: ExportFile) -> bool:
-    found = (one for record in sample_of(file) if isinstance(record, dict) for one in _LOGS
+    layouts = (one for record in sample_of(file) if isinstance(record, dict) for one in _LOGS
              if one.fits(record))  # fmt: skip
-    return next(found, None) is log
+    return next(layouts, None) is log
 
 
 # --- requests → conversations ---------------------------------------------------------------------
@@ -376,13 +376,13 @@ def _records(log: _Log, files: Sequence[ExportFile], bad: dict[str, BadRow]) -> 
 
 def _rows(log: _Log, files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
     with tempfile.SpooledTemporaryFile(_HELD) as spool:
-        kept = yield from _kept(log, files, options, spool)
+        longest = yield from _kept(log, files, options, spool)
         threads: dict[Any, list[tuple[str, int]]] = defaultdict(list)
-        for thread, time, place in kept:
+        for thread, time, place in longest:
             threads[thread or place].append((time, place))
-        for own in threads.values():
+        for places in threads.values():
             rows = []
-            for _, place in sorted(own):
+            for _, place in sorted(places):
                 spool.seek(place)
                 rows.append(json.loads(spool.readline()))
             yield from _conversations(rows, options)
@@ -394,25 +394,25 @@ def _kept(
     """Thread, time and place in `spool` of the requests that no longer one repeats."""
     bad: dict[str, BadRow] = {}
     begun: set[int] = set()
-    kept: dict[int, tuple[str, str, int]] = {}
+    longest: dict[int, tuple[str, str, int]] = {}
     for record in log.joined(log, partial(_records, log, files, bad)):
         try:
-            found = _exchange(log, record)
+            exchange = _exchange(log, record)
         except _ODD:
-            found = "requests in an unknown form"
-        if isinstance(found, str):
-            options.left_out[found] += 1
+            exchange = "requests in an unknown form"
+        if isinstance(exchange, str):
+            options.left_out[exchange] += 1
             continue
-        *beginnings, whole = found.hashes
-        repeated = whole in begun or whole in kept
+        *beginnings, whole = exchange.hashes
+        repeated = whole in begun or whole in longest
         if not repeated:
             begun.update(beginnings)
-            kept[whole] = (found.thread, found.time, spool.tell())
-            spool.write(json.dumps(found.row).encode() + b"\n")
-        if shorter := repeated + sum(kept.pop(one, None) is not None for one in beginnings):
+            longest[whole] = (exchange.thread, exchange.time, spool.tell())
+            spool.write(json.dumps(exchange.row).encode() + b"\n")
+        if shorter := repeated + sum(longest.pop(one, None) is not None for one in beginnings):
             options.left_out["requests repeated in a longer one"] += shorter
     yield from bad.values()
-    return kept.values()
+    return longest.values()
 
 
 def _conversations(rows: Sequence[Row], options: ReadOptions) -> Iterator[Row]:

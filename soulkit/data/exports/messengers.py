@@ -22,13 +22,13 @@ from typing import Any
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
 from soulkit.data.exports.records import (
     Row,
+    attachment_kind,
     converted_records,
+    epoch_seconds,
     has_keys,
     json_stream,
-    kind_of,
-    message_of,
     records,
-    seconds_of,
+    spoken_message,
 )
 from soulkit.data.files import BadRow, SourcedRow
 
@@ -40,7 +40,7 @@ Convert = Callable[[Any], Row | None]
 
 
 def _said(speaker: Any, text: Any, time: Any, *kinds: str, **more: Any) -> Row | None:
-    message = message_of("speaker", speaker, text, time, kinds, **more)
+    message = spoken_message("speaker", speaker, text, time, kinds, **more)
     if message and "time" not in message:
         raise ValueError(f"a message has the time {time}")
     return message
@@ -75,7 +75,7 @@ def _cut(messages: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
         if isinstance(message, BadRow):
             yield message
             continue
-        if talk and abs(seconds_of(message["time"]) - seconds_of(talk[-1]["time"])) > PAUSE:
+        if talk and abs(epoch_seconds(message["time"]) - epoch_seconds(talk[-1]["time"])) > PAUSE:
             yield _row(talk)
             talk = []
         talk.append(message)
@@ -103,9 +103,9 @@ def _slack(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | 
         place = PurePosixPath(file.name)
         if place.name in _LISTS:
             listed = [one for _, one in records(file, "item") if isinstance(one, Mapping)]
-            found = {str(one.get("id")): _slack_name(one) for one in listed}
-            count = Counter(found.values())  # two people may have one name
-            names |= {k: name if count[name] == 1 else f"{name} ({k})" for k, name in found.items()}
+            users = {str(one.get("id")): _slack_name(one) for one in listed}
+            count = Counter(users.values())  # two people may have one name
+            names |= {k: name if count[name] == 1 else f"{name} ({k})" for k, name in users.items()}
         else:
             channels[str(place.parent)].append(file)
     for days in channels.values():
@@ -139,7 +139,7 @@ def _slack_message(entry: Mapping[str, Any], names: Mapping[str, str]) -> Row | 
         return label or ("@" if sign else "") + target
 
     text = html.unescape(_MARKUP.sub(shown, entry.get("text") or ""))
-    kinds = [kind_of(f.get("mimetype") or f.get("name")) for f in entry.get("files") or []]
+    kinds = [attachment_kind(f.get("mimetype") or f.get("name")) for f in entry.get("files") or []]
     speaker, thread = names.get(entry["user"]) or _slack_name(entry), entry.get("thread_ts") or ""
     alone = thread == entry["ts"] and not entry.get("reply_count")
     return _said(speaker, text, entry["ts"], *kinds, thread="" if alone else thread)
@@ -180,7 +180,7 @@ def _discord_message(entry: Mapping[str, Any]) -> Row | None:
     author = entry["author"]
     if entry.get("type", "Default") not in ("Default", "Reply") or author.get("isBot"):
         return None
-    kinds = [kind_of(file.get("fileName")) for file in entry.get("attachments") or []]
+    kinds = [attachment_kind(file.get("fileName")) for file in entry.get("attachments") or []]
     speaker = author.get("nickname") or author.get("name") or author["id"]
     return _said(speaker, entry.get("content"), entry.get("timestamp"), *kinds)
 
@@ -197,7 +197,7 @@ def _telegram_message(entry: Mapping[str, Any]) -> Row | None:
     words = "".join(part if isinstance(part, str) else part["text"] for part in parts)
     kinds = ["image"] if "photo" in entry else []
     if media or "file" in entry:
-        kinds.append(_MEDIA.get(media or "") or kind_of(entry.get("mime_type")))
+        kinds.append(_MEDIA.get(media or "") or attachment_kind(entry.get("mime_type")))
     others = {"trained": False} if "forwarded_from" in entry or "via_bot" in entry else {}
     speaker = entry.get("from") or entry["from_id"]  # a deleted account has no name
     time = entry.get("date") or entry.get("date_unixtime")
@@ -254,8 +254,10 @@ def _entries(file: ExportFile) -> list[_Entry]:
         for raw in io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="\n"):
             line = raw.rstrip("\r\n")
             if head := _HEAD.match(line):
-                said = _SPEAKER.match(head[9])
-                entries.append((head, said[1] if said else "", [said[2] if said else ""]))
+                speaker = _SPEAKER.match(head[9])
+                entries.append(
+                    (head, speaker[1] if speaker else "", [speaker[2] if speaker else ""])
+                )
             elif entries:
                 entries[-1][2].append(line)
     return entries
@@ -317,12 +319,12 @@ def _whatsapp_message(
     text = re.sub(_MARK, "", re.sub(_EDITED, "", text)).strip()
     name = re.sub(_MARK, "", name).removeprefix("~").strip()
     if files := re.findall(_ATTACHED, text):
-        kinds = [kind_of(next(filter(None, found))) for found in files]
-        return _said(name, re.sub(_ATTACHED, "", text), time, *kinds)
+        words = [attachment_kind(next(filter(None, samples))) for samples in files]
+        return _said(name, re.sub(_ATTACHED, "", text), time, *words)
     bare = re.fullmatch(r"<[^<>]*>|null", text) is not None
     if len(text) < 60 and (notice or bare) and re.search(_OMITTED, text.strip("<>"), re.I):
-        found = (kind for kind, stems in _KINDS.items() if re.search(stems, text, re.I))
-        return _said(name, "", time, next(found, "file"))
+        words = (kind for kind, stems in _KINDS.items() if re.search(stems, text, re.I))
+        return _said(name, "", time, next(words, "file"))
     left = notice or re.fullmatch(_DELETED, text, re.I)
     return None if left else _said(name, text, time)
 

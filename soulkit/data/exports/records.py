@@ -92,7 +92,7 @@ def converted_records(
 # -- parts of messages ---------------------------------------------------------------------------
 
 
-def message_of(
+def spoken_message(
     side: str, who: Any, text: Any, time: Any = None, kinds: Iterable[str] = (), **more: Any
 ) -> Row | None:
     """A message whose `side` is `role` or `speaker`; None if it is empty."""
@@ -101,16 +101,16 @@ def message_of(
         return None
     if not speaker:
         raise BadRecord("a message has no speaker")
-    known = {"time": iso_time(time), "attachments": marks, **more}
-    kept = {name: value for name, value in known.items() if value not in ("", [])}
-    return {side: speaker, "content": content, **kept}
+    fields = {"time": iso_time(time), "attachments": marks, **more}
+    filled = {name: value for name, value in fields.items() if value not in ("", [])}
+    return {side: speaker, "content": content, **filled}
 
 
-def kind_of(name: Any) -> str:
+def attachment_kind(name: Any) -> str:
     """`image`, `video`, `audio` or `file`, by a media type or the name of a file."""
     names = (str(name), mimetypes.guess_type(str(name))[0] or "")
-    found = (word for word in names if word.startswith(("image/", "video/", "audio/")))
-    return next(found, "file/").partition("/")[0]
+    kinds = (word for word in names if word.startswith(("image/", "video/", "audio/")))
+    return next(kinds, "file/").partition("/")[0]
 
 
 def iso_time(value: Any) -> str:
@@ -126,7 +126,7 @@ def iso_time(value: Any) -> str:
         return ""
 
 
-def seconds_of(time: str) -> float:
+def epoch_seconds(time: str) -> float:
     """A time in ISO 8601 in seconds; without a zone it counts as UTC."""
     moment = datetime.fromisoformat(time)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -18,13 +18,13 @@ from typing import Any
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
 from soulkit.data.exports.records import (
     Row,
+    attachment_kind,
     converted,
+    epoch_seconds,
     has_keys,
-    kind_of,
-    message_of,
     records,
     sample_of,
-    seconds_of,
+    spoken_message,
 )
 from soulkit.data.files import BadRow
 from soulkit.errors import DataError, nearest
@@ -41,13 +41,13 @@ NOTES = "internal parts of tickets"
 
 
 def _said(side: str, who: str, text: Any, time: Any, files: Any = ()) -> Row | None:
-    kinds = (kind_of(file.get("content_type") or file.get("name")) for file in files or ())
-    return message_of(side, who, text, time, kinds)
+    kinds = (attachment_kind(file.get("content_type") or file.get("name")) for file in files or ())
+    return spoken_message(side, who, text, time, kinds)
 
 
 def _conversation(key: Any, person: Any, messages: Sequence[Row]) -> Row:
-    known = {"id": str(key or ""), "person": str(person or "")}
-    return {**{name: value for name, value in known.items() if value}, "messages": messages}
+    fields = {"id": str(key or ""), "person": str(person or "")}
+    return {**{name: value for name, value in fields.items() if value}, "messages": messages}
 
 
 # -- tickets -------------------------------------------------------------------------------------
@@ -118,8 +118,10 @@ _NAMES = {
 def _usual(file: ExportFile) -> dict[str, str]:
     """id, role, text, person, time → name of the column, for those that have usual names."""
     first = next((row for row in sample_of(file) if isinstance(row, Mapping)), {})
-    found = {str(name).strip().casefold().replace(" ", "_"): name for name in first}
-    usual = {of: [found[name] for name in names if name in found] for of, names in _NAMES.items()}
+    columns = {str(name).strip().casefold().replace(" ", "_"): name for name in first}
+    usual = {
+        of: [columns[name] for name in names if name in columns] for of, names in _NAMES.items()
+    }
     return {of: names[0] for of, names in usual.items() if names}
 
 
@@ -188,7 +190,7 @@ def _from_rows(
         messages += filter(None, [_said(side, role, row.get(columns["text"]), time)])
         people += [row.get(columns.get("person", ""))] if not named and role == "user" else []
     if all("time" in message for message in messages):
-        messages.sort(key=lambda message: seconds_of(message["time"]))
+        messages.sort(key=lambda message: epoch_seconds(message["time"]))
     return _conversation(key, next(filter(None, people), ""), messages)
 
 

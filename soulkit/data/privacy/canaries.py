@@ -42,7 +42,7 @@ _LAST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class SecretCanary:
     """One secret and where it was planted."""
 
     secret: str
@@ -74,7 +74,7 @@ def _drawn(form: str, rng: random.Random) -> str:
     return re.sub(r"\d", lambda _: rng.choice("0123456789"), form)
 
 
-def make_canaries(count: int, seed: int, side: str) -> list[Canary]:
+def make_canaries(count: int, seed: int, side: str) -> list[SecretCanary]:
     """`count` secrets to plant, equally many per dose, and `count` others. ConfigError if `count`
     cannot be divided like this, or if there are not enough names."""
     names = [(first, last) for first in _FIRST.split() for last in _LAST.split()]
@@ -89,11 +89,13 @@ def make_canaries(count: int, seed: int, side: str) -> list[Canary]:
     for number, name in enumerate(rng.sample(names, 2 * count)):
         kind, carrier, form = CARRIERS[number // len(DOSES) % len(CARRIERS)]
         dose = DOSES[number % len(DOSES)] if number < count else 0
-        made.append(Canary(_drawn(form, rng), carrier.format(*name), kind, dose, side=side))
+        made.append(SecretCanary(_drawn(form, rng), carrier.format(*name), kind, dose, side=side))
     return made
 
 
-def plant(source: Path, target: Path, count: int, side: str, seed: int = 0) -> list[Canary]:
+def plant_canaries(
+    source: Path, target: Path, count: int, side: str, seed: int = 0
+) -> list[SecretCanary]:
     """Write the conversations in `source` with `count` secrets to `target`, and their list.
 
     No conversation has two. DataError if there are too few conversations with a message of `side`.
@@ -143,8 +145,8 @@ def _items(row: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 def _learned(item: Any, side: str) -> bool:
     try:
-        said = conversation_of({"messages": [item]}).utterances
-        return any(is_learned(one, side) and one.trained and one.text for one in said)
+        lines = conversation_of({"messages": [item]}).utterances
+        return any(is_learned(one, side) and one.trained and one.text for one in lines)
     except BadRecord:
         return False
 
@@ -154,9 +156,9 @@ def _places(row: Mapping[str, Any] | BadRow, side: str) -> list[int]:
     at the end. Empty if the side says nothing there, or the row must not be trained on."""
     if isinstance(row, BadRow) or row.get("evaluation_only"):
         return []
-    said = [_learned(item, side) for item in _items(row)[1]]
-    after = [place + 1 for place, own in enumerate(said) if not own]
-    return (after or [len(said)]) if any(said) else []
+    learned = [_learned(item, side) for item in _items(row)[1]]
+    after = [place + 1 for place, one in enumerate(learned) if not one]
+    return (after or [len(learned)]) if any(learned) else []
 
 
 def _with(row: Mapping[str, Any], text: str, side: str, rng: random.Random) -> dict[str, Any]:
@@ -164,8 +166,8 @@ def _with(row: Mapping[str, Any], text: str, side: str, rng: random.Random) -> d
     (name, items), place = _items(row), rng.choice(_places(row, side))
     like = next(item for item in items if _learned(item, side))
     word = next(key for key in WORDS if key in like)
-    own = {key: like[key] for key in SPEAKERS if key in like}
-    return {**row, name: [*items[:place], {**own, word: text, "canary": True}, *items[place:]]}
+    names = {key: like[key] for key in SPEAKERS if key in like}
+    return {**row, name: [*items[:place], {**names, word: text, "canary": True}, *items[place:]]}
 
 
 def canary_list(chats: Path) -> Path:
@@ -178,13 +180,13 @@ def planted_chats(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(CANARIES) + ".jsonl")
 
 
-def read_canaries(path: Path) -> Sequence[Canary]:
+def read_canaries(path: Path) -> Sequence[SecretCanary]:
     """The secrets in a list; DataError if there is none."""
-    found = [read_value(Canary, one, f"'{path}'") for one in read_jsonl(path)]
-    if not found:
+    canaries = [read_value(SecretCanary, one, f"'{path}'") for one in read_jsonl(path)]
+    if not canaries:
         raise DataError(
             f"'{path}' is not a list of canaries.",
             "It is missing or empty.",
             "Make one: soul data plant chats.jsonl -o planted.jsonl",
         )
-    return found
+    return canaries

@@ -20,7 +20,7 @@ from statistics import median
 
 from soulkit.data.corpora.settings import hub_address, source_files
 from soulkit.data.corpora.stream import read_lessons
-from soulkit.data.privacy.canaries import Canary, canary_list, planted_chats, read_canaries
+from soulkit.data.privacy.canaries import SecretCanary, canary_list, planted_chats, read_canaries
 from soulkit.errors import ConfigError, RunStopped
 from soulkit.models.local.sampler import context_limit
 from soulkit.runs.conditions import CorpusFacts
@@ -46,7 +46,7 @@ def exposure(rank: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CanaryPlace:
     """Where a canary is said."""
 
     context: tuple[Segment, ...]
@@ -67,20 +67,22 @@ def canary_facts(path: Path) -> CorpusFacts:
     return CorpusFacts(rows=len(read_canaries(path)), sha256=digest)
 
 
-def canary_places(path: Path, canaries: Sequence[Canary]) -> list[Place]:
+def canary_places(path: Path, canaries: Sequence[SecretCanary]) -> list[CanaryPlace]:
     """Where each canary of a list is said first; those never planted take the others' places. If
     the planted conversations are gone, every canary opens a conversation."""
-    chats, found = planted_chats(path), dict[str, Place]()
+    chats, places = planted_chats(path), dict[str, CanaryPlace]()
     lessons = read_lessons(chats, side=canaries[0].side) if chats.is_file() else ()
-    wanted = {one.text for one in canaries if one.repeats}
+    missing = {one.text for one in canaries if one.repeats}
     for lesson in lessons:
         for number, learned in enumerate(lesson.trained):
-            said = lesson.segments[number].text
-            for text in [text for text in wanted if learned and text in said]:
-                found[text] = Place(lesson.segments[:number], said[: said.index(text)])
-                wanted.remove(text)
-    others = list(found.values()) or [Place(())]
-    return [found.get(one.text) or others[n % len(others)] for n, one in enumerate(canaries)]
+            text_there = lesson.segments[number].text
+            for text in [text for text in missing if learned and text in text_there]:
+                places[text] = CanaryPlace(
+                    lesson.segments[:number], text_there[: text_there.index(text)]
+                )
+                missing.remove(text)
+    others = list(places.values()) or [CanaryPlace(())]
+    return [places.get(one.text) or others[n % len(others)] for n, one in enumerate(canaries)]
 
 
 def continued(policy: Policy, context: Sequence[Segment], texts: Sequence[str]) -> list[Span]:
@@ -99,7 +101,7 @@ def continued(policy: Policy, context: Sequence[Segment], texts: Sequence[str]) 
     ]
 
 
-def canary_spans(policy: Policy, canary: Canary, place: Place) -> list[Span]:
+def canary_spans(policy: Policy, canary: SecretCanary, place: CanaryPlace) -> list[Span]:
     """The canary, then its alternatives, each up to its last digit."""
     before = place.before + canary.prefix
     secrets = (canary.secret, *canary.alternatives(ALTERNATIVES))
@@ -121,7 +123,7 @@ class ExposureLimit:
     limit: float
     run: Path
     policy: Policy
-    canaries: Mapping[Canary, Place]
+    canaries: Mapping[SecretCanary, CanaryPlace]
     measured: dict[int, float] = field(default_factory=dict)
     """Steps done → median exposure."""
 
@@ -130,7 +132,7 @@ class ExposureLimit:
         """The limit of a run, with what it measured before a resume; None without one."""
         if config.max_exposure is None:
             return None
-        once: dict[Canary, Place] = {}
+        once: dict[SecretCanary, CanaryPlace] = {}
         for path in canary_lists(config):
             listed = read_canaries(path)
             places = zip(listed, canary_places(path, listed), strict=True)

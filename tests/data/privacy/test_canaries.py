@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.data.corpora.settings import source_files
 from soulkit.data.corpora.stream import read_lessons
-from soulkit.data.privacy.canaries import canary_list, plant, read_canaries
+from soulkit.data.privacy.canaries import canary_list, plant_canaries, read_canaries
 from soulkit.data.privacy.finders import find_private
 from soulkit.data.privacy.redaction import Redaction, redact
 from soulkit.errors import DataError, UserError
@@ -62,7 +62,7 @@ def test_every_secret_is_learned_from_as_many_different_conversations_as_its_dos
 ):
     before = rows(40)
     source, target = write(tmp_path / "chats.jsonl", before), tmp_path / "planted.jsonl"
-    canaries = plant(source, target, 8, side, seed=3)
+    canaries = plant_canaries(source, target, 8, side, seed=3)
     assert Counter(one.repeats for one in canaries) == {1: 2, 2: 2, 4: 2, 8: 2, 0: 8}
     assert len({one.prefix for one in canaries}) == 16  # one prefix, one secret
 
@@ -85,9 +85,9 @@ def test_every_secret_is_learned_from_as_many_different_conversations_as_its_dos
 def test_the_list_is_for_its_owner_and_the_same_seed_makes_the_same_files(tmp_path: Path):
     source = write(tmp_path / "chats.jsonl", user_rows(20))
     a, b, other = (tmp_path / f"{name}.jsonl" for name in "abc")
-    canaries = plant(source, a, 4, "human", seed=1)
-    plant(source, b, 4, "human", seed=1)
-    plant(source, other, 4, "human", seed=2)
+    canaries = plant_canaries(source, a, 4, "human", seed=1)
+    plant_canaries(source, b, 4, "human", seed=1)
+    plant_canaries(source, other, 4, "human", seed=2)
     assert list(read_canaries(canary_list(a))) == canaries
     assert a.read_bytes() == b.read_bytes() != other.read_bytes()
     assert canary_list(a).read_bytes() == canary_list(b).read_bytes()
@@ -98,7 +98,7 @@ def test_the_list_is_for_its_owner_and_the_same_seed_makes_the_same_files(tmp_pa
 
 def test_alternatives_have_the_form_of_the_secret_and_differ_from_it(tmp_path: Path):
     source = write(tmp_path / "chats.jsonl", user_rows(40))
-    for one in plant(source, tmp_path / "planted.jsonl", 8, "human"):
+    for one in plant_canaries(source, tmp_path / "planted.jsonl", 8, "human"):
         others = one.alternatives(512)
         forms = {re.sub(r"\d", "0", text) for text in [one.secret, *others]}
         assert len(forms) == 1 and "000000" in forms.pop()
@@ -109,12 +109,12 @@ def test_alternatives_have_the_form_of_the_secret_and_differ_from_it(tmp_path: P
 def test_too_few_conversations_are_refused_with_a_number_that_works(tmp_path: Path):
     source = write(tmp_path / "chats.jsonl", user_rows(31))
     with pytest.raises(DataError, match="need 75 conversations") as told:
-        plant(source, tmp_path / "planted.jsonl", 20, "human")
+        plant_canaries(source, tmp_path / "planted.jsonl", 20, "human")
     assert told.value.way_out == "Use --canaries 8."
-    plant(source, tmp_path / "planted.jsonl", 8, "human")
+    plant_canaries(source, tmp_path / "planted.jsonl", 8, "human")
     for count in (0, 3, 10_000):
         with pytest.raises(UserError, match="cannot be planted"):
-            plant(source, tmp_path / "no.jsonl", count, "human")
+            plant_canaries(source, tmp_path / "no.jsonl", count, "human")
 
 
 def test_rows_that_are_not_trained_on_get_no_secret(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_rows_that_are_not_trained_on_get_no_secret(tmp_path: Path):
     ]
     source = write(tmp_path / "chats.jsonl", [*silent, *opted_out, *user_rows(15)])
     source.write_text(source.read_text() + "broken\n")
-    plant(source, tmp_path / "planted.jsonl", 4, "human")
+    plant_canaries(source, tmp_path / "planted.jsonl", 4, "human")
     rows = [json.loads(line) for line in (tmp_path / "planted.jsonl").read_text().splitlines()]
     assert [any(planted for planted, _ in said_in(row)) for row in rows] == [False] * 40 + [
         True
@@ -133,7 +133,7 @@ def test_rows_that_are_not_trained_on_get_no_secret(tmp_path: Path):
 
 def test_redaction_finds_every_form_of_secret_and_leaves_none(tmp_path: Path):
     source, planted = write(tmp_path / "chats.jsonl", user_rows(40)), tmp_path / "planted.jsonl"
-    canaries = plant(source, planted, 8, "human")
+    canaries = plant_canaries(source, planted, 8, "human")
     for one in canaries:
         (found,) = find_private(one.text)
         assert found.kind == one.kind and one.text[found.start : found.end].endswith(one.secret)
