@@ -9,7 +9,7 @@ from typing import Any
 
 from soulkit.data.exports.datasets import record_layout
 from soulkit.data.exports.layouts import Layout, ReadOptions
-from soulkit.data.exports.records import Convert, kind_of, message_of
+from soulkit.data.exports.records import Convert, attachment_kind, spoken_message
 from soulkit.data.files import BadRecord
 
 Fields = Mapping[str, Any]
@@ -70,7 +70,8 @@ def _of_node(message: Any, options: ReadOptions) -> Message | None:
     pointers = (p.get("content_type") for p in parts if isinstance(p, Mapping) and not _text_in(p))
     kinds = [m[1] for kind in pointers if (m := _POINTERS.match(str(kind)))]
     files = [
-        kind_of(f.get("mime_type") or f.get("mimeType")) for f in about.get("attachments") or ()
+        attachment_kind(f.get("mime_type") or f.get("mimeType"))
+        for f in about.get("attachments") or ()
     ]
     kinds += [file for file in files if file == "file" or file not in kinds]
     more: Message = {}
@@ -79,7 +80,7 @@ def _of_node(message: Any, options: ReadOptions) -> Message | None:
         text, more = "", {"tool_calls": [_call(to, text)]}
     elif role == "tool" and author.get("name"):
         more = {"name": author["name"]}
-    turn = message_of("role", role, text, message.get("create_time"), kinds, **more)
+    turn = spoken_message("role", role, text, message.get("create_time"), kinds, **more)
     if hidden and turn:
         options.left_out[hidden] += 1
     return None if hidden else turn
@@ -112,7 +113,7 @@ def _of_claude(item: Fields, options: ReadOptions) -> Iterator[Message]:
     if role is None:
         raise BadRecord(f"a message has the sender {item.get('sender')}")
     files = [*(item.get("attachments") or ()), *(item.get("files") or ())]
-    kinds = [kind_of(f.get("file_type") or f"{f.get('file_kind')}/") for f in files]
+    kinds = [attachment_kind(f.get("file_type") or f"{f.get('file_kind')}/") for f in files]
     time, texts, told = item.get("created_at"), [], []
     for block in item.get("content") or ():
         match block.get("type"):
@@ -122,13 +123,13 @@ def _of_claude(item: Fields, options: ReadOptions) -> Iterator[Message]:
                 options.left_out["reasoning"] += 1
             case "tool_use":
                 calls = [_call(block.get("name"), block.get("input"))]
-                told.append(message_of("role", role, "", time, tool_calls=calls))
+                told.append(spoken_message("role", role, "", time, tool_calls=calls))
             case "tool_result":
                 blocks, name = block.get("content"), block.get("name") or "tool"
                 text = blocks if isinstance(blocks, str) else "\n".join(map(_text_in, blocks or ()))
-                told.append(message_of("role", "tool", text, time, name=name))
+                told.append(spoken_message("role", "tool", text, time, name=name))
     said = "\n".join(filter(None, texts)) or item.get("text")
-    yield from filter(None, [*told, message_of("role", role, said, time, kinds)])
+    yield from filter(None, [*told, spoken_message("role", role, said, time, kinds)])
 
 
 # -- Gemini --------------------------------------------------------------------------------------
@@ -153,15 +154,15 @@ def _of_gemini(content: Fields, options: ReadOptions) -> Message | None:
         elif call := part.get("functionCall"):
             calls.append(_call(call.get("name"), call.get("args")))
         elif answer := part.get("functionResponse"):
-            return message_of("role", "tool", answer.get("response"), name=answer.get("name"))
+            return spoken_message("role", "tool", answer.get("response"), name=answer.get("name"))
         elif text := _text_in(part):
             texts.append(text)
         else:  # inlineImage, driveVideo, fileData
             inner = ((re.sub("^(inline|drive)", "", name).lower(), value)
                      for name, value in part.items() if isinstance(value, Mapping))  # fmt: skip
-            kinds += [kind_of(value.get("mimeType") or f"{kind}/") for kind, value in inner]
+            kinds += [attachment_kind(value.get("mimeType") or f"{kind}/") for kind, value in inner]
     time, text = content.get("createTime"), "\n".join(texts)
-    return message_of("role", role, text, time, kinds, tool_calls=calls)
+    return spoken_message("role", role, text, time, kinds, tool_calls=calls)
 
 
 _TAGS = re.compile(r"<(br|/p|/li|/h\d|/div|/tr)[^>]*>|<[^>]+>")
@@ -175,11 +176,14 @@ def _activity(record: Fields, options: ReadOptions) -> Iterator[dict[str, Any]]:
     if not texts:
         options.left_out["activities without a reply"] += 1
         return
-    kinds = [kind_of(name) for name in record.get("attachedFiles") or record.get("imageFile") or ()]
+    kinds = [
+        attachment_kind(name)
+        for name in record.get("attachedFiles") or record.get("imageFile") or ()
+    ]
     time = record.get("time")
     reply = re.sub(r"\n{3,}", "\n\n", "\n".join(texts))
-    question = message_of("role", "user", asked.removeprefix("Prompted "), time, kinds)
-    messages = [question, message_of("role", "assistant", reply, time)]
+    question = spoken_message("role", "user", asked.removeprefix("Prompted "), time, kinds)
+    messages = [question, spoken_message("role", "assistant", reply, time)]
     yield {"messages": [message for message in messages if message]}
 
 
