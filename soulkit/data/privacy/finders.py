@@ -198,7 +198,7 @@ _ORDER = (
     r"(?P<it>[a-z]{0,5}[-_ ]?\d(?:[ ._-]?\d)*+)"
 )
 _MONEY = r"(?:[$€£¥₹]|\b(?:eur(?:os?)?|usd|gbp|chf|brl|mxn|inr|reais|dollars?|pounds?|pesos?)\b)"
-_PRICE = r"\d(?<![\d.,].)(?:[.,']?\d)*+(?:[ \u00a0]\d{3}(?!\d))*+"
+_PRICE = r"\d(?<![\d.,'].)(?:[.,']?\d)*+(?:[ \u00a0]\d{3}(?!\d)){0,5}+"
 _SECRET = (
     r"\b(?:bearer|(?:password|passwd|pwd|passwort|kennwort|contraseña|mot de passe|senha|secret|"
     r"wachtwoord|token|(?:api|access|secret)[-_ ]?key)\b[\"']?(?: ?[:=]| is| es| ist| est| [eé]|"
