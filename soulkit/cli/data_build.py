@@ -243,7 +243,7 @@ def redact(
         help="Write the originals of all pseudonyms to FILE, readable only by you.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Replace private data in conversations by pseudonyms of the same form.
+    """Replace private data in chats by pseudonyms of the same form.
 
     Replaces e-mails, telephone, card and account numbers, national IDs, addresses of machines,
     links with a query, keys, ids of people and the names of speakers, in every text of a row. One

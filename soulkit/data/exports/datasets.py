@@ -140,10 +140,9 @@ def _messages(fields: Fields) -> Branches | None:
 
 
 def _sharegpt(fields: Fields) -> Branches | None:
-    first = next(iter(_listed(fields) or ()), None)
-    return (
-        _messages(fields) if isinstance(first, Mapping) and {"from", "value"} <= {*first} else None
-    )
+    items = _listed(fields) or [None]
+    known = isinstance(items[0], Mapping) and {"from", "value"} <= items[0].keys()
+    return [items] if known else None
 
 
 def _nested_tree(fields: Fields) -> Branches | None:
@@ -210,12 +209,9 @@ def _texts(fields: Fields) -> Branches | None:
 _REPLIES = {
     "instruction": ("output", "response", "completion"),
     "prompt": ("completion", "response", "chosen", "output"),
-    "question": ("answer", "response"),
-    "query": ("response", "answer"),
-    "input": ("output",),
-    "user": ("assistant",),
-    "human": ("assistant",),
-}
+    "question": ("answer", "response"), "query": ("response", "answer"),
+    "input": ("output",), "user": ("assistant",), "human": ("assistant",),
+}  # fmt: skip
 """Column of a question → columns that may hold the reply."""
 
 

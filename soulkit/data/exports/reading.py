@@ -243,10 +243,10 @@ def unknown_layout(path: Path, files: Sequence[ExportFile]) -> DataError:
         packed = any(file.name.lower().endswith(".zip") for file in files)
         return DataError(
             f"'{path}' contains no conversations.",
-            f"It has no file that ends in {', '.join(READABLE)}.",
+            f"It has no file that ends in {', '.join(READABLE)}." if files else "It is empty.",
             "Unpack the .zip file in it, and give that."
             if packed
-            else "Convert it to one of them.",
+            else "Give the export as JSON, CSV, Parquet or text.",
         )
     first = max(candidates, key=lambda file: file.size)
     return DataError(
