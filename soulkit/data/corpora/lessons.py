@@ -94,7 +94,8 @@ def _text_field(fields: Mapping[str, Any], name: str) -> str:
 
 def _utterances(item: Any) -> Iterator[ChatLine]:
     words, role = speaker_words(item)
-    names = frozenset(word.casefold() for word in words.values())
+    shown = (one_line(word, 80) for word in words.values())  # as messages and hints name them
+    names = frozenset(word.casefold() for word in (*words.values(), *shown))
     speaker = next(words[k] for k in ("name", "speaker", "author", "from", "role") if k in words)
     text, marks = message_words(item)
     if role in ("tool", "function_call"):
