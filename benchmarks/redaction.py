@@ -28,7 +28,7 @@ from typing import Any
 import phonenumbers
 
 from soulkit.data.privacy.finders import find_private, strings_in
-from soulkit.data.privacy.redaction import Redaction, redact
+from soulkit.data.privacy.redaction import Redaction, redact_chats
 
 LEAST = 0.98
 COUNTRIES = {
@@ -201,7 +201,7 @@ def left_in(rows: list[Row], folder: Path) -> int:
     """How many items stand in the redacted file."""
     source, target = folder / "chats.jsonl", folder / "safe.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row, _ in rows), encoding="utf-8")
-    redact(str(source), target, Redaction())
+    redact_chats(str(source), target, Redaction())
     text = target.read_text(encoding="utf-8")
     private = [one.text for _, items in rows for one in items if one.kind not in ("lure", "name")]
     return sum(one in text for one in private)

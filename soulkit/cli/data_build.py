@@ -250,13 +250,13 @@ def redact(
     original has one pseudonym in the whole file. Check the result: no search finds everything.
     """
     from soulkit.data.privacy.finders import NOUNS, REGIONS
-    from soulkit.data.privacy.redaction import Redaction, compiled, redact
+    from soulkit.data.privacy.redaction import Redaction, compiled, redact_chats
     from soulkit.report.grid import plain_table
 
     places = [one.strip().upper() for one in regions.split(",")] if regions else REGIONS
     done = Redaction(patterns=compiled(patterns or ()), regions=tuple(places), model=names or "")
     reporter = ConsoleReporter("redact")
-    written = redact(path, output, done, review=review, key=key, reporter=reporter)
+    written = redact_chats(path, output, done, review=review, key=key, reporter=reporter)
     say_bad_rows(done.bad)
     if as_json:
         print_json({"file": str(output) if written else None, "rows": done.rows,

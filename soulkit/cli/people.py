@@ -22,7 +22,7 @@ from soulkit.cli.console import (
 from soulkit.cli.data_build import OWN_OPTIONS
 from soulkit.cli.options import Json, MaxContext
 from soulkit.cli.parse_errors import CommandTable
-from soulkit.cli.people_build import build
+from soulkit.cli.people_build import build_road
 from soulkit.metrics.intervals import estimate_text, number, signed
 from soulkit.report.grid import plain_table
 from soulkit.runs.folder import is_run
@@ -35,7 +35,7 @@ def group() -> None:
     """Without a callback, a table with one command would be that command."""
 
 
-app.command(context_settings=OWN_OPTIONS)(build)
+app.command("build", context_settings=OWN_OPTIONS)(build_road)
 
 
 _DRAFTED = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from soulkit.people.build import RoadStep
 
 
-def build(
+def build_road(
     context: typer.Context,
     chats: Annotated[Path, typer.Argument(metavar="CHATS", readable=False,
         help="Export of chats: a file, folder or .zip for `soul data import chats`.")],

@@ -151,11 +151,11 @@ class Road:
     def finish(self, step: RoadStep) -> None:
         """Record that a step is done."""
         self.record["done"][step.name] = step.facts()
-        found = read_object(step.report) if step.report else {}
+        report = read_object(step.report) if step.report else {}
         if step.name == "01-import":
-            self.record |= {"material": _material(step.writes), "left_out": found["left_out"]}
-        elif found:
-            self.record["redacted"] = found["private"]
+            self.record |= {"material": _material(step.writes), "left_out": report["left_out"]}
+        elif report:
+            self.record["redacted"] = report["private"]
         self._look()
         write_json(self.out / RECORD, self.record)
 

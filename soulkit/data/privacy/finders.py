@@ -30,7 +30,7 @@ REGIONS = ("US", "GB", "IE", "ES", "PT", "FR", "BE", "CH", "DE", "AT", "IT", "NL
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PrivateItem:
     """One private item in a text."""
 
     kind: str
@@ -42,14 +42,14 @@ def find_private(
     text: str,
     patterns: Mapping[str, re.Pattern[str]] | None = None,
     regions: Sequence[str] = REGIONS,
-) -> list[Finding]:
+) -> list[PrivateItem]:
     """The private items of a text in order; they do not overlap. `patterns` (kind → pattern) are
     the user's own and go first."""
-    found: list[Finding] = []
+    items: list[PrivateItem] = []
     if not patterns and not _MAYBE.search(text):
-        return found
-    own = [(kind, pattern, len) for kind, pattern in (patterns or {}).items()]
-    for kind, pattern, check in (*own, ("", _MAYBE, None), *_TABLE):
+        return items
+    users = [(kind, pattern, len) for kind, pattern in (patterns or {}).items()]
+    for kind, pattern, check in (*users, ("", _MAYBE, None), *_TABLE):
         if check is None:
             text = text.translate(_LOWER)
             continue
@@ -60,10 +60,10 @@ def find_private(
                 length = end - start if length == 1 else length
                 pieces += [text[at:start], "\0" * length]
                 at = start + length
-                found += [Finding(kind, start, at)] if kind else []
+                items += [PrivateItem(kind, start, at)] if kind else []
         text = "".join([*pieces, text[at:]]) if at else text
-    found += (Finding("phone", *span) for span in _phones(text, tuple(regions)))
-    return sorted(found, key=lambda one: one.start)
+    items += (PrivateItem("phone", *span) for span in _phones(text, tuple(regions)))
+    return sorted(items, key=lambda one: one.start)
 
 
 def private_counts(texts: Iterable[str]) -> Counter[str]:

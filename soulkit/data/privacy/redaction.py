@@ -136,16 +136,16 @@ def _in_case(made: str, original: str) -> str:
 
 def _kept(kind: str, text: str) -> int:
     """Characters at the beginning that stay: the country of a number, the provider of a key."""
-    if kind == "phone" and (found := re.match(r"\(?(\+|00)", text)):
+    if kind == "phone" and (start := re.match(r"\(?(\+|00)", text)):
         from phonenumbers import NumberParseException, parse
 
         try:
-            code = str(parse(f"+{text[found.end() :]}", None).country_code)
+            code = str(parse(f"+{text[start.end() :]}", None).country_code)
         except NumberParseException:
-            return found.end()
-        return text.index(code[-1], found.end() + len(code) - 1) + 1
-    found = re.match(_KEPT.get(kind, ""), text)
-    return found.end() if found else 0
+            return start.end()
+        return text.index(code[-1], start.end() + len(code) - 1) + 1
+    start = re.match(_KEPT.get(kind, ""), text)
+    return start.end() if start else 0
 
 
 _KEPT = {"key": r"(?:[a-zA-Z]{2,6}[-_](?:[a-z]+[-_])?)?", "iban": "..", "card": ".", "phone": "0?"}
@@ -320,7 +320,7 @@ def _words_pattern(words: set[str]) -> re.Pattern[str] | None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def redact(
+def redact_chats(
     path: str, output: Path, redaction: Redaction, *, review: Path | None = None,
     key: Path | None = None, reporter: Reporter = SILENT,
 ) -> bool:  # fmt: skip

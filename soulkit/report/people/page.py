@@ -59,7 +59,7 @@ class PeoplePart:
             ("How close", ratios and f"{ratios} times what chance makes of people"),
             ("Measured on", f"{self.closeness['persons']:,} persons who were not in training, "
              f"{self.closeness['turns']:,} messages" if last else ""),
-            ("What it remembers", memory_text(self.memory) if self.planted else ""),
+            ("What it remembers", remembered_text(self.memory) if self.planted else ""),
             ("Planted secrets", self.memory and (AUDITED if self.planted else TWIN)),
             ("Made from", self.made_from()),
         ]  # fmt: skip
@@ -157,7 +157,7 @@ def times_text(repeats: int) -> str:
     return TIMES.get(repeats, f"{repeats} times")
 
 
-def memory_text(memory: Facts) -> str:
+def remembered_text(memory: Facts) -> str:
     """The median ranks of the secrets that stand in the chats most rarely and most often."""
     groups = [one for one in memory["checkpoints"][-1]["groups"] if one["repeats"]]
     ranks = (f"{number(one['median_rank'], 0)} if it stands {times_text(one['repeats'])} in the "

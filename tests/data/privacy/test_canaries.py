@@ -12,7 +12,7 @@ from soulkit.data.corpora.settings import source_files
 from soulkit.data.corpora.stream import read_lessons
 from soulkit.data.privacy.canaries import canary_list, plant_canaries, read_canaries
 from soulkit.data.privacy.finders import find_private
-from soulkit.data.privacy.redaction import Redaction, redact
+from soulkit.data.privacy.redaction import Redaction, redact_chats
 from soulkit.errors import DataError, UserError
 
 
@@ -137,7 +137,7 @@ def test_redaction_finds_every_form_of_secret_and_leaves_none(tmp_path: Path):
     for one in canaries:
         (found,) = find_private(one.text)
         assert found.kind == one.kind and one.text[found.start : found.end].endswith(one.secret)
-    redact(str(planted), tmp_path / "safe.jsonl", Redaction())
+    redact_chats(str(planted), tmp_path / "safe.jsonl", Redaction())
     safe = (tmp_path / "safe.jsonl").read_text(encoding="utf-8")
     for one in canaries:
         assert (one.secret in planted.read_text()) == (one.repeats > 0)

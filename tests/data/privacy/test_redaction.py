@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from soulkit.data.privacy.finders import find_private
-from soulkit.data.privacy.redaction import Redaction, compiled, redact
+from soulkit.data.privacy.redaction import Redaction, compiled, redact_chats
 from soulkit.errors import ConfigError, DataError, MissingPackage
 from tests.support.evaluation import soul
 
@@ -31,7 +31,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def redacted(folder: Path, *rows: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
     safe = folder / "safe.jsonl"
-    redact(str(written(folder, *rows)), safe, Redaction(**options))
+    redact_chats(str(written(folder, *rows)), safe, Redaction(**options))
     return [json.loads(line) for line in safe.read_text(encoding="utf-8").splitlines()]
 
 
@@ -124,18 +124,18 @@ def test_own_patterns_and_their_errors(tmp_path: Path) -> None:
 def test_the_sheet_is_corrected_and_applied(tmp_path: Path) -> None:
     path = written(tmp_path, between(("Ana", f"{MAIL}, ask Bob at Foo Corp"), ("Bo", PHONE)))
     sheet, safe = tmp_path / "sheet.csv", tmp_path / "safe.jsonl"
-    assert not redact(str(path), safe, Redaction(), review=sheet)
+    assert not redact_chats(str(path), safe, Redaction(), review=sheet)
     assert not safe.exists() and stat.S_IMODE(sheet.stat().st_mode) == 0o600
     text = sheet.read_text(encoding="utf-8")
     assert MAIL in text and "ask Bob" in text
     corrected = text.replace(f"replace,phone,{PHONE}", f"keep,phone,{PHONE}")
     sheet.write_text(corrected + "replace,place,Foo Corp,,\n", encoding="utf-8")
-    assert redact(str(path), safe, Redaction(), review=sheet)
+    assert redact_chats(str(path), safe, Redaction(), review=sheet)
     result = safe.read_text(encoding="utf-8")
     assert PHONE in result and not any(one in result for one in (MAIL, "Foo", "Ana"))
     sheet.write_text(text.replace("replace,", "perhaps,"), encoding="utf-8")
     with pytest.raises(DataError, match="perhaps"):
-        redact(str(path), tmp_path / "other.jsonl", Redaction(), review=sheet)
+        redact_chats(str(path), tmp_path / "other.jsonl", Redaction(), review=sheet)
 
 
 def test_the_command_reports_and_writes_the_map_only_if_asked(
