@@ -148,7 +148,7 @@ COMMANDS = {
     "eval": "Evaluate a local checkpoint or a model behind an API.",
     "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
     "distill": "Distil several task experts into one model.",
-    "people": "Measure how close a model is to people, and what it remembers of them.",
+    "people": "Learn from people's chats, and measure what came of it.",
     "plan": "Estimate calls, tokens, cost, memory and time of a command.",
     "runs": "List runs with their status, headline score and cost.",
     "show": "Read episodes: prompts, replies, judgements and feedback.",
