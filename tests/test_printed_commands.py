@@ -51,6 +51,15 @@ NOT_RUN = {
     "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
     "soul demo": "takes minutes; tests/test_demo.py runs it",
     "soul people build": "takes minutes; tests/people/test_road.py runs it",
+    "soul people closeness": "continues conversations with a model; "
+    "tests/people/test_closeness.py measures some",
+    "soul people memory": "needs a run with canaries; tests/people/test_memory.py trains one",
+    "soul people personas": "needs a model that drafts; tests/people/test_personas.py has one",
+    "soul people scenarios": "the same",
+    "soul train sft --model tiny --full --data train.jsonl --turns 8": "trains for minutes; "
+    "tests/train/test_corpus_run.py trains on chats",
+    "soul train sft --model base/model --full --data train.jsonl --turns 8": "the same",
+    "soul data import chats": "needs an export; tests/data/exports/test_layouts.py imports all",
     "pip install torch": "needs the network; scripts/setup does the same",
     "pip install -e": "needs the network; scripts/setup does the same",
     "python3 -m venv ~/vllm": "needs the network and gigabytes; scripts/setup_vllm makes such an "
@@ -107,6 +116,7 @@ MODEL = "runs/demo/warmup/model"
 SMALLER = (
     (r"synth:\d+", "synth:4"), (r"--steps \d+", "--steps 2"), (r"--batch \d+", "--batch 4"),
     (r"-n \d+", "-n 12"), (r"--stories \d+", "--stories 2"), (r"--limit \d+", "--limit 1"),
+    (r"--canaries \d+", "--canaries 4"),
     (r"--samples \d+", "--samples 2"), (r"--seeds \d+", "--seeds 1"),
     (r"--eval-every \d+", "--eval-every 2"), (r"--warmup_steps=\d+", "--warmup_steps=1"),
 )  # fmt: skip
@@ -241,6 +251,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
         "eval api --model n --task tomi --data synth:4 --out B",
     )  # fmt: skip
     released(home)
+    in_folder(home, server.base_url, "data plant chats.jsonl --canaries 4 -o planted.jsonl")
     stranger(home / "RUN", home / "RECEIVED")
     return home
 

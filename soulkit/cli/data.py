@@ -182,7 +182,7 @@ def split(
         help="Target folder. [default: FILE_split]")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Split rows by combinations of column values, and conversations by person.
+    """Split rows by column values, and conversations by person.
 
     Writes train.jsonl and held_out.jsonl, which share no combination. A conversation without a
     person counts as one. The exit code is 2 if some rows are malformed; the others are written.
