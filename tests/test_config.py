@@ -140,6 +140,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
         "max_attempts": SPEED, "backoff_s": SPEED, "rate_limit_wait_s": SPEED,
         "down_after_s": SPEED, "prices": MONEY, "max_cost": MONEY, "yes": MONEY,
         "vllm_python": PLACE, "vllm_start_s": PLACE,
+        "allow_private": "lets a run start and changes nothing in it",
     },
     PlayConfig: {
         "threads": PLACE, "engine": "the engine in use is recorded with the model",

@@ -26,8 +26,8 @@ MODULES = {
     "pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "rouge-score": "rouge_score",
     "bpe-openai": "bpe_openai",
 }  # fmt: skip
-BROUGHT_ALONG = {"tokenizers": "transformers"}
-"""Package that soulkit imports → the dependency that always installs it."""
+BROUGHT_ALONG = {"tokenizers": "transformers", "sklearn": "scikit-learn"}
+"""Module that soulkit imports → the dependency that installs it."""
 
 SPEC = "soulkit[train]"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -18,6 +18,7 @@ from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SERVERS_KEY, SHOWN, reach
 
 INERT = """
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
+    allow_private max_exposure
     attention assistant aux_weight backoff_s batch batch_judges batch_poll_s
     by_batch batch_size beta2 canary_every canary_margin
     checkpoint_every checkpoint_minutes

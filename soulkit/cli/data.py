@@ -128,7 +128,7 @@ def show(
     With --side, the command shows one conversation and marks what `soul train sft` learns from it.
     PATH may then also be an export of chats, a folder, a glob pattern or a Hub data set.
     """
-    from soulkit.data.files import numbered_row, row_address
+    from soulkit.data.files import UnusableFile, numbered_row, row_address
     from soulkit.tasks.kit.importing import (
         chats_for_rows,
         explaining_originals,
@@ -149,9 +149,12 @@ def show(
         raise chats if task else (chat_without_side(path, named, row) or chats)
     try:
         raw = numbered_row(path, row)
+    except UnusableFile as error:  # perhaps an export of chats
+        raise (path.is_file() and chat_without_side(path, named, row)) or error from None
+    try:
         name = next(iter(rows_by_task([raw], registry.by_source())[0])) if task is None else task
     except DataError as error:
-        raise (path.is_file() and chat_without_side(path, named, row)) or error from None
+        raise chat_without_side(path, named, row) or error from None
     live = registry.task(name)
     with explaining_originals(live, path):
         refuse_original_rows(live, [raw])

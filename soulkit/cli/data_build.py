@@ -4,6 +4,7 @@ models draft them."""
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -229,7 +230,7 @@ def redact(
     output: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", readable=False,
         help="File to write (.jsonl).")],
     patterns: Annotated[list[str] | None, typer.Option("--pattern", metavar="NAME=REGEX",
-        help="Also replace what matches, such as customer=KD-[0-9]{6}. Repeatable.")] = None,
+        help="Also replace what matches, such as customer=KD-[0-9]+. Repeatable.")] = None,
     regions: Annotated[str | None, typer.Option(metavar="CC,CC",
         help="Countries whose telephone numbers are written without a country code, such as "
         "ES,FR. [default: 15 countries of Europe and America, and India]")] = None,
@@ -273,12 +274,7 @@ def redact(
     if written:
         line = f"{done.changed} of {done.rows} conversations changed → {output}"
         console().print(safe(line), soft_wrap=True)
-        side = ""
-        if speakers := done.speakers.most_common(5):
-            names_now = ", ".join(f"{who} ({counted(n, 'message')})" for who, n in speakers)
-            more = ", …" if len(done.speakers) > len(speakers) else ""
-            console().print(safe(f"speakers now: {names_now}{more}"), soft_wrap=True)
-            side = f" --side {shlex.quote(speakers[0][0])}"
+        side = _say_speakers(done.speakers)
         print_next(
             f"soul data show {name}{side}", f"soul train sft --model MODEL --data {name}{side}"
         )
@@ -286,6 +282,17 @@ def redact(
         console().print(safe(f"sheet to correct → {review}"), soft_wrap=True)
         sheet = shlex.quote(str(review))
         print_next(f"soul data redact {file} -o {name} --review {sheet}")
+
+
+def _say_speakers(speakers: Counter[str]) -> str:
+    """Print the new names of speakers; the option that selects the most frequent one."""
+    if not speakers:
+        return ""
+    first = speakers.most_common(5)
+    names = ", ".join(f"{who} ({counted(n, 'message')})" for who, n in first)
+    more = ", …" if len(speakers) > len(first) else ""
+    console().print(safe(f"speakers now: {names}{more}"), soft_wrap=True)
+    return f" --side {shlex.quote(first[0][0])}"
 
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -3,6 +3,9 @@
 A turn is one learned message of a lesson (see `data/corpora/lessons.py`), with everything the
 person had read before it. Turns belong to persons: splits, folds and intervals go by person. A
 conversation whose person is unknown counts as a person of its own.
+
+    user "hi" · assistant "hello" · user "bye"   (side human)
+    → place 0: context (OPENING), text "hi"; place 1: context ("hi", "hello"), text "bye"
 """
 
 from __future__ import annotations

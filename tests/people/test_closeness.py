@@ -87,10 +87,10 @@ def test_features_of_a_turn(
     line: str, text: str, value: float, turns: list[PersonTurn]
 ) -> None:  # fmt: skip
     opening = turns[0]
-    known = Vocabulary(
+    vocabulary = Vocabulary(
         [*turns, PersonTurn("x", "y", "", 0, 1, (), "my kettle is broke don't stop")]
     )
-    row = turn_features([opening], [text], [0.0], known)[0]
+    row = turn_features([opening], [text], [0.0], vocabulary)[0]
     assert row[list(LINES).index(line)] == pytest.approx(value, nan_ok=True)
 
 
@@ -104,10 +104,10 @@ def test_the_share_of_the_opening_needs_every_turn(turns: list[PersonTurn]) -> N
     first = next(n for n, turn in enumerate(turns) if turn.turns == 3)
     whole, place = turns[first : first + 3], list(LINES).index("opening_share")
     texts: list[str | None] = ["one two", "three", "four"]
-    known = Vocabulary(turns)
-    assert turn_features(whole, texts, [0.0] * 3, known)[0, place] == 0.5
-    assert np.isnan(turn_features(whole, [*texts[:2], None], [0.0] * 3, known)[:, place]).all()
-    assert np.isnan(turn_features(whole[:2], texts[:2], [0.0] * 2, known)[:, place]).all()
+    vocabulary = Vocabulary(turns)
+    assert turn_features(whole, texts, [0.0] * 3, vocabulary)[0, place] == 0.5
+    assert np.isnan(turn_features(whole, [*texts[:2], None], [0.0] * 3, vocabulary)[:, place]).all()
+    assert np.isnan(turn_features(whole[:2], texts[:2], [0.0] * 2, vocabulary)[:, place]).all()
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -115,19 +115,19 @@ def test_the_share_of_the_opening_needs_every_turn(turns: list[PersonTurn]) -> N
 
 def test_people_are_as_close_to_themselves_as_can_be(turns: list[PersonTurn]) -> None:
     people = Population(turns)
-    found = Closeness(people, people.texts, own_ends(turns)).report()
-    assert found["ratios"] == {"distance": 0.0, "words": 0.0, "context": 0.0}
-    assert all(line["difference"] in (0.0, None) for line in found["lines"])
-    assert found["context"]["elsewhere"] > 0.8  # it sees what belongs together
+    result = Closeness(people, people.texts, own_ends(turns)).report()
+    assert result["ratios"] == {"distance": 0.0, "words": 0.0, "context": 0.0}
+    assert all(line["difference"] in (0.0, None) for line in result["lines"])
+    assert result["context"]["elsewhere"] > 0.8  # it sees what belongs together
 
 
 def test_a_bland_line_is_far_from_people(turns: list[PersonTurn]) -> None:
     people = Population(turns)
     bland = Closeness(people, ["Could you please help me?"] * len(turns), [0.0] * len(turns))
-    found = bland.report()
-    assert found["words"]["auc"] == 1.0 and found["words"]["p"] < 0.01
-    assert found["headline"]["value"] == max(found["ratios"].values()) > 2
-    lines = {line["name"]: line for line in found["lines"]}
+    result = bland.report()
+    assert result["words"]["auc"] == 1.0 and result["words"]["p"] < 0.01
+    assert result["headline"]["value"] == max(result["ratios"].values()) > 2
+    lines = {line["name"]: line for line in result["lines"]}
     assert lines["ends"]["high"] < 0 < lines["question"]["low"]
     assert lines["question"]["persons"] == 12 and lines["question"]["turns"] == len(turns)
     itself = distance_beyond(bland, Closeness(people, people.texts, own_ends(turns)))
@@ -141,9 +141,9 @@ def test_turns_at_wrong_places_are_seen_by_the_context_alone(turns: list[PersonT
         here = [n for n, turn in enumerate(turns) if turn.place == place]
         for n, m in zip(here, [*here[len(here) // 2 :], *here[: len(here) // 2]], strict=True):
             moved[n] = people.texts[m]
-    found = Closeness(people, moved, own_ends(turns)).report()
-    assert found["context"]["low"] > 0.5
-    assert found["words"]["auc"] < 0.65
+    result = Closeness(people, moved, own_ends(turns)).report()
+    assert result["context"]["low"] > 0.5
+    assert result["words"]["auc"] < 0.65
 
 
 def test_a_text_of_both_sides_is_not_recognised() -> None:
@@ -157,9 +157,9 @@ def test_a_text_of_both_sides_is_not_recognised() -> None:
 def test_a_missing_reply_is_left_out_on_both_sides(turns: list[PersonTurn]) -> None:
     people = Population(turns)
     texts: list[str | None] = [None, *people.texts[1:]]
-    found = Closeness(people, texts, own_ends(turns)).report()
-    assert found["ratios"]["distance"] == 0.0
-    assert found["lines"][0]["turns"] == len(turns) - 1
+    result = Closeness(people, texts, own_ends(turns)).report()
+    assert result["ratios"]["distance"] == 0.0
+    assert result["lines"][0]["turns"] == len(turns) - 1
 
 
 def test_halves_are_drawn_within_each_kind(turns: list[PersonTurn]) -> None:
@@ -188,27 +188,27 @@ def script(folder: Path, *rules: str) -> str:
 
 def test_a_scripted_model_is_measured_and_resumed(data: Path, tmp_path: Path) -> None:
     model = script(tmp_path, "- {purpose: ends, say: ' end.'}")
-    found = measure_closeness(
+    result = measure_closeness(
         model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9}
     )
-    assert found == json.loads((tmp_path / "out" / "closeness.json").read_text(encoding="utf-8"))
-    (entry,) = found["models"]
-    assert found["persons"] == 4 and found["conversations"] == 10
+    assert result == json.loads((tmp_path / "out" / "closeness.json").read_text(encoding="utf-8"))
+    (entry,) = result["models"]
+    assert result["persons"] == 4 and result["conversations"] == 10
     assert entry["likelihood"] is None and entry["no_reply"] == 0
     assert {line["name"]: line["model"] for line in entry["lines"]}["ends"] == 1.0
     again = measure_closeness(
         model, str(data), target=tmp_path / "out", limit=10, flags={"max_tokens": 9}
     )
-    assert again == found
+    assert again == result
 
 
 def test_what_the_model_reads_at_a_turn(turns: list[PersonTurn], tmp_path: Path) -> None:
     (config,) = models_of(script(tmp_path, "- {when: x, say: y}"), {})
-    asked = Continuations(config, turns, system="You are Ann.")
-    context = asked.context(turns[1])
+    questions = Continuations(config, turns, system="You are Ann.")
+    context = questions.context(turns[1])
     assert [part.text for part in context[-2:]] == [turns[0].text, turns[1].context[-1].text]
     assert context[0].text == "You are Ann." and context[1:] == list(turns[1].context)
-    assert [part.text for part in asked.context(turns[1], "ends")[-2:]] == [
+    assert [part.text for part in questions.context(turns[1], "ends")[-2:]] == [
         turns[1].text,
         END_QUESTION,
     ]

@@ -124,9 +124,9 @@ def settings(planted: Path, **more):
 
 def test_a_limit_needs_canaries_and_several_checkpoints(planted, tmp_path):
     without = chats(tmp_path / "chats.jsonl")
-    with pytest.raises(ConfigError, match="needs canaries") as told:
+    with pytest.raises(ConfigError, match="needs canaries") as refusal:
         refuse_untrainable(settings(without, max_exposure=3))
-    assert "soul data plant" in told.value.way_out
+    assert "soul data plant" in refusal.value.way_out
     with pytest.raises(ConfigError, match="needs checkpoints"):
         refuse_untrainable(settings(planted, max_exposure=3, checkpoint_every=60))
     refuse_untrainable(settings(planted, max_exposure=3))

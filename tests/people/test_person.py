@@ -125,8 +125,8 @@ def test_a_person_stays_a_person_from_import_to_the_page(
 
     played = ("--task", "userllm", "--data", parts["userllm"], "--judge")
     with ScriptedServer(answer=lambda b: "HUMAN" if "twice" in text_of(b) else "AI") as judge:
-        for side, said in (("a", "did that twice"), ("b", "no luck")):
-            with ScriptedServer(answer=lambda body, said=said: said) as actor:
+        for side, lines in (("a", "did that twice"), ("b", "no luck")):
+            with ScriptedServer(answer=lambda body, lines=lines: lines) as actor:
                 out = ("--out", tmp_path / side, "--base-url", actor.base_url, "--model", "m")
                 assert soul("eval", "api", *played, f"endpoint:j@{judge.base_url}", *out) == 0
     runs = tmp_path / "a", tmp_path / "b"

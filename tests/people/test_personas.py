@@ -146,6 +146,6 @@ def test_a_killed_command_resumes_without_paying_twice(tmp_path: Path) -> None:
         assert soul(*command) == 0
         # What was in flight at the kill is all that is sent twice.
         assert len(drafter.requests) + len(judge.requests) <= 24 + 1
-        asked = len(drafter.requests)
-        assert soul(*command) == 0 and len(drafter.requests) == asked
+        calls = len(drafter.requests)
+        assert soul(*command) == 0 and len(drafter.requests) == calls
     assert len(rows_in(out)) == 12

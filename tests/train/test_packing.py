@@ -615,7 +615,8 @@ def probed(model: Any) -> Policy:
 
 @pytest.mark.parametrize(("seed", "std"), [(0, None), (1, 0.02), (0, 0.2), (1, 0.2), (2, 0.3)])
 def test_a_healthy_deep_model_in_bfloat16_passes(seed: int, std: float | None) -> None:
-    """With room to spare. In the last three, 36 layers make rounding grow beyond 5 %."""
+    """With room to spare. In the last three, 36 layers make rounding grow beyond 5 %, with packing
+    or (on other processors) without it."""
     policy = probed(random_base(36, torch.bfloat16, seed, std))
     assert policy.shape is not None
     spans = attention_module.probe_spans(policy.decoder, policy.shape, None)
@@ -623,7 +624,7 @@ def test_a_healthy_deep_model_in_bfloat16_passes(seed: int, std: float | None) -
     assert len(distances) == 1 + 36 + 1
     assert all(off <= 1.2 * noise for off, noise in distances)
     assert min(noise for _, noise in distances) > 0
-    assert (distances[-1][0] > 0.05) is (std in (0.2, 0.3))
+    assert (max(distances[-1]) > 0.05) is (std in (0.2, 0.3))
 
 
 Seen = Callable[[np.ndarray, Trie, int | None], np.ndarray]

@@ -63,7 +63,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One layout: how to recognise and read it."""
+    """One layout: how to recognise and read it.
+
+    The first layout in `reading.LAYOUTS` that fits a file is used, so special ones stand first.
+    """
 
     name: str
     """As printed: `ChatGPT export`."""

@@ -381,21 +381,21 @@ def read(
 
 
 def shown(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    results: list[tuple[str, str]] = []
     for message in row["messages"]:
         if message["content"]:
-            found.append((message["role"], message["content"]))
+            results.append((message["role"], message["content"]))
         for call in message.get("tool_calls", ()):
             assert json.loads(call["function"]["arguments"]) == ARGUMENTS
-            found.append(("call", call["function"]["name"]))
-    return found
+            results.append(("call", call["function"]["name"]))
+    return results
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_requests_of_one_conversation_become_one_row(case: str, tmp_path: Path) -> None:
     name, files = CASES[case]
-    found, rows, _ = read(tmp_path, files)
-    assert found == name
+    results, rows, _ = read(tmp_path, files)
+    assert results == name
     assert [shown(row) for row in rows] == [EXPECTED]
     assert rows[0]["person"] == "u7"
     lesson = lesson_from(conversation_of(rows[0]), LessonShape("human"), "x", "row:1")
@@ -491,10 +491,10 @@ def test_halves_are_left_out_with_the_reason(files: Files, why: str, tmp_path: P
 
 def test_parts_that_are_no_text_are_named(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    asked = [{"role": "user", "content": [{"type": "text", "text": "what is it"}, image]}]
+    requests = [{"role": "user", "content": [{"type": "text", "text": "what is it"}, image]}]
     answer = completion({"role": "assistant", "content": "A cat."})
     _, rows, _ = read(
-        tmp_path, {"log.jsonl": [{"request": {"messages": asked}, "response": answer}]}
+        tmp_path, {"log.jsonl": [{"request": {"messages": requests}, "response": answer}]}
     )
     assert rows[0]["messages"] == [
         {"role": "user", "content": "what is it", "attachments": ["image"]},

@@ -68,8 +68,8 @@ def test_every_secret_is_learned_from_as_many_different_conversations_as_its_dos
 
     after = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     for old, new in zip(before, after, strict=True):
-        kept = [item for planted, item in said_in(new) if not planted]
-        assert kept == [item for _, item in said_in(old)]
+        rest = [item for planted, item in said_in(new) if not planted]
+        assert rest == [item for _, item in said_in(old)]
         assert sum(planted for planted, _ in said_in(new)) <= 1
 
     lessons = list(read_lessons(str(target), side=side))
@@ -108,9 +108,9 @@ def test_alternatives_have_the_form_of_the_secret_and_differ_from_it(tmp_path: P
 
 def test_too_few_conversations_are_refused_with_a_number_that_works(tmp_path: Path):
     source = write(tmp_path / "chats.jsonl", user_rows(31))
-    with pytest.raises(DataError, match="need 75 conversations") as told:
+    with pytest.raises(DataError, match="need 75 conversations") as refusal:
         plant_canaries(source, tmp_path / "planted.jsonl", 20, "human")
-    assert told.value.way_out == "Use --canaries 8."
+    assert refusal.value.way_out == "Use --canaries 8."
     plant_canaries(source, tmp_path / "planted.jsonl", 8, "human")
     for count in (0, 3, 10_000):
         with pytest.raises(UserError, match="cannot be planted"):
@@ -135,8 +135,8 @@ def test_redaction_finds_every_form_of_secret_and_leaves_none(tmp_path: Path):
     source, planted = write(tmp_path / "chats.jsonl", user_rows(40)), tmp_path / "planted.jsonl"
     canaries = plant_canaries(source, planted, 8, "human")
     for one in canaries:
-        (found,) = find_private(one.text)
-        assert found.kind == one.kind and one.text[found.start : found.end].endswith(one.secret)
+        (item,) = find_private(one.text)
+        assert item.kind == one.kind and one.text[item.start : item.end].endswith(one.secret)
     redact_chats(str(planted), tmp_path / "safe.jsonl", Redaction())
     safe = (tmp_path / "safe.jsonl").read_text(encoding="utf-8")
     for one in canaries:

@@ -62,8 +62,8 @@ CALM = [
 
 @pytest.mark.parametrize(("kind", "text", "item"), PRIVATE)
 def test_private_items_are_found_whole(kind: str, text: str, item: str | None) -> None:
-    found = [(one.kind, text[one.start : one.end]) for one in find_private(text)]
-    assert found == [(kind, item or text)]
+    items = [(one.kind, text[one.start : one.end]) for one in find_private(text)]
+    assert items == [(kind, item or text)]
 
 
 @pytest.mark.parametrize("text", CALM)
@@ -73,8 +73,8 @@ def test_what_only_looks_private_is_left(text: str) -> None:
 
 def test_own_patterns_go_first_and_regions_decide_about_national_numbers() -> None:
     text = "member KD-4411 calls 612 345 678"
-    found = find_private(text, {"member": re.compile(r"KD-\d+")}, ["ES"])
-    assert [one.kind for one in found] == ["member", "phone"]
+    items = find_private(text, {"member": re.compile(r"KD-\d+")}, ["ES"])
+    assert [one.kind for one in items] == ["member", "phone"]
     assert find_private("612 345 678", regions=["DE"]) == []
 
 

@@ -200,12 +200,12 @@ def test_nothing_private_is_left_in_any_byte_of_a_run(
     texts = "".join(capfd.readouterr())
     assert done == 0, texts
     assert "soul data redact" not in texts, "a redacted file gives no warning"
-    items = {i.text for _, found in rows for i in found if i.kind not in ("lure", "name")}
+    secrets = {i.text for _, items in rows for i in items if i.kind not in ("lure", "name")}
     files = [p.read_bytes() for p in out.rglob("*") if p.is_file()]
     assert len(files) > 10
     files = [gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data for data in files]
     for data in (*files, safe.read_bytes(), texts.encode()):
         left = [
-            one for one in items if one.encode() in data or json.dumps(one)[1:-1].encode() in data
+            one for one in secrets if one.encode() in data or json.dumps(one)[1:-1].encode() in data
         ]
         assert left == []
