@@ -287,7 +287,7 @@ def redact(
 def _say_speakers(speakers: Counter[str]) -> str:
     """Print the new names of speakers; the option that selects the most frequent one."""
     if not speakers:
-        return ""
+        return " --side human"
     first = speakers.most_common(5)
     names = ", ".join(f"{who} ({counted(n, 'message')})" for who, n in first)
     more = ", …" if len(speakers) > len(first) else ""
