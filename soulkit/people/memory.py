@@ -33,6 +33,7 @@ from soulkit.runs.jsonl import read_object, write_json
 
 if TYPE_CHECKING:
     from soulkit.train.model.policy import Policy
+    from soulkit.train.sft.exposure import CanaryPlace
 
 MEMORY = "memory.json"
 LEVEL = 0.05
@@ -64,6 +65,8 @@ def measure_memory(
     A run finds its canaries in its record, unless a list is given; its results are in `memory.json`
     and are not measured again. `limit`: held-in and held-out messages each.
     """
+    from soulkit.train.sft.exposure import canary_places
+
     run = Path(model).resolve() if is_run(Path(model)) else None
     canaries, held_out = (path and path.resolve() for path in (canaries, held_out))
     with in_start_folder(run) if run else nullcontext():
@@ -77,6 +80,10 @@ def measure_memory(
             "schema": "memory", "version": 1, "model": model, "planted": bool(material.lists),
             "alternatives": 512, "asked": identity, "checkpoints": [],
         }  # fmt: skip
+        placed = [
+            pair for path, several in material.lists.items()
+            for pair in zip(several, canary_places(path, several), strict=True)
+        ]  # fmt: skip
         with reporter.progress(len(subjects) * material.size) as bar:
             for one in subjects:
                 key = {"step": one.step, "weights": one.weights}
@@ -84,7 +91,9 @@ def measure_memory(
                 bar.begin(one.name)
                 if entry is not None:
                     bar.advance(material.size)
-                entry = entry or key | _measured(_policy(one, device), material, bar.advance)
+                entry = entry or key | _measured(
+                    _policy(one, device), material, placed, bar.advance
+                )
                 result["checkpoints"].append(entry)
                 if run:
                     write_json(run / MEMORY, result)
@@ -147,16 +156,18 @@ def _material(
     return Material(listed, chosen(learned), chosen(others))
 
 
-def _measured(policy: Policy, material: Material, advance: Callable[[], object]) -> dict[str, Any]:
-    from soulkit.train.sft.exposure import canary_places, canary_rank, canary_spans, continued
+def _measured(
+    policy: Policy, material: Material, placed: Sequence[tuple[SecretCanary, CanaryPlace]],
+    advance: Callable[[], object],
+) -> dict[str, Any]:  # fmt: skip
+    from soulkit.train.sft.exposure import canary_rank, canary_spans, continued
 
     groups: dict[int, list[tuple[int, bool]]] = {}
-    for path, canaries in material.lists.items():
-        for one, place in zip(canaries, canary_places(path, canaries), strict=True):
-            spans = canary_spans(policy, one, place)
-            result = canary_rank(policy, spans), policy.greedy(spans[:1])[0]
-            groups.setdefault(one.repeats, []).append(result)
-            advance()
+    for one, place in placed:
+        spans = canary_spans(policy, one, place)
+        result = canary_rank(policy, spans), policy.greedy(spans[:1])[0]
+        groups.setdefault(one.repeats, []).append(result)
+        advance()
 
     def copied(turns: Sequence[PersonTurn]) -> dict[str, Any]:
         texts = [(turn.context, [turn.text, _first_half(turn.text)]) for turn in turns]

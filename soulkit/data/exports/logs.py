@@ -308,9 +308,9 @@ _LOGS = (
 
 
 def _fits(log: _Log, file: ExportFile) -> bool:
-    layouts = (one for record in sample_of(file) if isinstance(record, dict) for one in _LOGS
-             if one.fits(record))  # fmt: skip
-    return next(layouts, None) is log
+    fitting = (one for record in sample_of(file) if isinstance(record, dict) for one in _LOGS
+               if one.fits(record))  # fmt: skip
+    return next(fitting, None) is log
 
 
 # --- requests → conversations ---------------------------------------------------------------------
