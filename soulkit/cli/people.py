@@ -39,7 +39,7 @@ app.command("build", context_settings=OWN_OPTIONS)(build_road)
 
 
 _DRAFTED = {
-    "personas": "Draft a persona of every person: how they write, never who they are.",
+    "personas": "Draft a persona of each person: how they write, not who they are.",
     "scenarios": "Draft a scenario of every conversation: what the person wanted.",
 }
 _HOW = """One model drafts each row from an excerpt, another keeps or rejects it. A row with a
