@@ -46,6 +46,7 @@ STATED: Mapping[str, Mapping[str, str]] = {
     "coser": {"words": "at most 60 words"},
     "userllm": {"punct": "imperfect punctuation"},
     "mirrorbench": {"lengt": "match length", "tone": "match tone"},
+    "person_chat": {"assis": "you are not an assistant", "help": "you help nobody"},
     "sim_math": {"learn": "wants to learn"},
     "sim_doc": {"words": "a document of 100 to 500 words"},
     "tau_usi": {"words": "paraphrase"},

@@ -93,6 +93,7 @@ MADE_ROWS = {  # hash of 120 rows of one seed
     "mistakes_worked": "0b1da025",
     "mmtom": "9645a863",
     "paratomi": "dd42105f",
+    "person_chat": "5c29754d",
     "secret_keeper": "f62f99e3",
     "sim_doc": "bf735da7",
     "sim_math": "b395e9ab",

@@ -19,8 +19,9 @@ from tests.support.road import run, synth_examples, task_of
 from tests.support.servers.openai_server import Body, Fault
 from tests.support.table import asked_of, in_turn, recorded, table
 
-TALKS = ("sim_doc", "sim_math", "sotopia")
-JUDGED = ("coser", "humanual_email", "mirrorbench", "sim_doc", "sim_math", "sotopia", "userllm")
+TALKS = ("person_chat", "sim_doc", "sim_math", "sotopia")
+JUDGED = ("coser", "humanual_email", "mirrorbench", "person_chat", "sim_doc", "sim_math", "sotopia",
+          "userllm")  # fmt: skip
 PARTNERS = {**dict.fromkeys((*TALKS, "secret_keeper"), "partner"), "coser": "environment"}
 """Task → the role that speaks with the actor."""
 Judge = Callable[[Body], str]

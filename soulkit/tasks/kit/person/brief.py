@@ -19,13 +19,14 @@ from typing import Any
 from soulkit.data.files import read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.kit.prompting import PromptFolder
+from soulkit.tasks.kit.spec import BOOKKEEPING
 from soulkit.types import Feedback, Segment
 
 END_MARK = "###STOP###"
 """Ends the last message of a person; tau2 and others use the same mark."""
 START = "(The conversation begins. You write first.)"
 """The first user message of a person who speaks first."""
-NOT_FACTS = ("id", "person", "persona", "scenario", "about", "source", "origin")
+NOT_FACTS = ("id", "person", "persona", "scenario", "about", "source", "data_source", *BOOKKEEPING)
 PROMPTS = PromptFolder("person")
 
 
