@@ -129,6 +129,9 @@ class Task(ABC):
     and scores the minimum."""
     gold_is_script = False
     """Whether `gold` is only for self-checks: generic lines that are useless for training."""
+    plain_talk = False
+    """Whether the actor's replies are the messages that others read, so that a server can play the
+    actor of a row."""
     pair_calls = 0
     """How many of a judge's calls per episode compare a pair, counting both orders."""
     templates: Sequence[str] = ()

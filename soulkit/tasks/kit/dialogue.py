@@ -182,6 +182,7 @@ class DialogueTask(Task):
     start = "(You meet.)"
     """The partner's first user message."""
     default_turns = 6
+    plain_talk = True
 
     @property
     def most_turns(self) -> int:

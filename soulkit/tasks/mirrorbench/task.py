@@ -71,6 +71,7 @@ class MirrorBench(Task):
     start = START
     assistants: Sequence[str] = ("replay", "live")
     """The allowed kinds of assistant, the default first."""
+    plain_talk = True
     judges_silence = False
     """Whether judges also rate a user who never said anything."""
     judge_calls = sum(CALLS.values())

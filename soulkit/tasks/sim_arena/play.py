@@ -100,6 +100,7 @@ class PlayedPerson(DialogueTask):
     tags_asked: tuple[str, ...]
     """The tags of messages; the first one is for the first message."""
     default_turns = 8
+    plain_talk = False
 
     # -- rows ---------------------------------------------------------------------------------
 

@@ -14,13 +14,15 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from soulkit.data.files import read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.tasks.kit.spec import BOOKKEEPING
 from soulkit.types import Feedback, Segment
+
+T = TypeVar("T")
 
 END_MARK = "###STOP###"
 """Ends the last message of a person; tau2 and others use the same mark."""
@@ -66,7 +68,7 @@ def read_briefs(personas: Path | None, scenarios: Path | None = None) -> tuple[B
     return tuple(_brief(person, subject) for person in people for subject in subjects)
 
 
-def draw(briefs: Sequence[Brief], conversation: str) -> Brief:
+def draw(briefs: Sequence[T], conversation: str) -> T:
     """The brief of a conversation: the same one for the same id."""
     digest = hashlib.sha256(conversation.encode()).digest()
     return briefs[int.from_bytes(digest[:8]) % len(briefs)]

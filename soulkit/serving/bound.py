@@ -1,0 +1,225 @@
+"""A server whose model plays a person: it has the persona's prompt, and swaps the roles.
+
+    client                   assistant: "Hello!"   user: "my lamp is late"        assistant: "Oh."
+    model    system: persona      user: "Hello!"   assistant: "my lamp is late"        user: "Oh."
+
+The client sends the conversation as its agent sees it, without a system prompt. Messages without
+text (tool calls and their results) are left out, because a person does not see them. The persona is
+drawn by the conversation's id; without one, by the messages before the person's first. A
+conversation ends when the model writes END_MARK, which reaches the client in one of three forms:
+
+    marker    the content ends with the mark
+    tool      the reply calls the tool `end_conversation`; finish_reason is "tool_calls"
+    finish    stop_reason is "end_of_conversation"; finish_reason is "stop"
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+
+from soulkit.errors import ConfigError
+from soulkit.serving.backend import Body, ChatBackend, Chunk, RequestError
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.person.brief import END_MARK, as_heard, draw
+from soulkit.types import Example, Feedback, Segment
+
+Ending = Literal["marker", "tool", "finish"]
+SystemPolicy = Literal["refuse", "ignore", "append"]
+"""What happens to a system prompt of the client: it is refused, or left out, or follows the
+person's."""
+END_TOOL, ENDED = "end_conversation", "end_of_conversation"
+REFUSED = ("functions", "function_call", "response_format", "logprobs", "top_logprobs")
+"""Settings that a person does not support."""
+NOT_PASSED = ("tools", "tool_choice", "parallel_tool_calls", "metadata")
+SPEAKERS: Mapping[str, Literal["user", "assistant"]] = {"user": "user", "assistant": "assistant"}
+
+
+class Prompted(Protocol):
+    """Whom a model plays; `Brief` is one."""
+
+    @property
+    def name(self) -> str:
+        """Identifies it to the client."""
+
+    def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
+        """The system message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBrief:
+    """The person of a task's row."""
+
+    name: str
+    text: str
+
+    def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
+        """The task's own prompt of its actor."""
+        return Segment("system", self.text)
+
+
+def row_briefs(task: Task, examples: Sequence[Example]) -> tuple[RowBrief, ...]:
+    """The persons of a task's rows; ConfigError if its actor cannot talk to any agent."""
+    slots = [task.slot(one, task.acted_seat(one), None) for one in examples if task.plain_talk]
+    if not slots or any(slot.role != "system" for slot in slots):
+        raise ConfigError(
+            f"A server cannot play the actor of '{task.name}'.",
+            "It needs a task whose actor has a system prompt and writes plain messages.",
+            "Name another task, or give --persona FILE.",
+        )
+    return tuple(RowBrief(e.id, slot.text) for e, slot in zip(examples, slots, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundBackend:
+    """The model of `inner` as a person; one of `briefs` in each conversation."""
+
+    inner: ChatBackend
+    briefs: Sequence[Prompted]
+    ending: Ending = "marker"
+    system: SystemPolicy = "refuse"
+
+    @property
+    def name(self) -> str:
+        """Id of the model in `/v1/models`."""
+        return self.inner.name
+
+    @property
+    def context_limit(self) -> int | None:
+        """Maximum tokens of prompt and reply together; None: unknown."""
+        return self.inner.context_limit
+
+    async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
+        """See `ChatBackend`; chunks have the brief's name under `soulkit`."""
+        self._check(body)
+        extra, talk = self._read(body["messages"])
+        named = conversation or (body.get("metadata") or {}).get("conversation_id")
+        brief = draw(self.briefs, str(named or body.get("user") or _opening(extra, talk)))
+        prompt = "\n\n".join([brief.prompt().text, *(extra if self.system == "append" else ())])
+        context = [Segment("system", prompt), *as_heard(talk)]
+        messages = [{"role": part.role, "content": part.text} for part in context]
+        request = {**{k: v for k, v in body.items() if k not in NOT_PASSED},
+                   "model": self.inner.name, "messages": messages}  # fmt: skip
+        choices: defaultdict[int, _Choice] = defaultdict(partial(_Choice, self.ending))
+        source: Any = self.inner.chunks(request, conversation)
+        async with aclosing(source):
+            async for chunk in source:
+                pieces = [choices[one["index"]].passed(one) for one in chunk["choices"]]
+                if any(pieces) or not pieces:
+                    changed = [one for one in pieces if one is not None]
+                    yield {**chunk, "choices": changed, "soulkit": {"brief": brief.name}}
+
+    async def close(self) -> None:
+        """Close the model."""
+        await self.inner.close()
+
+    def _check(self, body: Body) -> None:
+        """RequestError for a setting that would have no effect."""
+        for name in REFUSED:
+            if body.get(name):
+                raise _refused(name, f"'{name}' is not supported: this server plays a person.")
+        names = [((tool or {}).get("function") or {}).get("name") for tool in body.get("tools", ())]
+        if any(name != END_TOOL for name in names) or (names and self.ending != "tool"):
+            raise _refused(
+                "tools", "'tools' is not supported: this server plays a person. Only with --end "
+                f"tool, the tool '{END_TOOL}' may be listed.",
+            )  # fmt: skip
+
+    def _read(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Segment]]:
+        """(the client's system prompts, the conversation); RequestError if it cannot be played."""
+        extra: list[str] = []
+        talk: list[Segment] = []
+        for place, message in enumerate(messages):
+            role, text = message.get("role"), _text(message, f"messages[{place}].content")
+            if role in SPEAKERS and text:
+                talk.append(Segment(SPEAKERS[str(role)], text))
+            elif role in ("system", "developer") and text:
+                extra.append(text)
+        if extra and self.system == "refuse":
+            raise _refused(
+                "messages", "This server has the person's system prompt and takes no other. Leave "
+                "yours out, or start the server with --system ignore or --system append.",
+            )  # fmt: skip
+        if talk and talk[-1].role != "assistant":
+            raise _refused(
+                "messages", "The last message must be your agent's, with the role assistant: this "
+                "server writes the next message of the user.",
+            )  # fmt: skip
+        return extra, talk
+
+
+def _refused(param: str, message: str) -> RequestError:
+    return RequestError(message, param=param, code="unsupported_value")
+
+
+def _text(message: Mapping[str, Any], where: str) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    texts = [part.get("text") for part in parts if part.get("type") == "text"]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise _refused(where, f"'{where}' has a part that is no text.")
+    return "\n".join(map(str, texts))
+
+
+def _opening(extra: Sequence[str], talk: Sequence[Segment]) -> str:
+    """The messages before the person's first: they are the same in every request of a
+    conversation."""
+    place = next((i for i, part in enumerate(talk) if part.role == "user"), len(talk))
+    return json.dumps([*extra, *(part.text for part in talk[:place])])
+
+
+_HELD = re.compile(
+    rf"\s*(?:{'|'.join(re.escape(END_MARK[:size]) for size in range(len(END_MARK) - 1, 0, -1))})?\Z"
+)
+"""The end of a text that may turn out to belong to the mark."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice of a reply while its pieces pass."""
+
+    ending: Ending
+    ended: bool = False
+    _held: str = field(default="", init=False)
+
+    def passed(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The piece for the client; None if nothing is left of it."""
+        delta, reason = dict(choice.get("delta") or {}), choice.get("finish_reason")
+        text = self._ready(delta.pop("content", None) or "", whole=bool(reason))
+        if text or "role" in delta:
+            delta["content"] = text
+        if not (delta or reason):
+            return None
+        changed = {**choice, "delta": delta}
+        if not (reason and self.ended):
+            return changed
+        changed["finish_reason"] = "stop"
+        if self.ending == "tool":
+            call = {"name": END_TOOL, "arguments": "{}"}
+            name = f"call_{uuid4().hex[:24]}"
+            delta["tool_calls"] = [{"index": 0, "id": name, "type": "function", "function": call}]
+            changed["finish_reason"] = "tool_calls"
+        elif self.ending == "finish":
+            changed["stop_reason"] = ENDED
+        return changed
+
+    def _ready(self, piece: str, *, whole: bool) -> str:
+        """The text that can be sent; what may belong to a mark waits until it is `whole`."""
+        if self.ended:
+            return ""
+        text = self._held + piece
+        before, mark, _ = text.partition(END_MARK)
+        if mark:
+            self.ended = True
+            return before + mark if self.ending == "marker" else before.rstrip()
+        held = _HELD.search(text)
+        ready = text if whole or held is None else text[: held.start()]
+        self._held = text[len(ready) :]
+        return ready
