@@ -5,7 +5,8 @@
 
 The person writes first, unless the row has the agent's `opening`, and ends the conversation with
 END_MARK, which the agent does not see. The value is the mean of three ratings from 0 to 10, divided
-by 10: `persona`, `purpose` and `human`. `faults` counts what needs no judge (kit/person/faults.py).
+by 10: `persona`, `purpose` and `human`. Faults that need no judge (kit/person/faults.py) are in the
+notes; `without_faults` is the value of the conversations that have none.
 
 `soul serve --persona`, `soul chat` and `soul simulate` use the same prompt.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -38,6 +40,7 @@ from soulkit.tasks.kit.dialogue import (
 )
 from soulkit.tasks.kit.made_rows import FIRST_NAMES, rows_by_index
 from soulkit.tasks.kit.person.brief import START, Brief, split_end
+from soulkit.tasks.kit.person.faults import find_faults
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import (
     Completion,
@@ -54,7 +57,7 @@ from soulkit.types import (
 
 PERSON, AGENT = "person", "agent"
 DIMENSIONS = ("persona", "purpose", "human")
-TOP = 10
+TOP, WITHOUT_FAULTS = 10, "without_faults"
 TEXTS = Texts(__file__)
 RUBRIC = ("persona score", "purpose score", "human score")
 """Terms of the judge's question: feedback that uses them is about the judge."""
@@ -118,7 +121,12 @@ class PersonChat(DialogueTask):
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("partner")
         talk = self.conversation(example, rollout.feedback)
-        converse = partial(self._converse, example, cast, rollout, talk)
+
+        async def converse() -> str:
+            stop = await self._converse(example, cast, rollout, talk)
+            self.note_faults(example, talk)
+            return stop
+
         return await play_out(talk, example, rollout, converse)
 
     async def _converse(
@@ -135,9 +143,14 @@ class PersonChat(DialogueTask):
     def take_turn(self, talk: Conversation, reply: str) -> str:
         """Add the person's reply as a line; the stop reason, or an empty text to continue."""
         text, ended = split_end(spoken(reply, self.protocol))
-        if text.strip():
+        if text.strip() or ended:
             talk.record(Line(PERSON, text.strip()))
         return "ended" if ended else "" if text.strip() else "empty"
+
+    def note_faults(self, example: Example, talk: Conversation) -> None:
+        """Note the faults of the finished conversation."""
+        if faults := find_faults(talk.lines, PERSON, brief_of(example.fields)):
+            talk.notes["faults"] = [asdict(fault) for fault in faults]
 
     async def agent_line(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
@@ -160,17 +173,19 @@ class PersonChat(DialogueTask):
         """Raises UnreadableVerdict (the episode is then unscored) if no verdict is readable."""
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
-        turns = sum(line.seat == PERSON for line in episode.transcript)
+        turns = sum(line.seat == PERSON and bool(line.text) for line in episode.transcript)
         if not turns:
-            nothing = dict.fromkeys(DIMENSIONS, self.spec.metric.low)
+            nothing = dict.fromkeys((*DIMENSIONS, WITHOUT_FAULTS), self.spec.metric.low)
             return self.silent_score(episode, "The person never wrote anything.", nothing)
         asked = question("score", self.judge_prompt(example, episode), PersonRatings)
         rated = await panel.opinions(cast, asked, episode)
         marks = {name: panel.pooled(rated, partial(_mark, name), cast.panel.combine)
                  for name in DIMENSIONS}  # fmt: skip
         agreed = panel.mean_agreement((rated, partial(_mark, n), 0, 1) for n in DIMENSIONS)
+        value, faulty = sum(marks.values()) / len(marks), bool(episode.notes.get("faults"))
+        metrics = {**marks, "turns": float(turns), "faulty": float(faulty), **agreed}
         return self.judged_score(
-            sum(marks.values()) / len(marks), {**marks, "turns": float(turns), **agreed},
+            value, metrics if faulty else {**metrics, WITHOUT_FAULTS: value},
             panel.verdicts_of(rated), words=panel.in_words(rated),
         )  # fmt: skip
 

@@ -51,12 +51,22 @@ def test_the_agents_opening_replaces_the_start() -> None:
 
 @pytest.mark.parametrize(
     ("person", "stop", "status", "lines"),
-    [("", "empty", "empty", 0), (END_MARK, "ended", "empty", 0), ("hm", "max_turns", "ok", 15)],
+    [("", "empty", "empty", 0), (END_MARK, "ended", "empty", 1), ("hm", "max_turns", "ok", 15)],
 )
 def test_a_conversation_ends(person: str, stop: str, status: str, lines: int) -> None:
     record, _ = played(person)
     assert (record.episode.stop, record.score.status) == (stop, status)
     assert len(record.episode.transcript) == lines
+
+
+def test_faults_are_noted_and_the_value_stands_without_them() -> None:
+    faulty, _ = played(in_turn(["my name is Bo", END_MARK]), facts={"name": "Ada"})
+    kinds = {fault["kind"] for fault in faulty.episode.notes["faults"]}
+    assert kinds == {"contradicts_persona", "swallowed_last_line"}
+    assert faulty.score.metrics["faulty"] == 1 and "without_faults" not in faulty.score.metrics
+    clean, _ = played(in_turn(["where is it", f"ok thanks {END_MARK}"]))
+    assert "faults" not in clean.episode.notes and clean.score.metrics["faulty"] == 0
+    assert clean.score.metrics["without_faults"] == clean.score.value
 
 
 def test_rows_of_one_person_form_a_cluster_and_facts_must_be_an_object() -> None:
