@@ -32,14 +32,13 @@ from _distill import lessons
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
-from soulkit.demo.scripted import write_stories
+from soulkit.demo.scripted import script_server, write_stories
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
 from soulkit.distill.run import distill
 from soulkit.report.distillation import HEADS, macro_row, row_of
 from soulkit.reporting import Reporter
 from soulkit.runs.jsonl import read_jsonl, write_json
-from soulkit.serving.partner import make_server
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.secret_keeper.task import visitor_line
@@ -253,7 +252,7 @@ def visitor(out: Path) -> Iterator[str]:
     runs contain it."""
     file = out / "port.json"
     port = json.loads(file.read_text(encoding="utf-8"))["port"] if file.exists() else 0
-    server = make_server(visitor_line, "visitor", port=port)
+    server = script_server(visitor_line, "visitor", port)
     write_json(file, {"port": server.server_port})
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""A scripted friend, to play the call without a partner model: `soul serve partner`.
+"""A scripted friend, to play the call without a partner model: `soul serve --script`.
 
 It reads its free days from its brief and replies to the last day that the caller named. It is
 stateless: equal requests get equal replies.

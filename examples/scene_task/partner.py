@@ -1,4 +1,4 @@
-"""A scripted street, to play the scene without an environment model: `soul serve partner`.
+"""A scripted street, to play the scene without an environment model: `soul serve --script`.
 
 The next event depends on the number of earlier events. The script is stateless: equal requests get
 equal replies.

@@ -157,7 +157,7 @@ COMMANDS = {
     "ledger": "Inspect recorded API calls: totals, single calls, integrity.",
     "compare": "Compare two runs example by example.",
     "judge": "Check a judge and calibrate it with human ratings.",
-    "serve": "Serve a scripted conversation partner over HTTP.",
+    "serve": "Serve a model or a script as an OpenAI-compatible server.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 
@@ -171,6 +171,11 @@ MENDABLE = {
 """System errors about a path that the user can fix."""
 
 COMPLETE_VARIABLE = "_SOUL_COMPLETE"
+STOPPED = {
+    "": "interrupted: finished work is saved; run the same command again to resume",
+    "serve": "stopped",
+}
+"""What a command says last when a signal has stopped it."""
 
 
 class LazyGroup(TyperGroup):
@@ -264,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code != 130:
             return code
         if stop.exit_code != 130 or "SOULKIT_RANKS" not in os.environ:  # else `launch` says it
-            _say("interrupted: finished work is saved; run the same command again to resume")
+            _say(STOPPED.get(next(iter(arguments), ""), STOPPED[""]))
         return stop.exit_code
 
 

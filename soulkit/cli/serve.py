@@ -1,86 +1,139 @@
-"""`soul serve`: serve a task's scripted partner over HTTP."""
+"""`soul serve`: serve a model or a script over HTTP, as OpenAI's API does."""
 
 from __future__ import annotations
 
-from http.server import ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.console import err
-from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
-from soulkit.cli.parse_errors import CommandTable
+from soulkit.cli.console import err, safe
+from soulkit.cli.options import COMPLETERS, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from soulkit.serving.partner import Speak
+    from soulkit.serving.backend import ChatBackend, Speak
     from soulkit.tasks.kit.registry import Registry
 
 SCRIPTED = ("partner", "environment")
 """Roles that a script can play."""
 
-app = CommandTable(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
-
-@app.callback()
-def group() -> None:
-    """Serve a scripted conversation partner over HTTP."""
-
-
-@app.command()
-def partner(
-    task: Annotated[str | None, typer.Argument(autocompletion=COMPLETERS["tasks"],
-        help="Task whose partner to serve; needed if several tasks have one.")] = None,
+def command(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL",
+        help="Training run, folder with weights, or Hub model; tiny for a random one.")] = None,
+    script: Annotated[str | None, typer.Option("--script", metavar="TASK|FILE.py:FUNCTION",
+        help="Instead of MODEL: the scripted partner of a task, or a function that gets the "
+        "messages and returns a text.", autocompletion=COMPLETERS["tasks"])] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
+        help="LoRA adapter of MODEL.")] = None,
+    engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm",
+        help="Engine of the model; auto: vLLM if it is installed and there is a GPU.",
+        autocompletion=COMPLETERS["engines"])] = "auto",
     host: Annotated[str, typer.Option("--host", metavar="HOST",
-        help="Address to listen on.")] = "127.0.0.1",
+        help="Address to listen on; any but this machine's own needs --api-key-env.",
+        )] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="PORT",
         help="Port to listen on; 0 picks a free port.")] = 8799,
+    api_key_env: Annotated[str | None, typer.Option("--api-key-env", metavar="NAME",
+        help="Environment variable with the key that clients must send.")] = None,
+    max_context: MaxContext = None,
+    max_concurrency: Annotated[int, typer.Option("--max-concurrency", metavar="N", min=1,
+        help="Replies generated at the same time; further requests wait.")] = 64,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
+        help="Device of the model: auto, cpu, cuda.")] = "auto",
+    model_name: Annotated[str | None, typer.Option("--model-name", metavar="NAME",
+        help="Id of the model for clients. [default: from MODEL]")] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
 ) -> None:  # fmt: skip
-    """Serve a task's scripted partner; needs no model or API key."""
-    registry = registry_of(tasks, trust=trust)
-    name = _scripted(registry, task)
-    hook = registry.hook(name, "scripted_partner")
-    assert hook is not None
-    seat, role = next(
-        (seat, role) for seat, role in registry.spec(name).seats.items() if role in SCRIPTED
-    )
-    model = f"scripted-{seat}"
-    with _bound(hook.function, model, host, port) as server:
-        url = f"http://{host}:{server.server_address[1]}/v1"
+    """Serve a model, or a script without a model, as an OpenAI-compatible server.
+
+    The server listens on this machine only, unless --host and --api-key-env open it to others.
+    Ctrl-C stops it; running replies have 30 s to finish.
+    """
+    from soulkit.serving.app import Limits, make_app, make_listener, make_server
+
+    if (model is None) == (script is None):
+        raise ConfigError(
+            "Nothing to serve was named." if model is None else "Two things to serve were named.",
+            "The command serves one model or one script.",
+            "Write soul serve MODEL, or soul serve --script TASK.",
+        )
+    key = _key(host, api_key_env)
+    with (
+        make_listener(host, port) as listener,
+        _opened_script(str(script), registry_of(tasks, trust=trust), model_name) as (backend, use),
+    ):
+        app = make_app(backend, limits=Limits(running=max_concurrency), key=key)
+        server = make_server(app)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: --{role} endpoint:{model}@{url}", soft_wrap=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            err.print("stopped")
+        err.print(f"use it with: {safe(use)}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
+        server.run([listener])
 
 
-def _scripted(registry: Registry, task: str | None) -> str:
-    """The requested task, else the only task with a scripted partner."""
-    if task is not None:
-        registry.spec(task)  # loads an installed task
-    able = registry.with_hook("scripted_partner")
-    if task in able:
-        return task
-    if task is None and len(able) == 1:
-        return able[0]
+def _key(host: str, variable: str | None) -> str:
+    """The key that clients must send; ConfigError without one for an address that others reach."""
+    from soulkit.models.api.addresses import is_loopback, read_key
+
+    if variable:
+        return read_key(variable, optional=False, what="The key of clients")
+    if is_loopback(f"//{f'[{host}]' if ':' in host else host}"):
+        return ""
     raise ConfigError(
-        f"The task '{task}' has no scripted partner." if task else "No task was named.",
-        f"Tasks with a scripted partner: {', '.join(able)}.",
-        did_you_mean(task, able) if task else f"Write soul serve partner {able[0]}, for example.",
+        f"Other machines could use the server on the address {host}.",
+        "An address that other machines reach needs a key.",
+        "Add --api-key-env NAME with the variable that holds the key, or leave out --host.",
     )
 
 
-def _bound(speak: Speak, model: str, host: str, port: int) -> ThreadingHTTPServer:
-    from soulkit.serving.partner import make_server
+@contextmanager
+def _opened_script(
+    text: str, registry: Registry, name: str | None
+) -> Iterator[tuple[ChatBackend, str]]:
+    """A script as a backend, and the option that its users need."""
+    from soulkit.serving.backend import ScriptBackend
+
+    file, _, function = text.rpartition(":")
+    if file.endswith(".py"):
+        yield ScriptBackend(name or Path(file).stem, _function(Path(file), function)), ""
+        return
+    task = _scripted(registry, text)
+    hook = registry.hook(task, "scripted_partner")
+    assert hook is not None
+    seats = registry.spec(task).seats.items()
+    seat, role = next((seat, role) for seat, role in seats if role in SCRIPTED)
+    yield ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "
+
+
+def _function(file: Path, name: str) -> Speak:
+    from soulkit.tasks.kit.user_code import Home
 
     try:
-        return make_server(speak, model, host, port)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"The address {host}:{port} cannot be used.",
-            f"The system says: {error}.",
-            "Choose another --port; --port 0 picks a free one.",
-        ) from error
+        function = Home(file.resolve().parent).load(f"{file.stem}:{name}")
+        if callable(function):
+            return function
+        why = f"'{name}' is not a function."
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        why = f"Python says: {error}."
+    raise ConfigError(
+        f"'{file}:{name}' is not a script that can be served.", why,
+        "A script is a function that gets the messages and returns a text.",
+    )  # fmt: skip
+
+
+def _scripted(registry: Registry, task: str) -> str:
+    """`task`, if it has a scripted partner."""
+    able = registry.with_hook("scripted_partner")
+    if task in registry.specs:
+        registry.spec(task)  # loads an installed task
+    if task in able:
+        return task
+    raise ConfigError(
+        f"'{task}' is neither a task with a scripted partner nor FILE.py:FUNCTION.",
+        f"Tasks with a scripted partner: {', '.join(able)}.",
+        did_you_mean(task, able),
+    )

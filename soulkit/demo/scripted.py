@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -9,9 +10,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError
@@ -21,7 +22,7 @@ from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_json
-from soulkit.serving.partner import Speak, make_server
+from soulkit.serving.backend import ScriptBackend, Speak, assembled
 from soulkit.tasks.kit.made_rows import split_seed
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.tasks.tom.events import Exit, decode
@@ -137,6 +138,46 @@ def _what_is_asked(messages: Messages) -> str:
 ACTORS: Mapping[str, Speak] = {"careless": careless, "careful": careful}
 
 
+# -- the server, without optional packages --------------------------------------------------------
+
+
+class _Handler(BaseHTTPRequestHandler):
+    backend: ClassVar[ScriptBackend]
+    protocol_version = "HTTP/1.1"
+    # Send head and body in one packet: Nagle's algorithm delays a second small one by 40 ms.
+    wbufsize = -1
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: only the command prints to the console."""
+
+    def do_GET(self) -> None:
+        self._reply({"object": "list", "data": [{"id": self.backend.name, "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self._reply(asyncio.run(assembled(self.backend.chunks(body, ""))))
+
+    def _reply(self, payload: Mapping[str, Any]) -> None:
+        raw = json.dumps(payload).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+class _Server(ThreadingHTTPServer):
+    # A run opens all its conversations at once; the default queue of 5 would reject most of them.
+    request_queue_size = 512
+    daemon_threads = True
+
+
+def script_server(speak: Speak, model: str, port: int = 0) -> ThreadingHTTPServer:
+    """A script behind HTTP on this machine; call `serve_forever()` to run it."""
+    handler = type("_Script", (_Handler,), {"backend": ScriptBackend(model, speak)})
+    return _Server(("127.0.0.1", port), handler)
+
+
 # -- the demonstration -----------------------------------------------------------------------------
 
 
@@ -207,7 +248,7 @@ def _ports(file: Path) -> dict[str, int]:
 def _server(speak: Speak, name: str, port: int) -> Iterator[ThreadingHTTPServer]:
     """Serve a script in a thread; ConfigError if the port is in use."""
     try:
-        server = make_server(speak, name, port=port)
+        server = script_server(speak, name, port)
     except OSError as error:
         raise ConfigError(
             f"The script '{name}' cannot be served on port {port} again ({error.strerror}).",

@@ -218,7 +218,9 @@ class Cast:
 def unfilled(role: Role, task: str = "") -> ConfigError:
     """The error for a role without a model."""
     who = f"The task '{task}'" if task else "This task"
-    scripted = " For a scripted partner, run: soul serve partner TASK." if role == "partner" else ""
+    scripted = (
+        " For a scripted partner, run: soul serve --script TASK." if role == "partner" else ""
+    )
     return ConfigError(
         f"{who} needs a model for the role '{role}', but none is set.",
         f"Episodes cannot be played or scored without the {role}.",

@@ -7,6 +7,7 @@ body on as it came. A backend answers with OpenAI's `chat.completion.chunk` obje
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
@@ -70,14 +71,15 @@ class ScriptBackend:
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """One chunk with the line; usage counts words."""
         try:
-            line = self.speak(body["messages"])
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            line = await asyncio.to_thread(self.speak, body["messages"])
+            words_of_line = len(line.split())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RequestError(f"The script cannot answer this request: {error!r}.") from error
         words = sum(len(str(m.get("content")).split()) for m in body["messages"])
         head = chunk_head(self.name)
         delta = {"role": "assistant", "content": line}
         yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
-        yield {**head, "choices": [], "usage": usage_of(words, len(line.split()))}
+        yield {**head, "choices": [], "usage": usage_of(words, words_of_line)}
 
     async def close(self) -> None:
         """A script holds nothing."""
@@ -92,3 +94,39 @@ def chunk_head(model: str, created: int = 0) -> dict[str, Any]:
 def usage_of(prompt: int, reply: int) -> dict[str, int]:
     """OpenAI's usage object for these numbers of tokens."""
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
+
+
+async def assembled(chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
+    """The chunks of a reply as one `chat.completion`."""
+    whole: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    async for chunk in chunks:
+        whole |= {key: value for key, value in chunk.items() if value is not None}
+        for piece in chunk["choices"]:
+            choice = choices.setdefault(piece["index"], {"index": 0, "message": {"content": ""}})
+            _merge(choice, {("message" if k == "delta" else k): v for k, v in piece.items()})
+    ordered = [choices[number] for number in sorted(choices)]
+    return {**whole, "object": "chat.completion", "choices": ordered}
+
+
+def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add a piece: texts are joined, lists extended, and tool calls merged by their index."""
+    for key, value in piece.items():
+        before = whole.get(key)
+        if key == "tool_calls":
+            calls = whole.setdefault(key, [])
+            for call in value or ():
+                calls += [{}] * (call["index"] + 1 - len(calls))
+                calls[call["index"]] = dict(calls[call["index"]])
+                _merge(calls[call["index"]], {k: v for k, v in call.items() if k != "index"})
+        elif isinstance(value, dict):
+            whole[key] = dict(before or {})
+            _merge(whole[key], value)
+        elif key in _JOINED and before and value:
+            whole[key] = before + value
+        elif value is not None or key not in whole:
+            whole[key] = value
+
+
+_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "arguments", "token_ids")
+"""Texts and lists that come in pieces; `content` is also the list of log-probs."""

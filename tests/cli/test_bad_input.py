@@ -195,7 +195,7 @@ def test_the_real_command_shows_no_traceback(tmp_path: Path) -> None:
 def test_a_port_that_is_taken(capsys) -> None:
     with ScriptedServer() as server:
         port = server.base_url.split(":")[2].partition("/")[0]
-        assert soul("serve", "partner", "secret_keeper", "--port", port) == 2
+        assert soul("serve", "--script", "secret_keeper", "--port", port) == 2
     what, _, fix = three_lines(capsys.readouterr().err)
     assert what == f"The address 127.0.0.1:{port} cannot be used."
     assert "--port 0" in fix

@@ -281,12 +281,12 @@ def test_no_partner_stops_before_anything_is_played(tmp_path: Path, capsys) -> N
     what, _, fix = three_lines(capsys.readouterr().err)
     assert "'partner'" in what
     assert "--partner endpoint:MODEL@URL" in fix
-    assert "soul serve partner" in fix
+    assert "soul serve --script" in fix
     assert not (tmp_path / "run").exists()
 
 
-def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
-    process = start("serve", "partner", "secret_keeper", "--port", 0)
+def test_a_served_script_prints_its_address_and_stops(tmp_path: Path) -> None:
+    process = start("serve", "--script", "secret_keeper", "--port", 0)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     with ScriptedServer(answer=keeper) as server:
@@ -294,9 +294,9 @@ def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
         code = api(server.base_url, tmp_path / "run", *arguments, task="secret_keeper", n=2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
-    assert (code, process.returncode) == (0, 0)
+    assert (code, process.returncode) == (0, 130)
     assert f"--partner endpoint:scripted-visitor@{url}" in err
-    assert "Traceback" not in err
+    assert "Traceback" not in err and err.splitlines()[-1] == "stopped"
 
 
 # --- without torch --------------------------------------------------------------------------------

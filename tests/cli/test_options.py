@@ -158,7 +158,7 @@ def test_the_parsers_own_errors_are_three_lines(
         ("report",), ("show",), ("rescore",), ("plan",), ("compare",), ("compare", "a"),
         ("judge", "sheet"), ("judge", "import"), ("judge", "show"), ("ledger", "show"),
         ("data", "check"), ("data", "split"), ("data", "audit"), ("tasks", "show"),
-        ("tasks", "new"), ("serve", "partner", "--port", "x"), ("show", "r", "--worst", "a"),
+        ("tasks", "new"), ("serve", "--port", "x"), ("show", "r", "--worst", "a"),
         ("data", "synth", "tomi", "-n", "x"), ("demo", "--steps", "x"),
     ],
     ids=" ".join,

@@ -16,9 +16,9 @@ from typing import Any
 
 from soulkit.cli.app import main
 from soulkit.data.files import RawRow
+from soulkit.demo.scripted import script_server
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.serving.partner import make_server
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.registry import load_registry
@@ -142,7 +142,7 @@ def changed(words: Sequence[object], *options: object) -> list[object]:
 @contextmanager
 def visitor() -> Iterator[str]:
     """The scripted partner on a loopback socket; gives its base URL."""
-    server = make_server(visitor_line, "scripted-visitor")
+    server = script_server(visitor_line, "scripted-visitor")
     thread = threading.Thread(target=server.serve_forever, args=(0.001,), daemon=True)
     thread.start()
     try:

@@ -321,8 +321,8 @@ def test_the_judged_task_is_evaluated_with_a_judge(tmp_path: Path) -> None:
 
 @contextmanager
 def served(name: str) -> Iterator[str]:
-    """`soul serve partner` as a process of its own; gives the address that it prints."""
-    process = start("serve", "partner", name, *declared(name), "--port", 0)
+    """`soul serve --script` as a process of its own; gives the address that it prints."""
+    process = start("serve", "--script", name, *declared(name), "--port", 0)
     try:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 60)[0], "the partner prints no address"

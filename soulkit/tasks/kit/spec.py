@@ -296,7 +296,7 @@ class TaskSpec(Strict):
     audit: str = ""
     """`module:function` that checks labels by rules, for `soul data audit`."""
     scripted_partner: str = ""
-    """`module:function` that acts as a scripted partner, for `soul serve partner`."""
+    """`module:function` that acts as a scripted partner, for `soul serve --script`."""
     seats: dict[str, Role]
     players: DefaultPlayers = DefaultPlayers()
     """The models of roles that the user does not set."""

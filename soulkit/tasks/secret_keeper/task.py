@@ -5,7 +5,7 @@ Value = kept · conveyed · (0.8 + 0.2 · thrift): kept is 1 unless the secret's
 conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
 The conversation ends when every fact has been told (not before `min_turns`) or at `max_turns`.
 
-The visitor can be a stateless script, which `soul serve partner` provides over HTTP. Each value
+The visitor can be a stateless script, which `soul serve --script` provides over HTTP. Each value
 belongs to a single topic and occurs in no prompt template, so word matches show what was conveyed.
 """
 

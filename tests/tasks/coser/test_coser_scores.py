@@ -434,7 +434,7 @@ def test_the_reference_plays_them_as_well(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_made_scenes_play_with_the_served_script(tmp_path: Path) -> None:
     """The command as a process of its own speaks for the surroundings of made rows."""
-    served_script = start("serve", "partner", "coser", "--port", 0)
+    served_script = start("serve", "--script", "coser", "--port", 0)
     try:
         assert served_script.stdout is not None
         url = served_script.stdout.readline().strip()
