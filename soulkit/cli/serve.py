@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.console import err, safe
+from soulkit.cli.console import ConsoleReporter, err, safe
 from soulkit.cli.options import COMPLETERS, MaxContext, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
@@ -29,8 +28,9 @@ def command(
         "messages and returns a text.", autocompletion=COMPLETERS["tasks"])] = None,
     adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
         help="LoRA adapter of MODEL.")] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm",
-        help="Engine of the model; auto: vLLM if it is installed and there is a GPU.",
+    engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm|vllm@URL",
+        help="Engine of the model; auto: vLLM if it is installed and there is a GPU. vllm@URL: a "
+        "running server that has MODEL.",
         autocompletion=COMPLETERS["engines"])] = "auto",
     host: Annotated[str, typer.Option("--host", metavar="HOST",
         help="Address to listen on; any but this machine's own needs --api-key-env.",
@@ -63,15 +63,21 @@ def command(
             "Write soul serve MODEL, or soul serve --script TASK.",
         )
     key = _key(host, api_key_env)
-    with (
-        make_listener(host, port) as listener,
-        _opened_script(str(script), registry_of(tasks, trust=trust), model_name) as (backend, use),
-    ):
-        app = make_app(backend, limits=Limits(running=max_concurrency), key=key)
-        server = make_server(app)
+    with make_listener(host, port) as listener, ExitStack() as stack:
+        if script is not None:
+            registry = registry_of(tasks, trust=trust)
+            backend, option = _script(script, registry, model_name)
+        else:
+            from soulkit.serving.engines import opened_model
+
+            backend, option = stack.enter_context(opened_model(
+                str(model), adapter=adapter, engine=engine, device=device, name=model_name or "",
+                max_context=max_context, running=max_concurrency, reporter=ConsoleReporter("serve"),
+            )), ""  # fmt: skip
+        server = make_server(make_app(backend, limits=Limits(running=max_concurrency), key=key))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: {safe(use)}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
+        err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
         server.run([listener])
 
 
@@ -90,23 +96,19 @@ def _key(host: str, variable: str | None) -> str:
     )
 
 
-@contextmanager
-def _opened_script(
-    text: str, registry: Registry, name: str | None
-) -> Iterator[tuple[ChatBackend, str]]:
-    """A script as a backend, and the option that its users need."""
+def _script(text: str, registry: Registry, name: str | None) -> tuple[ChatBackend, str]:
+    """A script as a backend, and the option of its users."""
     from soulkit.serving.backend import ScriptBackend
 
     file, _, function = text.rpartition(":")
     if file.endswith(".py"):
-        yield ScriptBackend(name or Path(file).stem, _function(Path(file), function)), ""
-        return
+        return ScriptBackend(name or Path(file).stem, _function(Path(file), function)), ""
     task = _scripted(registry, text)
     hook = registry.hook(task, "scripted_partner")
     assert hook is not None
     seats = registry.spec(task).seats.items()
     seat, role = next((seat, role) for seat, role in seats if role in SCRIPTED)
-    yield ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "
+    return ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "
 
 
 def _function(file: Path, name: str) -> Speak:

@@ -63,42 +63,16 @@ class ClientLeft(Exception):
 
 # -- the body --------------------------------------------------------------------------------------
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_Check = tuple[str, Callable[[Any], bool]]
-
-
-def _number(least: float, most: float, kind: type | tuple[type, ...] = (int, float)) -> _Check:
-    words = f"a{' whole' if kind is int else ''} number from {least:g} to {most:g}"
-
-    def fits(x: Any) -> bool:
-        return isinstance(x, kind) and not isinstance(x, bool) and least <= cast(float, x) <= most
-
-    return words, fits
-
-
-def _of(kind: type, words: str) -> _Check:
-    return words, lambda x: isinstance(x, kind)
-
-
-_FLAG, _TEXT, _LIST, _OBJECT = (
-    _of(bool, "true or false"), _of(str, "text"), _of(list, "a list"), _of(dict, "an object"),
-)  # fmt: skip
-FIELDS: Mapping[str, _Check] = {
-    "model": _TEXT, "stream": _FLAG, "stream_options": _OBJECT, "logprobs": _FLAG,
-    "temperature": _number(0, 2), "top_p": _number(0, 1), "min_p": _number(0, 1),
-    "top_k": _number(-1, 1e9, int), "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2), "n": _number(1, 128, int),
-    "max_tokens": _number(1, 1e9, int), "max_completion_tokens": _number(1, 1e9, int),
-    "top_logprobs": _number(0, 20, int), "seed": _number(-(2**63), 2**63 - 1, int),
-    "stop": ("text or a list of texts", lambda x: isinstance(x, str) or (
-        isinstance(x, list) and all(isinstance(one, str) for one in x))),
-    "tools": _LIST, "response_format": _OBJECT, "metadata": _OBJECT, "user": _TEXT,
+KINDS: Mapping[str, tuple[type, str]] = {
+    "model": (str, "text"), "messages": (list, "a list"), "stream": (bool, "true or false"),
+    "stream_options": (dict, "an object"), "metadata": (dict, "an object"), "user": (str, "text"),
+    "tools": (list, "a list"), "response_format": (dict, "an object"),
 }  # fmt: skip
-"""Field → its values in words, and the check of a value. null means that a field is not set."""
+"""Field → its type, also in words. Backends check the other fields."""
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The request in `raw`; RequestError if it is not a chat request."""
+    """The request in `raw` without fields that are null; RequestError if it is no chat request."""
     try:
         body = json.loads(raw, parse_constant=_no_constant)
         if b"\\ud" in raw.lower():
@@ -108,35 +82,27 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
     body = {key: value for key, value in body.items() if value is not None}
-    for name, (words, fits) in FIELDS.items():
-        if name in body and not fits(body[name]):
+    for name, (kind, words) in KINDS.items():
+        if not isinstance(body.get(name, kind()), kind):
             raise RequestError(f"'{name}' must be {words}.", param=name)
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("'messages' must be a list of at least one message.", param="messages")
-    for place, message in enumerate(messages):
-        _check_message(message, f"messages[{place}]")
+    for place, message in enumerate(body.get("messages", [])):
+        where = f"messages[{place}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(f"'{where}' must be an object with a role.", param=where)
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list | None) or any(type(p) is not dict for p in parts):
+            words = "text, null or a list of parts"
+            raise RequestError(f"'{where}.content' must be {words}.", param=f"{where}.content")
+    if not body.get("messages"):
+        raise RequestError("'messages' must have at least one message.", param="messages")
+    if not all(isinstance(tool, dict) for tool in body.get("tools", [])):
+        raise RequestError("'tools' must be a list of objects.", param="tools")
     return body
 
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _check_message(message: Any, where: str) -> None:
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ROLES:
-        raise RequestError(
-            f"'{where}' must be an object with a role: {', '.join(ROLES)}.", param=where
-        )
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    if not (content is None or isinstance(content, str | list)) or not all(
-        isinstance(part, dict) and isinstance(part.get("type"), str) for part in parts
-    ):
-        raise RequestError(
-            f"'{where}.content' must be text, null or a list of parts.", param=f"{where}.content"
-        )
 
 
 # -- the service -----------------------------------------------------------------------------------
@@ -208,6 +174,8 @@ class Service:
         return _json(200, self.entry())
 
     async def health(self, request: Request) -> Response:
+        if check := getattr(self.backend, "check", None):
+            check()
         return _json(200, {"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

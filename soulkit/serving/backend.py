@@ -103,7 +103,9 @@ async def assembled(chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
     async for chunk in chunks:
         whole |= {key: value for key, value in chunk.items() if value is not None}
         for piece in chunk["choices"]:
-            choice = choices.setdefault(piece["index"], {"index": 0, "message": {"content": ""}})
+            choice = choices.setdefault(
+                piece["index"], {"message": {"role": "assistant", "content": ""}}
+            )
             _merge(choice, {("message" if k == "delta" else k): v for k, v in piece.items()})
     ordered = [choices[number] for number in sorted(choices)]
     return {**whole, "object": "chat.completion", "choices": ordered}

@@ -1,0 +1,111 @@
+"""Passes chat requests on to a vLLM server.
+
+The client's body and the server's reply pass unchanged, with these exceptions: the served name of
+the model, neutral sampling settings that the client left out (a server may otherwise use those of
+the model's generation_config), and a seed made of the messages, so that equal requests get equal
+replies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from soulkit.errors import UserError
+from soulkit.models.api.transport import make_client
+from soulkit.models.api.wire import NEUTRAL
+from soulkit.models.vllm.client import Address
+from soulkit.serving.backend import Body, Chunk, RequestError
+
+PATH = "/v1/chat/completions"
+USUAL = {"temperature": 1.0, **NEUTRAL, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Sent where the client left a setting out."""
+MESSAGE_CHARS = 2000
+"""Longest part of a server's error message that clients get."""
+
+
+class VllmBackend:
+    """The model `served` of a vLLM server, under the id `name`.
+
+    `check` raises UserError once a server that soulkit started has ended.
+    """
+
+    def __init__(
+        self, address: Address, served: str, *, name: str = "", context_limit: int | None = None,
+        connections: int = 1024, check: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.address, self.served, self.name = address, served, name or served
+        self.context_limit, self._check = context_limit, check
+        self._client: Any = make_client(address.url, None, connections)
+
+    def check(self) -> None:
+        """RequestError if the server has ended."""
+        try:
+            if self._check is not None:
+                self._check()
+        except UserError as error:
+            raise RequestError("The vLLM server has ended.", status=503) from error
+
+    @asynccontextmanager
+    async def relay(self, body: Body) -> AsyncIterator[tuple[int, bytes, AsyncIterator[bytes]]]:
+        """The server's reply as status, content type and parts, with our name of the model."""
+        async with self._sent(body) as reply:
+            kind = reply.headers.get("content-type", "application/json").encode("latin-1")
+            yield reply.status_code, kind, self._parts(reply)
+
+    async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
+        """See `ChatBackend`."""
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        async with self._sent({**body, **stream}) as reply:
+            if reply.status_code != 200:
+                raise _refusal(reply.status_code, await reply.aread())
+            async for line in reply.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise _refusal(500, data.encode())
+                yield {**chunk, "model": self.name}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def _sent(self, body: Body) -> AsyncIterator[Any]:
+        import httpx2 as errors
+
+        seed = hashlib.sha256(json.dumps(body["messages"], sort_keys=True).encode()).digest()
+        usual = {**USUAL, "seed": int.from_bytes(seed[:4], "big") >> 1}
+        url, headers = f"{self.address.url}{PATH}", self.address.headers
+        sent = {**usual, **body, "model": self.served}
+        try:
+            async with self._client.stream("POST", url, json=sent, headers=headers) as reply:
+                yield reply
+        except errors.HTTPError as error:
+            self.check()
+            raise RequestError("The vLLM server does not answer.", status=503) from error
+
+    async def _parts(self, reply: Any) -> AsyncIterator[bytes]:
+        theirs, rest = f'"model":{json.dumps(self.served)}'.encode(), b""
+        ours = f'"model":{json.dumps(self.name)}'.encode()
+        async for part in reply.aiter_raw():
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                yield event.replace(theirs, ours, 1) + b"\n\n"
+        yield rest.replace(theirs, ours, 1)
+
+
+def _refusal(status: int, raw: bytes) -> RequestError:
+    """The error in a server's reply."""
+    try:
+        error = json.loads(raw)
+        error = error.get("error", error)
+        message, code = str(error["message"])[:MESSAGE_CHARS], error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = "The vLLM server failed to answer.", None
+    return RequestError(message, status=status, code=code if isinstance(code, str) else None)
