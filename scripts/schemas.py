@@ -20,6 +20,7 @@ from soulkit.distill.report import Distillation
 from soulkit.doctor.checks import Checkup
 from soulkit.eval.results.summary import Summary
 from soulkit.runs.jsonl import (
+    CERTIFICATE_SCHEMA,
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
     DOCTOR_SCHEMA,
@@ -30,6 +31,7 @@ from soulkit.runs.jsonl import (
     schema_file,
 )
 from soulkit.runs.record_lines import ControlLine, RecordLine
+from soulkit.serving.certificate import Certificate
 from soulkit.train.state.metrics import StepLine
 
 Schema = dict[str, Any]
@@ -56,6 +58,7 @@ def schemas() -> dict[str, Schema]:
         SUMMARY_SCHEMA: summary_schema(),
         DISTILLATION_SCHEMA: distillation_schema(),
         DOCTOR_SCHEMA: doctor_schema(),
+        CERTIFICATE_SCHEMA: certificate_schema(),
     }
 
 
@@ -121,6 +124,13 @@ def doctor_schema() -> Schema:
         **schema["properties"],
     }
     return {**schema, "required": [SCHEMA, "problems", "lines", "players"]}
+
+
+def certificate_schema() -> Schema:
+    """The schema of certificate.json."""
+    schema = _of_type(Certificate, "certificate.json")
+    schema["properties"] = {SCHEMA: {"const": CERTIFICATE_SCHEMA}, **schema["properties"]}
+    return {**schema, "required": [SCHEMA, *schema["required"]]}
 
 
 def text_of(schema: Schema) -> str:

@@ -149,6 +149,7 @@ COMMANDS = {
     "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
     "distill": "Distil several task experts into one model.",
     "people": "Learn from people's chats, and measure what came of it.",
+    "certify": "Collect what is known of a simulator in one file.",
     "plan": "Estimate calls, tokens, cost, memory and time of a command.",
     "runs": "List runs with their status, headline score and cost.",
     "show": "Read episodes: prompts, replies, judgements and feedback.",

@@ -48,6 +48,7 @@ from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Segment
+from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
@@ -306,7 +307,7 @@ def measure_closeness(
     """Measure the models on the first `limit` conversations and write `closeness.json`.
 
     `flags` are settings of the players, `system` a system prompt for conversations without one.
-    UserError before anything is played.
+    UserError before anything is played. A file that has the same measurement is returned as it is.
     """
     settings = {"seed": 0, **{name: x for name, x in (flags or {}).items() if x is not None}}
     models = models_of(model, settings, adapter, checkpoints=checkpoints)
@@ -319,17 +320,21 @@ def measure_closeness(
         if one.player.kind == "endpoint" and not is_loopback(checked_url(url)):
             texts = [text for turn in turns for text in (turn.text, message_before(turn))]
             refuse_private(texts, f"the model {one.player.model}", allow_private)
-    if target is None:
-        name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
-        target = Path(model) if is_run(Path(model)) else Path("runs") / f"people-closeness-{name}"
+    target = target or closeness_folder(model)
+    keys = [_key(one, turns, system) for one in (*models, *base)]
+    before = read_object(target / FILE)
+    there = [*before.get("models", ())[-len(models) :], *([before.get("against")] if base else [])]
+    if keys == [one and not one["no_reply"] and one.get("key") for one in there]:
+        return before
     with reporter.working("people among themselves"):
         people = Population(turns, int(settings["seed"]))
     results, entries = [], []
-    for one in (*models, *base):
+    for one, key in zip((*models, *base), keys, strict=True):
         results.append(Continuations(one, turns, system).play(people, target, reporter))
         with reporter.working(f"closeness of {one.name}"):
             no_reply = list(results[-1].texts).count(None)
-            about = {"name": one.name, "step": one.step, "no_reply": no_reply}
+            about = {"name": one.name, "step": one.step, "weights": one.weights, "key": key,
+                     "no_reply": no_reply}  # fmt: skip
             entries.append({**about, **results[-1].report()})
     compared = (
         {**entries.pop(), "comparison": distance_beyond(results[-2], results[-1])} if base else None
@@ -341,3 +346,17 @@ def measure_closeness(
     }  # fmt: skip
     write_json(target / FILE, report)
     return report
+
+
+def closeness_folder(model: str) -> Path:
+    """Where the `closeness.json` of a model is, unless another folder is named."""
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
+    return Path(model) if is_run(Path(model)) else Path("runs") / f"people-closeness-{name}"
+
+
+def _key(one: ClosenessConfig, turns: Sequence[PersonTurn], system: str) -> str:
+    """A hash of everything that the measurement of one model depends on."""
+    digest = hashlib.sha256(repr((__version__, system, sorted(one.identity().items()))).encode())
+    for turn in turns:
+        digest.update(repr(turn).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
