@@ -159,6 +159,7 @@ COMMANDS = {
     "compare": "Compare two runs example by example.",
     "judge": "Check a judge and calibrate it with human ratings.",
     "serve": "Serve a model or a script as an OpenAI-compatible server.",
+    "export": "Export a model for vLLM, SGLang, transformers or the Hub.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 
@@ -175,6 +176,7 @@ COMPLETE_VARIABLE = "_SOUL_COMPLETE"
 STOPPED = {
     "": "interrupted: finished work is saved; run the same command again to resume",
     "serve": "stopped",
+    "export": "interrupted: run the same command again",
 }
 """What a command says last when a signal has stopped it."""
 

@@ -555,9 +555,7 @@ def save_model(
     if is_peft(model):
         save_adapter(model, folder)
     else:
-        model.save_pretrained(
-            folder, state_dict=weights, max_shard_size="5GB" if weights else "50GB"
-        )
+        model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
     _save_tokenizer(tokenizer, folder)
     if note is not None:
         write_json(folder / NOTE, note)
@@ -622,7 +620,7 @@ UNSTATED = {"license": "other", "license_name": "as-the-base-model"}
 
 def base_licence(model: str, revision: str | None = None) -> dict[str, str]:
     """The licence fields of the model card of a folder or Hub model; UNSTATED if it has none."""
-    front = _front_matter(_card(model, revision))
+    front = front_matter(_card(model, revision))
     stated = {name: front[name] for name in LICENCE_FIELDS if isinstance(front.get(name), str)}
     return stated if "license" in stated else dict(UNSTATED)
 
@@ -638,7 +636,8 @@ def _card(model: str, revision: str | None) -> Path | None:
     return None
 
 
-def _front_matter(card: Path | None) -> dict[str, Any]:
+def front_matter(card: Path | None) -> dict[str, Any]:
+    """The YAML object at the start of a model card; empty if there is none."""
     import yaml
 
     try:
