@@ -46,4 +46,5 @@ def command(
         return
     for line in [*certificate_lines(certificate), f"written: {file}"]:
         out.print(safe(line), soft_wrap=True)
-    print_next(f"soul serve {shlex.quote(model)}")
+    if Path(model).is_dir():
+        print_next(f"soul serve {shlex.quote(model)}")

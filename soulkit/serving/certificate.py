@@ -113,14 +113,19 @@ def find_certificate(model: str, adapter: str | None = None) -> dict[str, Any] |
     if file is None:
         return None
     certificate = read_object(file)
-    weights = {_digest(certificate.get("model", {})), *certificate.get("copies", ())}
-    here = _digest(_identity(_subject(model, adapter)))
-    if certificate.get("revision") != _revision(certificate):
-        why = "it was changed after it was written"
-    elif here not in weights:
-        why = f"it is of the weights {', '.join(sorted(weights))}, and these are {here}"
-    else:
+    try:
+        weights = {_digest(certificate["model"]), *certificate["copies"]}
+        is_whole = certificate_lines(certificate) and certificate["revision"] == _revision(
+            certificate
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        weights, is_whole = set(), False
+    weightless = is_run(folder) and not (folder / "model").is_dir()
+    here = "missing" if weightless else _digest(_identity(_subject(model, adapter)))
+    if is_whole and here in weights:
         return certificate
+    names = ", ".join(sorted(weights))
+    why = f"it is of the weights {names}, and these are {here}" if is_whole else "it was changed"
     return {SCHEMA: CERTIFICATE_SCHEMA, "stale": f"{file} does not count: {why}."}
 
 
@@ -135,12 +140,13 @@ def copy_certificate(model: str, folder: Path, adapter: str | None = None) -> No
 def certificate_lines(certificate: Facts | None) -> list[str]:
     """What a certificate says, line by line, for terminals, cards and pages."""
     if certificate is None or "stale" in certificate:
-        why = certificate["stale"] if certificate else "this model was not compared with people."
-        return [f"No certificate: {why}"]
+        nothing = "soul certify collects what was measured of a model."
+        return [f"No certificate: {certificate['stale'] if certificate else nothing}"]
     model, unknown = certificate["model"], certificate["unknown"]
     revision, date = certificate["revision"], certificate["date"][:10]
+    weights = model["adapter_weights"] or model["weights"] or "unknown"
     return [
-        f"Certificate {revision} of {model['name']}, {date}, weights {_digest(model)}",
+        f"Certificate {revision} of {model['name']}, {date}, weights {weights}",
         *(_closeness_lines(certificate["closeness"]) if certificate["closeness"] else ()),
         *map(_score_line, certificate["scores"]),
         *(_memory_lines(certificate["memory"]) if certificate["memory"] else ()),

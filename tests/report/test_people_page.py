@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -97,6 +98,13 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     near["models"][0]["lines"][0]["label"] = EVIL
     page = page_of(measured_run(tmp_path, closeness=near, memory=memory(60), road=evil))
     assert "<img" not in page and page.count("&lt;img") == 3
+
+
+def test_the_certificate_is_shown_or_missed(tmp_path: Path) -> None:
+    run = measured_run(tmp_path, closeness=closeness(60))
+    assert "No certificate: soul certify" in page_of(run)
+    (run / "certificate.json").write_text(json.dumps({"model": {"weights": EVIL}}), "utf-8")
+    assert "certificate.json does not count: it was changed" in page_of(run)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

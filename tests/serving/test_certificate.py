@@ -84,12 +84,13 @@ def test_nothing_known_is_no_certificate(model: Path) -> None:
 def test_other_weights_and_changed_numbers_do_not_count(model: Path, tmp_path: Path) -> None:
     certify(str(model), runs=[evaluation(tmp_path / "scored", weights_hash(model))])
     valid = json.loads((model / FILE).read_text("utf-8"))
-    valid["scores"][0]["mean"] = 0.99
-    write_json(model / FILE, valid)
-    changed = find_certificate(str(model))
-    assert changed is not None
-    assert set(changed) == {"schema", "stale"}
-    assert "was changed" in certificate_lines(changed)[0]
+    score = {**valid["scores"][0], "mean": 0.99}
+    for changed in (valid | {"scores": [score]}, valid | {"scores": 3}, {"model": []}, {}):
+        write_json(model / FILE, changed)
+        invalid = find_certificate(str(model))
+        assert invalid is not None
+        assert set(invalid) == {"schema", "stale"}
+        assert "was changed" in certificate_lines(invalid)[0]
 
     certify(str(model), runs=[tmp_path / "scored"])
     before = weights_hash(model)

@@ -16,6 +16,7 @@ from soulkit.report.figures import Chart, Curve, Plot
 from soulkit.report.findings import ONE_RUN, Finding, p_text
 from soulkit.report.load import RunData
 from soulkit.runs.jsonl import read_object
+from soulkit.serving.certificate import certificate_lines, find_certificate
 from soulkit.text import join_and
 
 CLOSENESS, MEMORY, ROAD = "closeness.json", "memory.json", "road.json"
@@ -39,6 +40,8 @@ class PeoplePart:
     closeness: Facts
     memory: Facts
     road: Facts
+    certificate: Sequence[str]
+    """The lines of the certificate, or one that says that there is none."""
 
     @property
     def model(self) -> Facts:
@@ -129,8 +132,11 @@ def people_parts(runs: Sequence[RunData]) -> list[PeoplePart]:
         closeness, memory = (read_object(run.path / name) for name in (CLOSENESS, MEMORY))
         road = read_object(run.path.parent / ROAD)
         road = road if road.get("run") == run.path.name else {}
-        if closeness or memory:
-            part = PeoplePart(run=run.name, closeness=closeness, memory=memory, road=road)
+        certificate = find_certificate(str(run.path))
+        if closeness or memory or certificate:
+            lines = certificate_lines(certificate)
+            part = PeoplePart(run=run.name, closeness=closeness, memory=memory, road=road,
+                              certificate=lines)  # fmt: skip
             parts.append(part)
     return parts
 
