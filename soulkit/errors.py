@@ -101,6 +101,14 @@ class ProviderError(CallError):
     """The server returned errors or did not reply until the retries ended."""
 
 
+class FunctionError(ProviderError):
+    """A player that is a Python function raised an error, or returned no text."""
+
+    reason = "function_error"
+    why = "The function did not return a reply."
+    way_out = "Fix the function, then run the same command again to resume."
+
+
 class PartnerError(CallError):
     """A partner or environment model failed, not the actor."""
 

@@ -10,6 +10,7 @@ opened to list what they would reach.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,9 +114,13 @@ def reach_of(settings: Mapping[str, Any]) -> Reach:
 def _add_actor(reach: Reach, settings: Mapping[str, Any]) -> None:
     """What the model under test reaches."""
     kind, address = settings.get("kind"), settings.get("base_url")
-    if kind == "api" and "base_url" in settings and address is None:
+    actor = settings.get("actor_kind", "endpoint")
+    served = kind == "api" and actor == "endpoint"
+    if served and "base_url" in settings and address is None:
         reach.addresses.append(DEFAULT_SERVER)
-    if kind != "api" and address is None and settings.get("model") is not None:
+    if actor == "function":
+        reach.code.append(_text(settings.get("model")))
+    elif not served and address is None and settings.get("model") is not None:
         reach.files.append(_text(settings["model"]))
 
 
@@ -135,8 +140,9 @@ def _add_omitted(reach: Reach, under: str, player: Mapping[Any, Any]) -> None:
         reach.keys.append(DEFAULT_KEY)
     if under not in {*PLAYERS, "roles", "endpoints"} or "model" not in player:
         return
-    if kind in ("local", "vllm", "scripted"):
-        reach.files.append(_text(player["model"]))
+    if kind in ("local", "vllm", "scripted", "function"):
+        place = reach.code if kind == "function" else reach.files
+        place.append(_text(player["model"]))
     elif kind != "actor" and server is None and "use" not in player:
         reach.addresses.append(DEFAULT_SERVER)
         reach.keys += [] if key is not None else [DEFAULT_KEY]
@@ -185,7 +191,9 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         reach.files.append(value)
     elif name == "option":  # a task's option may be a path
         is_place = any(sign in value for sign in "/\\.~") or Path(value).exists()
-        reach.files += [value] if is_place else []
+        code = re.fullmatch(r"[\w./\\~-]+:\w+", value) is not None  # FILE.py:NAME
+        reach.code += [value] if code else []
+        reach.files += [value] if is_place and not code else []
     elif name == "track" and value != "none":
         reach.addresses.append(f"track: {value}")
 
@@ -193,8 +201,8 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
 def _add_player(reach: Reach, text: str) -> None:
     """What a player in text form reaches: `endpoint:MODEL@URL#KEY`, `scripted:FILE`, a name."""
     kind, _, rest = text.strip().partition(":")
-    if kind in ("local", "vllm", "scripted"):
-        reach.files.append(rest)
+    if kind in ("local", "vllm", "scripted", "function"):
+        (reach.code if kind == "function" else reach.files).append(rest)
     elif kind == "endpoint":
         address, _, secrets = rest.partition("#")
         reach.addresses.append(address if "://" in address else DEFAULT_SERVER)

@@ -23,6 +23,7 @@ SHARE = 0.005
 ROLES = {
     "app": "the commands of a group: cli/app.py looks for it in every file of a command",
     "command": "the only command of its file, found in the same way",
+    "make_command": "builds a single command from settings, found in the same way",
     "group": "builds the options of a command from its settings, found in the same way",
     "show": "the command `show` of its group: Typer calls a command after its function",
     "rows": "the generated rows of a benchmark, named in its declaration",

@@ -40,7 +40,7 @@ INERT = """
     shuffle_feedback show_samples steps stop_flat suite tasks teacher temperature thinking timeout_s
     tokens_per_batch
     tokens_per_minute top_k top_p min_p warmup_steps weight_decay where worked_examples yes
-    samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
+    actor_kind samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
 """
 """Settings that reach nothing outside: numbers, choices, and names of declared tasks."""
 

@@ -146,6 +146,7 @@ COMMANDS = {
     "tasks": "List, show and check tasks, or create your own.",
     "data": "Generate, download, import, check and inspect rows.",
     "eval": "Evaluate a local checkpoint or a model behind an API.",
+    "simulate": "Let simulated people talk to your agent.",
     "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
     "distill": "Distil several task experts into one model.",
     "people": "Learn from people's chats, and measure what came of it.",

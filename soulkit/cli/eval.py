@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class Kinds(GroupFromSettings):
             settings = load_config(file, {"kind": name, **flags}, trust=values["trust"],
                                    asking=not values["dry_run"])  # fmt: skip
             if values["dry_run"]:
-                _dry_run(settings, values)
+                show_dry_run(settings, values)
             else:
                 _run(settings, values["out"], values["json"])
 
@@ -85,7 +85,8 @@ def group() -> None:
 # -- running and printing ------------------------------------------------------------------------
 
 
-def _dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
+def show_dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
+    """Print the plan of an evaluation."""
     from soulkit.cli.plan import show_plan
     from soulkit.eval.planning import evaluation_plan
     from soulkit.eval.run.runner import evaluation_pilot, prepare
@@ -112,10 +113,20 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
         print_json(summary_line(run.path))
     else:
         _print_run(run, config)
+    finish(config, run, summary, () if as_json else _next_lines(run, summary))
+
+
+def finish(
+    config: EvalConfig, run: Run, summary: Summary, next_lines: Sequence[str], failing: str = ""
+) -> None:
+    """Print what went wrong and the next commands; exit with code 1 if too much went wrong, or for
+    another reason, `failing`."""
+    from soulkit.cli.console import print_next
+
     _say_failures(run, summary)
-    if not as_json:
-        _say_next(run, summary)
-    texts = [text for text in (_too_many(config, run, summary), _silent(summary)) if text]
+    if next_lines:
+        print_next(*next_lines)
+    texts = [one for one in (_too_many(config, run, summary), _silent(summary), failing) if one]
     for text in texts:
         print_note(text)
     if texts:
@@ -160,14 +171,13 @@ def _print_run(run: Run, config: EvalConfig) -> None:
         out.print(part)
 
 
-def _say_next(run: Run, summary: Summary) -> None:
-    from soulkit.cli.console import print_next
+def _next_lines(run: Run, summary: Summary) -> tuple[str, ...]:
     from soulkit.report.episode_search import shell_path, show_command
 
     name = shell_path(run.path)
     shown = "--worst 10" if summary.n_scored else "--status unscored"
-    print_next(f"{show_command(run.path)} {shown}", f"soul report {name} --format html",
-             f"soul compare OTHER {name}")  # fmt: skip
+    return (f"{show_command(run.path)} {shown}", f"soul report {name} --format html",
+            f"soul compare OTHER {name}")  # fmt: skip
 
 
 def _say_failures(run: Run, summary: Summary) -> None:

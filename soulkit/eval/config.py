@@ -47,6 +47,9 @@ class EvalConfig(PlayConfig):
     kind: Literal["local", "api"] = setting(
         flag=None, help="Command that made the evaluation: local or api."
     )
+    actor_kind: Literal["endpoint", "local", "scripted", "function"] = setting(
+        "endpoint", flag=None, help="Kind of player of a model under test that is not a checkpoint."
+    )
     base_url: str | None = _api_task(
         None, metavar="URL", unset="OPENAI_BASE_URL, else OpenAI's server",
         help="Address of the server, up to /v1.",
@@ -172,7 +175,8 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="before")
     @classmethod
     def _addressed(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping) or raw.get("kind") != "api":
+        served = isinstance(raw, Mapping) and raw.get("kind") == "api"
+        if not served or raw.get("actor_kind", "endpoint") != "endpoint":
             return raw
         return with_address(raw)
 
@@ -218,7 +222,9 @@ class EvalConfig(PlayConfig):
         return f"{flags} cannot be applied to servers that are already running: leave it out"
 
     def endpoint(self) -> RoleSettings:
-        """The actor's settings as an API player."""
+        """The actor's settings as a player."""
+        if self.actor_kind != "endpoint":
+            return RoleSettings(kind=self.actor_kind, model=self.model)
         return RoleSettings(
             model=self.model,
             base_url=self.base_url,
@@ -250,7 +256,8 @@ class EvalConfig(PlayConfig):
         return self.kind == "local"
 
     def served(self) -> list[tuple[str, RoleSettings]]:
-        actor = [("actor", self.endpoint())] if self.kind == "api" else []
+        served = self.kind == "api" and self.actor_kind == "endpoint"
+        actor = [("actor", self.endpoint())] if served else []
         return [*actor, *super().served()]
 
     @property

@@ -100,7 +100,7 @@ def voice_of(
 
 
 def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
-    endpoint = config.endpoint() if config.kind == "api" else None
+    endpoint = next((who for role, who in config.served() if role == "actor"), None)
     return PlayerTerms(
         role="actor",
         name=config.model,

@@ -33,10 +33,15 @@ from soulkit.eval.run.session import FailureStreak, asking, open_session
 from soulkit.models.api.addresses import checked_url, is_loopback
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
-from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
+from soulkit.models.local.loading import NOTE
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.players import Players, Serve, checkpoint_player
+from soulkit.models.players.players import (
+    Players,
+    Serve,
+    base_and_adapter,
+    checkpoint_player,
+)
 from soulkit.models.players.settings import RoleSettings, is_spec
 from soulkit.models.vllm.manager import player_servers
 from soulkit.people.closeness import Closeness, Population, distance_beyond
@@ -103,29 +108,32 @@ def models_of(
         )
     if is_spec(text) and not folder.exists():
         return [_limited(ClosenessConfig.load(flags={**flags, "partner": text}), limit)]
+    last = _local(final_weights(folder), flags, adapter, limit)
     if not is_run(folder):
-        return [_local(folder, flags, adapter, limit)]
+        return [last]
+    steps = sorted((folder / "checkpoints").glob("step_*")) if checkpoints else []
+    earlier = [_local(place, flags, adapter, limit) for place in steps]
+    return [*(one for one in earlier if one.step != last.step), last]
+
+
+def final_weights(folder: Path) -> Path:
+    """The folder with a training run's final weights; any other folder or Hub id unchanged."""
+    if not is_run(folder):
+        return folder
     if not (folder / "model").is_dir():
         raise RunError(
             f"The run '{folder}' has no model.",
             "It is unfinished, or it is not a training run.",
             "Finish it, or name the folder of a checkpoint.",
         )
-    last = _local(folder / "model", flags, adapter, limit)
-    steps = sorted((folder / "checkpoints").glob("step_*")) if checkpoints else []
-    earlier = [_local(place, flags, adapter, limit) for place in steps]
-    return [*(one for one in earlier if one.step != last.step), last]
+    return folder / "model"
 
 
 def _local(
     place: Path, flags: Mapping[str, Any], adapter: str | None, limit: int | None
 ) -> ClosenessConfig:
-    base, weights = str(place), adapter
-    note, settings = read_object(place / NOTE), read_object(place / ADAPTER_CONFIG)
-    if settings:
-        revision = settings.get("revision")
-        base = f"{settings['base_model_name_or_path']}{f'@{revision}' if revision else ''}"
-        weights = str(place)
+    base, weights = base_and_adapter(str(place))
+    note, weights = read_object(place / NOTE), weights or adapter
     folders = (Path(one) for one in (base, weights) if one)
     config = ClosenessConfig.load(flags={
         **flags, "partner": f"local:{base}", "adapter": weights, "step": note.get("step"),

@@ -267,7 +267,7 @@ CHANGES = 8
 """Maximum number of changed settings in an error."""
 
 
-ADDED = {"quantize": "none"}
+ADDED = {"quantize": "none", "actor_kind": "endpoint"}
 """Settings that runs of earlier versions do not record, with the values that they had."""
 SWITCHED = {False: ("off", "auto"), True: ("on", "auto")}
 """What a recorded switch means if the setting is a choice now; auto keeps what the run has."""

@@ -134,6 +134,10 @@ def actor_facts(settings: Mapping[str, Any], model: Any = None) -> PlayerFacts:
         return replace(who, trained=True)
     if settings.get("kind") == "local":
         return replace(who, weights=getattr(model, "policy_version", ""), **basis_of(model))
+    if (kind := settings.get("actor_kind", "endpoint")) != "endpoint":
+        player = RoleSettings(kind=kind, model=who.model)
+        live = None if model is None else lambda: model
+        return replace(who, kind=kind, **player.player_kind.identity(player, {}, live))
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
     return replace(who, address=str(url).rstrip("/"))
 
@@ -147,7 +151,7 @@ def model_facts(settings: Mapping[str, Any], live: Any = None) -> PlayerFacts:
     name, adapter = str(settings.get("model", "")), settings.get("adapter")
     who = PlayerFacts(model=name, adapter=adapter or None)
     if settings.get("kind") == "api":
-        return replace(who, address=actor_facts(settings, live).address)
+        return actor_facts(settings, live)
     folder = Path(name).expanduser()
     if folder.is_dir():
         who = replace(who, weights=weights_hash(folder))
@@ -243,7 +247,7 @@ def row_hashes(examples: Iterable[Example]) -> dict[str, str]:
 
 
 def _task_options(task: Task) -> dict[str, str]:
-    """Option → hash of its value; also hashes of the scale and of the code of a user's own task.
+    """Option → hash of its value; also hashes of the scale and of the user's own code.
 
     Values are hashed because a tasks file may contain private data.
     """
@@ -252,8 +256,9 @@ def _task_options(task: Task) -> dict[str, str]:
     hashes = {name: _hash(value) for name, value in parts.items()}
     kind = type(task)
     file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)
-    code = {"code": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]} if file else {}
-    return {**hashes, **code}
+    files = [*([Path(file)] if file else []), *task.code_files]
+    code = b"".join(one.read_bytes() for one in files)
+    return {**hashes, **({"code": hashlib.sha256(code).hexdigest()[:16]} if files else {})}
 
 
 def _hash(value: Any) -> str:

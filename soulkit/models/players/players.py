@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.models.api.probing import ASKED_FOR_FORMS, Preflight, forget
 from soulkit.models.base import Cast, ChatModel, Player
+from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.models.players.config import LIMITS, RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import SILENT, Reporter
+from soulkit.runs.jsonl import read_object
 from soulkit.types import Role
 
 if TYPE_CHECKING:
@@ -24,16 +27,27 @@ def checkpoint_player(
     model: str, *, adapter: str | None = None, device: str = "auto", dtype: str = "auto",
     quantize: Quantize = "none", batch_size: int = 64, max_context: int | None = None,
 ) -> LocalModel:  # fmt: skip
-    """Load a model folder or Hub id, with an adapter if given.
+    """Load a model folder or Hub id, with an adapter if given; the folder may be an adapter's.
 
     ModelLoadError if it cannot be loaded. Imports torch only when called.
     """
     from soulkit.models.local.sampler import LocalModel
 
+    if adapter is None:
+        model, adapter = base_and_adapter(model)
     return LocalModel.load(
         model, adapter=adapter, device=device, dtype=dtype, quantize=quantize,
         batch_size=batch_size, max_context=max_context,
     )  # fmt: skip
+
+
+def base_and_adapter(model: str) -> tuple[str, str | None]:
+    """(base model, adapter) of an adapter's folder; (`model`, None) for anything else."""
+    settings = read_object(Path(model) / ADAPTER_CONFIG)
+    if not settings:
+        return model, None
+    revision = settings.get("revision")
+    return f"{settings['base_model_name_or_path']}{f'@{revision}' if revision else ''}", model
 
 
 Serve = Callable[[RoleSettings], ChatModel]

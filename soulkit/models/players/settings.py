@@ -5,6 +5,7 @@ endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the env
 local:PATH, vllm:PATH    a checkpoint in this process, or on a vLLM server that soulkit starts
 actor                    the model under test, or in training the model that is trained
 scripted:FILE            replies from a file (stand_ins.py), to try things without a model
+function:FILE.py:NAME    a Python function (functions.py); also function:MODULE:NAME
 NAME                     an entry of the endpoints file (docs/guides/choose-players.md)
 
 To add a kind: subclass PlayerKind, add its name to `KindName` and an instance to KINDS.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from soulkit.models.base import ChatModel
     from soulkit.models.ledger.ledger import Ledger
 
-KindName = Literal["endpoint", "local", "vllm", "actor", "scripted"]
+KindName = Literal["endpoint", "local", "vllm", "actor", "scripted", "function"]
 VERSION = r"^[A-Za-z0-9_.-]+$"
 """Format of an API version; at Azure it is a date."""
 REPLY: dict[str, tuple[float, int]] = {
@@ -315,9 +316,35 @@ class ScriptedKind(PlayerKind):
         maker.model(role, settings)
 
 
+class FunctionKind(PlayerKind):
+    """A Python function; its code runs with the rights of the command."""
+
+    name, form = "function", "function:FILE.py:NAME"
+    is_sampled = False
+
+    def parse(self, text: str) -> dict[str, Any]:
+        if not all(text.rpartition(":")[::2]):
+            raise ValueError(f"'{text}' names no function")
+        return {"model": text}
+
+    def identity(
+        self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        file: Path | None = getattr(live() if live else None, "file", None)
+        return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file else {}
+
+    def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
+        from soulkit.models.players.functions import FunctionModel
+
+        return FunctionModel(settings.model)
+
+    def check(self, role: str, settings: RoleSettings, maker: Maker) -> None:
+        maker.model(role, settings)
+
+
 KINDS: Mapping[str, PlayerKind] = {
     kind.name: kind for kind in (EndpointKind(), LocalKind(), VllmKind(), ActorKind(),
-                                 ScriptedKind())
+                                 ScriptedKind(), FunctionKind())
 }  # fmt: skip
 FORMS = f"{', '.join(kind.form for kind in KINDS.values())}, or a name in --endpoints FILE"
 

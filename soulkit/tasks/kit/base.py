@@ -134,6 +134,8 @@ class Task(ABC):
     actor of a row."""
     pair_calls = 0
     """How many of a judge's calls per episode compare a pair, counting both orders."""
+    code_files: Sequence[Path] = ()
+    """Files with the user's code that an option names; their hashes are recorded."""
     templates: Sequence[str] = ()
     """Templates whose hashes are recorded in scores."""
 

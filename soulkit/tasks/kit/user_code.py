@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import logging
 import math
@@ -35,6 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
+from soulkit.models.players.functions import execute_file
 from soulkit.text import one_line
 from soulkit.types import Episode, Feedback, Score
 
@@ -104,25 +104,11 @@ class Home:
         # A unique module name: two users' files may both be called my_task.py, or random.py.
         mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
         unique = f"soulkit_user_{mark}.{name}"
-        return sys.modules.get(unique) or _execute(unique, file)
+        return sys.modules.get(unique) or execute_file(unique, file)
 
     def _add_to_path(self) -> None:
         if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
             sys.path.append(str(self.folder))
-
-
-def _execute(unique: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no loader for {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[unique]
-        raise
-    return module
 
 
 COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",

@@ -314,13 +314,16 @@ def test_a_judge_that_is_named_twice_is_refused() -> None:
 WRITTEN = {
     "endpoint": "endpoint:m@http://localhost:1/v1", "local": "local:folder",
     "vllm": "vllm:owner/name", "actor": "actor", "scripted": "scripted:lines.yaml",
+    "function": "function:agent.py:answer",
 }  # fmt: skip
 HOSTED = "https://api.example.org/v1"
 
 
 def test_the_names_of_kinds_are_listed_once() -> None:
     assert get_args(KindName) == tuple(KINDS) == tuple(WRITTEN)
-    assert FORMS.startswith("endpoint:MODEL@URL, local:PATH, vllm:PATH, actor, scripted:FILE, or")
+    assert FORMS.startswith(
+        "endpoint:MODEL@URL, local:PATH, vllm:PATH, actor, scripted:FILE, function:"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,106 @@
+"""A player that is a Python function: `function:MODULE:NAME` or `function:FILE.py:NAME`.
+
+    def answer(messages, conversation=""):        # may be async
+        return "Hello! What is your order number?"
+
+`messages` is a list of {"role": …, "content": …}; a second parameter gets the id of the
+conversation, so that an agent can keep a state. An error of the function is a FunctionError with
+its file and line. It is never retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from soulkit.api_keys import printable
+from soulkit.errors import ConfigError, FunctionError
+from soulkit.text import one_line
+from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+LONGEST = 300
+"""Characters of an error that are reported."""
+
+
+def execute_file(unique: str, file: Path) -> ModuleType:
+    """The module in `file`, under the name `unique`; raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(unique, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no loader for {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+def load_function(reference: str) -> tuple[Callable[..., Any], Path]:
+    """(the function that `FILE.py:NAME` or `MODULE:NAME` names, its file); ConfigError if there is
+    none."""
+    place, _, name = reference.rpartition(":")
+    file = Path(place).expanduser().resolve()
+    folder, unique = file.parent if file.suffix == ".py" else Path.cwd(), f"soulkit_user.{file}"
+    try:
+        if str(folder) not in sys.path:  # it may import its neighbours
+            sys.path.append(str(folder))
+        if file.suffix == ".py":
+            module = sys.modules.get(unique) or execute_file(unique, file)
+        else:
+            module = importlib.import_module(place)
+        function = getattr(module, name)
+        return function, Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"The function '{reference}' cannot be used.", f"Python reports: {_words(error)}.",
+            "Write FILE.py:NAME or MODULE:NAME, where NAME is a function.",
+        ) from error  # fmt: skip
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(printable(str(error)), LONGEST)}".rstrip(": .")
+
+
+class FunctionModel:
+    """A ChatModel that calls a function; one that is not async runs in a thread."""
+
+    def __init__(self, reference: str) -> None:
+        self.name = reference
+        self.function, self.file = load_function(reference)
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(self.function).parameters.values()
+        self.takes_id = sum(one.kind in kinds for one in parameters) > 1
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        """What the function returns. FunctionError if it raises, or returns no text."""
+        arguments: list[Any] = [[{"role": one.role, "content": one.text} for one in context]]
+        arguments += [f"{call.example_id}/{call.rollout}"] if self.takes_id else []
+        try:
+            text = await asyncio.to_thread(self.function, *arguments)
+            if inspect.isawaitable(text):
+                text = await text
+        except (Exception, SystemExit) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = next((x for x in reversed(frames) if Path(x.filename) == self.file), frames[-1])
+            place = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
+            raise FunctionError(f"{_words(error)} ({place})") from error
+        if not isinstance(text, str):
+            raise FunctionError(f"{self.name} returned {type(text).__name__} instead of text")
+        words = sum(len(one.text.split()) for one in context)
+        usage = Usage(calls=1, prompt_tokens=words, completion_tokens=len(text.split()))
+        return Completion(text=text, usage=usage)
+
+    async def close(self) -> None:
+        """Nothing to close."""

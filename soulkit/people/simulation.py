@@ -1,0 +1,122 @@
+"""`soul simulate`: simulated people talk to the user's own agent.
+
+    personas × scenarios ──▶ rows-HASH.jsonl ──▶ evaluation of the task with these SEATS
+
+It is an evaluation in which the agent is the model under test and the simulator is the partner, so
+a run is resumed, shown, compared and scored again like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.rows import share_of
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.models.api.addresses import checked_url
+from soulkit.models.players.settings import (
+    FORMS,
+    RoleSettings,
+    is_spec,
+    parse_kind,
+    players_by_name,
+)
+from soulkit.people.continuations import MAX_TOKENS, final_weights
+from soulkit.runs.jsonl import write_aside
+from soulkit.tasks.kit.person.brief import Brief
+from soulkit.tasks.kit.registry import load_registry
+
+SEATS = {"agent": "actor", "person": "partner"}
+"""Seats of the task that is evaluated."""
+LISTING_S = 5.0
+"""Seconds to wait for the list of a server's models."""
+
+
+def simulation_config(
+    agent: str, user: str, rows: Path, options: Mapping[str, str], settings: Mapping[str, Any], *,
+    trust: bool = False,
+) -> EvalConfig:  # fmt: skip
+    """The settings of the evaluation on these `rows`. `options` are those of the task, `settings`
+    all others. ConfigError for players that cannot be used."""
+    specs, endpoints = load_registry().specs, settings.get("endpoints")
+    task = next(name for name, spec in specs.items() if spec.seats == SEATS)
+    players = {**agent_settings(agent, endpoints), "partner": user_player(user, endpoints)}
+    rest = {"option": dict(options), "data": {task: str(rows)}}
+    flags = {"kind": "api", "tasks": (task,), **players, **settings, **rest}
+    return EvalConfig.load(flags=flags, trust=trust)
+
+
+def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder: Path) -> Path:
+    """Write `n` rows (None: one for each brief) to a file in `folder`, named by their hash so that
+    the same command resumes a run. Briefs are drawn without repeats until all are used."""
+    drawn = sorted(briefs, key=lambda one: share_of(f"simulate/{seed}", repr(one)))
+    lines = []
+    for place in range(len(briefs) if n is None else n):
+        brief = drawn[place % len(drawn)]
+        fields = {
+            "persona": brief.persona, "facts": dict(brief.facts), "scenario": brief.scenario,
+            "persona_id": brief.persona_id, "scenario_id": brief.scenario_id,
+        }  # fmt: skip
+        row = {name: value for name, value in fields.items() if value}
+        lines.append(json.dumps({**row, "repeat": place // len(drawn)}, ensure_ascii=False) + "\n")
+    text = "".join(lines).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rows-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
+    write_aside(path, text)
+    return path
+
+
+# -- players ---------------------------------------------------------------------------------------
+
+
+def agent_settings(text: str, endpoints: str | None = None) -> dict[str, Any]:
+    """The settings of the model under test: `URL#KEY`, a player, or `FILE.py:NAME`."""
+    if text.startswith(("http://", "https://")):
+        url, _, key = text.partition("#")
+        text = f"endpoint:{_only_model(url)}@{url}{f'#{key}' if key else ''}"
+    elif ":" in text and parse_kind(text) is None:
+        text = f"function:{text}"
+    player = _player(text, endpoints, "agent")
+    if player.kind in ("actor", "vllm"):
+        raise ConfigError(
+            f"The agent cannot be '{text}'.", "It is a server, a function, a model or a script.",
+            "Serve a model with vLLM and use endpoint:MODEL@URL.",
+        )  # fmt: skip
+    given = player.model_dump(exclude_unset=True, exclude={"kind", "by_batch"})
+    return {**given, "actor_kind": player.kind}
+
+
+def _only_model(url: str) -> str:
+    """The model that a server lists; ConfigError unless there is exactly one."""
+    try:
+        with urllib.request.urlopen(f"{checked_url(url)}/models", timeout=LISTING_S) as reply:
+            (model,) = json.load(reply)["data"]
+        return str(model["id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"The server {url} does not list exactly one model.", f"{url}/models: {error}.",
+            "Write endpoint:MODEL@URL with the name of the model.",
+        ) from error  # fmt: skip
+
+
+def user_player(text: str, endpoints: str | None = None) -> dict[str, Any]:
+    """The partner's settings: a player, a name in `endpoints`, a model, or a training run."""
+    if (is_spec(text) or endpoints) and not Path(text).exists():
+        return _player(text, endpoints, "user").model_dump(exclude_unset=True)
+    return {"kind": "local", "model": str(final_weights(Path(text))), "max_tokens": MAX_TOKENS}
+
+
+def _player(text: str, endpoints: str | None, role: str) -> RoleSettings:
+    try:
+        read = players_by_name({"endpoints": endpoints, "partner": text}, ["partner"])["partner"]
+        return RoleSettings.model_validate(read)
+    except ValueError as error:
+        raise ConfigError(
+            f"--{role} {text} cannot be used.", "It is not a player, a model or a function.",
+            f"Use one of: {FORMS}.",
+        ) from error  # fmt: skip
