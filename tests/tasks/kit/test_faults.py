@@ -115,6 +115,7 @@ def test_only_the_persons_lines_count_and_the_line_is_named() -> None:
     lines = talk("it leaks", "How can I help you today?", "How may I help you?")
     assert [(one.kind, one.line) for one in find_faults(lines, "person")] == [("role_flip", 2)]
     assert "how may i help you" in find_faults(lines, "person")[0].evidence
+    assert find_faults(talk(" \n"), "person")[0].evidence == "empty"
 
 
 def test_instructions_of_another_prompt_count() -> None:

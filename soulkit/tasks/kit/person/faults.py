@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -64,13 +64,30 @@ def find_faults(
 
     `instructions` is the person's system prompt, if it is not the one of the brief.
     """
-    talk = _Conversation(tuple(lines), seat, brief, instructions, end_mark)
-    faults = (
-        Fault(kind, place, one_line(check(talk, place), 80))
-        for place in talk.places
-        for kind, check in _CHECKS.items()
-    )
-    return tuple(fault for fault in faults if fault.evidence)
+    brief, prompt = brief or Brief(), instructions or (brief.prompt("").text if brief else "")
+    messages = [_Message(line.text[:READ].replace(end_mark or "\0", " ")) for line in lines]
+    places = [place for place, line in enumerate(lines) if line.seat == seat]
+    loops, secrets, faults = _loops(lines, messages), _secrets(prompt, brief.persona), []
+    for number, place in enumerate(places):
+        message, earlier = messages[place], [messages[one] for one in places[:number]]
+        heard = [messages[place - 1]] if place and place - 1 not in places else []
+        opens = _opens_again(message, earlier)
+        repeats = not opens and any(map(message.repeats, [*earlier, *heard]))
+        evidence = {
+            "role_flip": message.sign("role_flip"),
+            "leaked_instructions": _quotation(message, *secrets),
+            "leaked_reasoning": message.sign("leaked_reasoning"),
+            "swallowed_last_line": ""
+            if message.text.strip()
+            else lines[place].text.strip() or "empty",
+            "parroting": message.text if repeats else "",
+            "two_first_turns": message.text if opens else "",
+            "goodbye_loop": message.text if place in loops else "",
+            "contradicts_persona": _contradiction(message.text, brief),
+        }
+        faults += [Fault(kind, place, one_line(evidence[kind], 80)) for kind in FAULTS
+                   if evidence[kind]]  # fmt: skip
+    return tuple(faults)
 
 
 @dataclass(frozen=True)
@@ -110,130 +127,73 @@ class _Message:
         return (self.pairs & other.pairs).total() >= NEAR * longer
 
 
-@dataclass(frozen=True)
-class _Conversation:
-    """The lines, and what the person was given to play. A check returns its evidence or nothing."""
-
-    lines: tuple[Line, ...]
-    seat: str
-    brief: Brief | None
-    instructions: str
-    end_mark: str
-
-    @cached_property
-    def messages(self) -> list[_Message]:
-        texts = (line.text[:READ] for line in self.lines)
-        mark = self.end_mark
-        return [_Message(text.replace(mark, " ") if mark else text) for text in texts]
-
-    @cached_property
-    def places(self) -> list[int]:
-        """The person's lines."""
-        return [place for place, line in enumerate(self.lines) if line.seat == self.seat]
-
-    def earlier(self, place: int) -> list[_Message]:
-        """The person's messages before a line."""
-        return [self.messages[one] for one in self.places if one < place]
-
-    @cached_property
-    def secrets(self) -> tuple[int, set[tuple[str, ...]], list[str]]:
-        """(length of a run, runs of words of the instructions, whole sentences of the persona)."""
-        prompt = self.instructions or (self.brief.prompt("").text if self.brief else "")
-        stems, sentences = (
-            words(prompt),
-            SENTENCE_END.split(self.brief.persona if self.brief else ""),
-        )
-        size = _least(stems, RUN)
-        runs = {run for run in grams(stems, size) if not _word_set("addressed").isdisjoint(run)}
-        long = [x for x in map(words, sentences) if len(x) >= _least(x, SENTENCE)]
-        quoted = [*(x for x in long if _word_set("first_person").isdisjoint(x)), words(START)]
-        return size, runs, [f" {' '.join(one)} " for one in quoted]
-
-    def leaked_instructions(self, place: int) -> str:
-        size, runs, sentences = self.secrets
-        message = self.messages[place]
-        quoted = grams(message.words, size) & runs
-        whole = (one for one in sentences if one in message.joined)
-        return " ".join(min(quoted)) if quoted else next(whole, "")
-
-    def swallowed_last_line(self, place: int) -> str:
-        return (
-            "" if self.messages[place].text.strip() else self.lines[place].text.strip() or "empty"
-        )
-
-    def parroting(self, place: int) -> str:
-        message, before = self.messages[place], self.earlier(place)
-        if place and place - 1 not in self.places:
-            before.append(self.messages[place - 1])
-        repeated = any(map(message.repeats, before))
-        return message.text if repeated and not self.two_first_turns(place) else ""
-
-    def two_first_turns(self, place: int) -> str:
-        """The second message is the first again, or both the first and a later one greet."""
-        message, before = self.messages[place], self.earlier(place)
-        if not before:
-            return ""
-        pair = (before[0], message)
-        greets = all(len(one.words) > 3 and one.sign("greeting", first=True) for one in pair)
-        return message.text if greets or (len(before) == 1 and message.repeats(before[0])) else ""
-
-    @cached_property
-    def loops(self) -> set[int]:
-        """The lines of a loop, from the second good-bye of a side."""
-        places, run = set[int](), list[int]()
-        for place, message in enumerate([*self.messages, _Message("")]):
-            short = 0 < len(message.words) <= CLOSING_WORDS
-            if short and (message.sign("farewell") or (run and message.sign("thanks"))):
-                run.append(place)
-                continue
-            seats = {self.lines[one].seat for one in run if self.messages[one].sign("farewell")}
-            if len(run) >= LOOP and len(seats) > 1:
-                places.update(run[2:])
-            run = []
-        return places
-
-    def goodbye_loop(self, place: int) -> str:
-        return self.messages[place].text if place in self.loops else ""
-
-    def contradicts_persona(self, place: int) -> str:
-        brief = self.brief or Brief()
-        facts = {name.casefold(): value for name, value in brief.facts.items()}
-        about = words(" ".join([brief.persona, brief.scenario, *facts.values()]))
-        for subject, (names, patterns) in _statements().items():
-            values = [facts[name] for name in names if name in facts]
-            for pattern in patterns if values else ():
-                for match in pattern.finditer(self.messages[place].text):
-                    if not _agrees(subject, next(filter(None, match.groups())), values, about):
-                        return match[0]
-        return ""
+def _secrets(prompt: str, persona: str) -> tuple[int, set[tuple[str, ...]], list[str]]:
+    """(length of a run, runs of words of the instructions, whole sentences of the persona)."""
+    stems = words(prompt)
+    size = _least(stems, RUN)
+    runs = {run for run in grams(stems, size) if not _word_set("addressed").isdisjoint(run)}
+    sentences = [
+        x for x in map(words, SENTENCE_END.split(persona)) if len(x) >= _least(x, SENTENCE)
+    ]
+    secret = [*(x for x in sentences if _word_set("first_person").isdisjoint(x)), words(START)]
+    return size, runs, [f" {' '.join(one)} " for one in secret]
 
 
-def _by_sign(kind: str) -> Callable[[_Conversation, int], str]:
-    return lambda talk, place: talk.messages[place].sign(kind)
+def _quotation(
+    message: _Message, size: int, runs: set[tuple[str, ...]], sentences: Sequence[str]
+) -> str:
+    quoted = grams(message.words, size) & runs
+    whole = (one for one in sentences if one in message.joined)
+    return " ".join(min(quoted)) if quoted else next(whole, "")
 
 
-_CHECKS = {kind: getattr(_Conversation, kind, _by_sign(kind)) for kind in FAULTS}
+def _opens_again(message: _Message, earlier: Sequence[_Message]) -> bool:
+    """Whether the second message is the first again, or both the first and a later one greet."""
+    pair = (*earlier[:1], message)
+    greets = all(len(one.words) > 3 and one.sign("greeting", first=True) for one in pair)
+    return bool(earlier) and (greets or (len(earlier) == 1 and message.repeats(earlier[0])))
 
 
-def _agrees(subject: str, stated: str, values: Sequence[str], about: Sequence[str]) -> bool:
-    """Whether what a person states may be true of the persona; in doubt, it may."""
-    if subject == "age":
-        return stated in values or not all(map(str.isdecimal, values))
-    heads = words(stated)
-    if subject == "place" and not _word_set("countries").isdisjoint(heads):
-        return True
-    alike = any(one[:4] == head[:4] for one in about for head in heads)
-    return alike or any(value.isascii() != stated.isascii() for value in values)
+def _loops(lines: Sequence[Line], messages: Sequence[_Message]) -> set[int]:
+    """The lines of loops of good-byes, from the second one of a side."""
+    places, run = set[int](), list[int]()
+    for place, message in enumerate([*messages, _Message("")]):
+        short = 0 < len(message.words) <= CLOSING_WORDS
+        if short and (message.sign("farewell") or (run and message.sign("thanks"))):
+            run.append(place)
+            continue
+        seats = {lines[one].seat for one in run if messages[one].sign("farewell")}
+        if len(run) >= LOOP and len(seats) > 1:
+            places.update(run[2:])
+        run = []
+    return places
+
+
+def _contradiction(text: str, brief: Brief) -> str:
+    """What the person states about name, age or place that is not in the brief; in doubt, it is."""
+    facts = {name.casefold(): value for name, value in brief.facts.items()}
+    about = words(" ".join([brief.persona, brief.scenario, *facts.values()]))
+    for subject, (names, patterns) in _statements().items():
+        values = [facts[name] for name in names if name in facts]
+        for match in (match for one in patterns for match in one.finditer(text) if values):
+            stated = next(filter(None, match.groups()))
+            heads = words(stated)
+            if subject == "age":
+                agrees = stated in values or not all(map(str.isdecimal, values))
+            else:
+                agrees = any(one[:4] == head[:4] for one in about for head in heads) or any(
+                    value.isascii() != stated.isascii() for value in values
+                )
+            country = subject == "place" and not _word_set("countries").isdisjoint(heads)
+            if not agrees and not country:
+                return match[0]
+    return ""
 
 
 def _least(text: Sequence[str], number: int) -> int:
     """A minimum of words, doubled where most words are signs of a script without spaces."""
-    some = text[:COMPARED]
-    signs = sum(re.match(f"[{UNSPACED}]", word) is not None for word in some)
-    return number * 2 if signs * 2 > len(some) else number
-
-
-_PROPER = r"\s([^\W\d_a-z][\w'\u2019-]{1,30}(?: [^\W\d_a-z][\w'\u2019-]{1,30}){0,2})"
+    signs = [re.match(f"[{UNSPACED}]", word) is not None for word in text[:COMPARED]]
+    return number * 2 if sum(signs) * 2 > len(signs) else number
 
 
 @cache
@@ -245,7 +205,13 @@ def _signs() -> Mapping[str, Any]:
 @cache
 def _phrases(group: str) -> list[tuple[str, bool]]:
     """(phrase between spaces, whether it only counts at the beginning)."""
-    return [(f" {' '.join(words(one))} ", one.startswith("^")) for one in _signs()[group]]
+    phrases = _signs()[group].split("/")
+    return [(f" {' '.join(words(one))} ", "^" in one) for one in phrases]
+
+
+@cache
+def _word_set(group: str) -> frozenset[str]:
+    return frozenset(words(_signs()[group]))
 
 
 @cache
@@ -256,16 +222,9 @@ def _patterns(group: str) -> list[re.Pattern[str]]:
 @cache
 def _statements() -> Mapping[str, tuple[list[str], list[re.Pattern[str]]]]:
     """Subject → (names of the facts about it, how a person states it)."""
+    proper = r"\s([^\W\d_a-z][\w'\u2019-]{1,30}(?: [^\W\d_a-z][\w'\u2019-]{1,30}){0,2})"
     return {
-        subject: (one["facts"], [
-            re.compile(rf"(?<!\w)(?:{text.replace('PROPER', _PROPER)})" if "(?i)" not in text
-                       else text, re.MULTILINE)
-            for text in one["patterns"]
-        ])
+        subject: (one["facts"], [re.compile(text.replace("PROPER", proper), re.MULTILINE)
+                                 for text in one["patterns"]])
         for subject, one in _signs()["statements"].items()
     }  # fmt: skip
-
-
-@cache
-def _word_set(group: str) -> frozenset[str]:
-    return frozenset(words(" ".join(_signs()[group])))
