@@ -159,6 +159,7 @@ COMMANDS = {
     "ledger": "Inspect recorded API calls: totals, single calls, integrity.",
     "compare": "Compare two runs example by example.",
     "judge": "Check a judge and calibrate it with human ratings.",
+    "chat": "Talk to a model that plays a person.",
     "serve": "Serve a model or a script as an OpenAI-compatible server.",
     "export": "Export a model for vLLM, SGLang, transformers or the Hub.",
     "completion": "Print the completion script for bash, zsh or fish.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +16,23 @@ from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.serving.backend import ChatBackend, Speak
+    from soulkit.tasks.kit.person.brief import Brief
     from soulkit.tasks.kit.registry import Registry
 
 SCRIPTED = ("partner", "environment")
 """Roles that a script can play."""
+
+
+class End(StrEnum):
+    """Forms of an end; see bound.py."""
+
+    marker, tool, finish = "marker", "tool", "finish"
+
+
+class System(StrEnum):
+    """What happens to a client's system prompt; see bound.py."""
+
+    refuse, ignore, append = "refuse", "ignore", "append"
 
 
 def command(
@@ -46,13 +61,30 @@ def command(
         help="Device of the model: auto, cpu, cuda.")] = "auto",
     model_name: Annotated[str | None, typer.Option("--model-name", metavar="NAME",
         help="Id of the model for clients. [default: from MODEL]")] = None,
+    persona: Annotated[Path | None, typer.Option("--persona", metavar="FILE", exists=True,
+        help="Play a person: personas, one JSON object a line, one for each conversation."),
+        ] = None,
+    scenario: Annotated[Path | None, typer.Option("--scenario", metavar="FILE", exists=True,
+        help="Play a person: what people want, one JSON object a line.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="TASK",
+        help="Play the actor of a task's rows (--data) instead.",
+        autocompletion=COMPLETERS["tasks"])] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="FILE|synth:N",
+        help="Rows of --task.")] = None,
+    end: Annotated[End, typer.Option("--end", metavar="|".join(End),
+        help="How a person ends a conversation: with ###STOP### in the text, with a call of the "
+        "tool end_conversation, or with a stop_reason.")] = End.marker,
+    system: Annotated[System, typer.Option("--system", metavar="|".join(System),
+        help="What a person does with a client's system prompt.")] = System.refuse,
     tasks: TaskFiles = None,
     trust: Trust = False,
 ) -> None:  # fmt: skip
     """Serve a model, or a script without a model, as an OpenAI-compatible server.
 
-    The server listens on this machine only, unless --host and --api-key-env open it to others.
-    Ctrl-C stops it; running replies have 30 s to finish.
+    With --persona, --scenario or --task, the model plays a person: clients send the conversation
+    as their agent sees it, and the server adds the prompt and swaps the roles. The server listens
+    on this machine only, unless --host and --api-key-env open it to others. Ctrl-C stops it;
+    running replies have 30 s to finish.
     """
     from soulkit.serving.app import Limits, make_app, make_listener, make_server
 
@@ -74,11 +106,42 @@ def command(
                 str(model), adapter=adapter, engine=engine, device=device, name=model_name or "",
                 max_context=max_context, running=max_concurrency, reporter=ConsoleReporter("serve"),
             )), ""  # fmt: skip
+        if persona or scenario or task:
+            from soulkit.serving.bound import BoundBackend
+
+            briefs = _briefs(persona, scenario, task, data, registry_of(tasks, trust=trust))
+            backend = BoundBackend(backend, briefs, end.value, system.value)
+        elif data or end is not End.marker or system is not System.refuse:
+            raise ConfigError(
+                "--data, --end and --system are for a person.",
+                "Without a person, clients send their own prompts.",
+                "Add --persona FILE, --scenario FILE or --task TASK, or leave them out.",
+            )
         server = make_server(make_app(backend, limits=Limits(running=max_concurrency), key=key))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
         err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
         server.run([listener])
+
+
+def _briefs(
+    persona: Path | None, scenario: Path | None, name: str | None, data: str | None,
+    registry: Registry,
+) -> Sequence[Brief]:  # fmt: skip
+    from soulkit.serving.bound import row_briefs
+    from soulkit.tasks.kit.loading import examples_to_inspect
+    from soulkit.tasks.kit.person.brief import read_briefs
+
+    if name is None and data is None:
+        return read_briefs(persona, scenario)
+    if name is None or data is None or persona or scenario:
+        raise ConfigError(
+            "--task and --data go together, without --persona and --scenario.",
+            "The rows of the task have the persons.",
+            "Write --task TASK --data FILE, or --persona FILE --scenario FILE.",
+        )
+    task = registry.task(name)
+    return row_briefs(task, examples_to_inspect(task, data).examples)
 
 
 def _key(host: str, variable: str | None) -> str:

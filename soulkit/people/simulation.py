@@ -57,12 +57,7 @@ def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder:
     drawn = sorted(briefs, key=lambda one: share_of(f"simulate/{seed}", repr(one)))
     lines = []
     for place in range(len(briefs) if n is None else n):
-        brief = drawn[place % len(drawn)]
-        fields = {
-            "persona": brief.persona, "facts": dict(brief.facts), "scenario": brief.scenario,
-            "persona_id": brief.persona_id, "scenario_id": brief.scenario_id,
-        }  # fmt: skip
-        row = {name: value for name, value in fields.items() if value}
+        row = drawn[place % len(drawn)].row()
         lines.append(json.dumps({**row, "repeat": place // len(drawn)}, ensure_ascii=False) + "\n")
     text = "".join(lines).encode()
     folder.mkdir(parents=True, exist_ok=True)

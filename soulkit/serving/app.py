@@ -94,8 +94,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         if not isinstance(content, str | list | None) or any(type(p) is not dict for p in parts):
             words = "text, null or a list of parts"
             raise RequestError(f"'{where}.content' must be {words}.", param=f"{where}.content")
-    if not body.get("messages"):
-        raise RequestError("'messages' must have at least one message.", param="messages")
+    if "messages" not in body:  # an empty list is the start of a person who writes first
+        raise RequestError("'messages' is missing.", param="messages")
     if not all(isinstance(tool, dict) for tool in body.get("tools", [])):
         raise RequestError("'tools' must be a list of objects.", param="tools")
     return body

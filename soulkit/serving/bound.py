@@ -22,14 +22,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import uuid4
 
 from soulkit.errors import ConfigError
 from soulkit.serving.backend import Body, ChatBackend, Chunk, RequestError
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.person.brief import END_MARK, as_heard, draw
-from soulkit.types import Example, Feedback, Segment
+from soulkit.tasks.kit.person.brief import END_MARK, Brief, as_heard, draw
+from soulkit.types import Example, Segment
 
 Ending = Literal["marker", "tool", "finish"]
 SystemPolicy = Literal["refuse", "ignore", "append"]
@@ -42,30 +42,7 @@ NOT_PASSED = ("tools", "tool_choice", "parallel_tool_calls", "metadata")
 SPEAKERS: Mapping[str, Literal["user", "assistant"]] = {"user": "user", "assistant": "assistant"}
 
 
-class Prompted(Protocol):
-    """Whom a model plays; `Brief` is one."""
-
-    @property
-    def name(self) -> str:
-        """Identifies it to the client."""
-
-    def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
-        """The system message."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowBrief:
-    """The person of a task's row."""
-
-    name: str
-    text: str
-
-    def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
-        """The task's own prompt of its actor."""
-        return Segment("system", self.text)
-
-
-def row_briefs(task: Task, examples: Sequence[Example]) -> tuple[RowBrief, ...]:
+def row_briefs(task: Task, examples: Sequence[Example]) -> tuple[Brief, ...]:
     """The persons of a task's rows; ConfigError if its actor cannot talk to any agent."""
     slots = [task.slot(one, task.acted_seat(one), None) for one in examples if task.plain_talk]
     if not slots or any(slot.role != "system" for slot in slots):
@@ -74,22 +51,19 @@ def row_briefs(task: Task, examples: Sequence[Example]) -> tuple[RowBrief, ...]:
             "It needs a task whose actor has a system prompt and writes plain messages.",
             "Name another task, or give --persona FILE.",
         )
-    return tuple(RowBrief(e.id, slot.text) for e, slot in zip(examples, slots, strict=True))
+    pairs = zip(examples, slots, strict=True)
+    return tuple(Brief(persona_id=one.id, text=slot.text) for one, slot in pairs)
 
 
-@dataclass(frozen=True, slots=True)
 class BoundBackend:
     """The model of `inner` as a person; one of `briefs` in each conversation."""
 
-    inner: ChatBackend
-    briefs: Sequence[Prompted]
-    ending: Ending = "marker"
-    system: SystemPolicy = "refuse"
-
-    @property
-    def name(self) -> str:
-        """Id of the model in `/v1/models`."""
-        return self.inner.name
+    def __init__(
+        self, inner: ChatBackend, briefs: Sequence[Brief], ending: Ending = "marker",
+        system: SystemPolicy = "refuse",
+    ) -> None:  # fmt: skip
+        self.inner, self.briefs, self.ending, self.system = inner, briefs, ending, system
+        self.name = inner.name
 
     @property
     def context_limit(self) -> int | None:

@@ -27,6 +27,7 @@ from soulkit.serving.backend import ChatBackend
 from soulkit.serving.vllm_backend import VllmBackend
 from soulkit.tasks.kit.person.brief import Brief
 
+WEB = ("http://", "https://")
 TINY = "tiny"
 """A model with random weights, to try things with."""
 
@@ -37,11 +38,14 @@ def opened_model(
     max_context: int | None = None, running: int = 64, name: str = "",
     reporter: Reporter = SILENT,
 ) -> Iterator[ChatBackend]:  # fmt: skip
-    """The backend of a training run, a folder with weights, a Hub model, or `tiny`.
+    """The backend of a training run, a folder with weights, a Hub model, or `tiny`; or of the only
+    model of a running server, if `model` is its address.
 
     `running`: replies at the same time; `name`: id for clients, by default from the model. The
     caller closes the backend. UserError if the model cannot be loaded or the engine not started.
     """
+    if model.startswith(WEB):
+        model, engine = "", f"vllm@{model}"
     try:
         choice = parse_engine(engine)
     except ValueError as error:
@@ -96,7 +100,7 @@ def _on_vllm(
 
 
 def _attached(url: str, served: str) -> VllmBackend:
-    """The model `served` of a running server."""
+    """The model `served` of a running server; its only one if none is named."""
     (address,) = attached_addresses([url])
     try:
         entries = entries_of(asyncio.run(VllmClient(address).ask(MODELS)))
@@ -106,8 +110,8 @@ def _attached(url: str, served: str) -> VllmBackend:
             "Check the address, and the key in VLLM_API_KEY.",
         ) from error  # fmt: skip
     for entry in entries:
-        if entry.id == served:
-            return VllmBackend(address, served, context_limit=entry.max_context)
+        if entry.id == served or (not served and len(entries) == 1):
+            return VllmBackend(address, entry.id, context_limit=entry.max_context)
     names = [entry.id for entry in entries]
     raise ConfigError(
         f"The server at {url} has no model '{served}'.", f"It has {', '.join(names) or 'none'}.",

@@ -177,7 +177,7 @@ def run_eval(
             players = _make_players(run, config, seats, ledger, reporter)
             for line in unfitting_lines(seats.actor, reader, work, config):
                 reporter.note(line)
-            write_conditions(run, _conditions(config, players, work, seats.engine))
+            write_conditions(run, eval_conditions(config, players, work, seats.engine))
             _note_declared(run, config, reporter)
             playing = _play_and_close(run, work, part, players, config, ledger, standing, reporter)
             with report_open_batches(players.batches, reporter):
@@ -358,9 +358,10 @@ def _open(folder: Path, config: EvalConfig) -> Run:
         return Run.open(folder, command, settings, sealed=sealed, replacing=True)
 
 
-def _conditions(
+def eval_conditions(
     config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, Any]
 ) -> Conditions:
+    """The conditions of an evaluation with its players and rows; `engine` describes the sampler."""
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_facts(config.model_dump(), players.actor)
     conditions = with_rows(played_conditions(config, players, work, actor, sampling), work)

@@ -42,6 +42,8 @@ class Brief:
     scenario_id: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Other plain fields of the persona, such as name or city."""
+    text: str = ""
+    """The whole prompt, if it is not made of the other fields."""
 
     @property
     def name(self) -> str:
@@ -55,8 +57,16 @@ class Brief:
             "end_mark": end_mark,
         }  # fmt: skip
 
+    def row(self) -> dict[str, Any]:
+        """A row of the tasks in which a person talks to an agent."""
+        row = {"persona": self.persona, "facts": dict(self.facts), "scenario": self.scenario,
+               "persona_id": self.persona_id, "scenario_id": self.scenario_id}  # fmt: skip
+        return {name: value for name, value in row.items() if value}
+
     def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
         """The system message; without `end_mark` the person is not told how to end."""
+        if self.text:
+            return Segment("system", self.text)
         return PROMPTS.opening("person", feedback, self.values(end_mark))
 
 

@@ -1,0 +1,245 @@
+"""`soul chat`: talk to a simulated person at the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import ConsoleReporter, out, print_next, print_note
+from soulkit.cli.options import COMPLETERS, MaxContext
+from soulkit.errors import CallError
+from soulkit.report.episode_search import shell_path
+from soulkit.text import sanitise
+from soulkit.types import Feedback
+
+if TYPE_CHECKING:
+    from soulkit.models.players.settings import RoleSettings
+    from soulkit.serving.chat import Chat
+    from soulkit.types import Score
+
+HELP = {
+    "/feedback": "what the coach says about the last message (needs --coach)",
+    "/again": "the last message again, with the coach's feedback; or /again YOUR FEEDBACK",
+    "/first": "keep the first message after /again",
+    "/why": "how the judge rates the person so far (needs --judge)",
+    "/end": "save the chat and leave, as Ctrl-D and Ctrl-C do",
+    "/help": "this list",
+}
+PERSON, YOU = "person    ", "you       "
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL|URL",
+        help="Training run, folder with weights, or Hub model; tiny for a random one; or the "
+        "address of a server (key in VLLM_API_KEY).")],
+    persona: Annotated[Path | None, typer.Option("--persona", metavar="FILE", exists=True,
+        help="Personas, one JSON object a line; --seed draws one.")] = None,
+    scenario: Annotated[Path | None, typer.Option("--scenario", metavar="FILE", exists=True,
+        help="Scenarios, one JSON object a line; --seed draws one.")] = None,
+    judge: Annotated[list[str] | None, typer.Option("--judge", metavar="PLAYER",
+        help="Model that /why asks, and that scores the chat. Repeatable.")] = None,
+    coach: Annotated[str | None, typer.Option("--coach", metavar="PLAYER",
+        help="Model that /feedback asks; symbolic for the rules of the task.")] = None,
+    endpoints: Annotated[str | None, typer.Option("--endpoints", metavar="FILE",
+        help="YAML file with named models.")] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
+        help="LoRA adapter of MODEL.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", metavar="X", min=0,
+        help="Sampling temperature; 0 is greedy.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1,
+        help="Maximum tokens of a message. [default: 512]")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N",
+        help="Random seed of the person and of the messages.")] = 0,
+    engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm",
+        help="Engine of the model; auto: vLLM if it is installed and there is a GPU.",
+        autocompletion=COMPLETERS["engines"])] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
+        help="Device of a local model: auto, cpu, cuda.")] = "auto",
+    max_context: MaxContext = None,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER",
+        help="Run folder to write. [default: a new folder under runs/]")] = None,
+) -> None:  # fmt: skip
+    """Talk to a model that plays a person; you are the agent.
+
+    The person writes first. /feedback, /again and /why show what coach and judge say; /help lists
+    the commands. The chat is saved as a run with one episode that soul show prints and soul
+    rescore --ask scores. Lines can also come from a pipe.
+    """
+    from soulkit.runs.folder import default_run_path
+    from soulkit.serving.certificate import certificate_lines, find_certificate
+    from soulkit.serving.chat import opened_chat
+    from soulkit.tasks.kit.person.brief import draw, read_briefs
+
+    brief = draw(read_briefs(persona, scenario), str(seed))
+    settings = {"judge": judge, "endpoints": endpoints, "temperature": temperature,
+                "max_tokens": max_tokens, "seed": seed}  # fmt: skip
+    printer = _Printer()
+    with opened_chat(
+        model, settings, brief, folder or default_run_path("chat", []), printer.show,
+        adapter=adapter, coach=_coach(coach, endpoints), engine=engine, device=device,
+        max_context=max_context, reporter=ConsoleReporter("chat"),
+    ) as chat:  # fmt: skip
+        for line in certificate_lines(find_certificate(model, adapter)):
+            print_note(line)
+        print_note(f"{chat.cast.actor.model.name} plays {brief.name}; you are the agent. "
+                   "/help lists the commands.")  # fmt: skip
+        _Terminal(chat, printer, has_coach=coach is not None).run()
+
+
+def _coach(text: str | None, endpoints: str | None) -> RoleSettings | None:
+    from soulkit.eval.results.rejudge import judges_named
+
+    return judges_named([text], endpoints)[0] if text and text != "symbolic" else None
+
+
+class _Printer:
+    """Prints a message while it arrives."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def begin(self) -> None:
+        """Start a message of the person."""
+        self.text = ""
+        out.print(PERSON, style="bold cyan", end="")
+
+    def show(self, text: str) -> None:
+        """Print what is new in the message so far."""
+        text = sanitise(text)
+        # Text that is not continued was thinking, of which only the end shows that.
+        new = text[len(self.text) :] if text.startswith(self.text) else f"\n{PERSON}{text}"
+        self.text = text
+        out.print(new, end="", markup=False, soft_wrap=True)
+        out.file.flush()
+
+
+class _Terminal:
+    """Reads the user's lines and commands until the chat ends."""
+
+    def __init__(self, chat: Chat, printer: _Printer, *, has_coach: bool) -> None:
+        self.chat, self.printer, self.has_coach = chat, printer, has_coach
+        self.feedback: Feedback | None = None
+        """What the coach said about the last message."""
+        self.commands = {
+            "/feedback": self._ask_coach, "/again": self._again, "/first": self._keep_first,
+            "/why": self._ask_judge, "/end": self._end, "/help": self._help,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Chat, and save the chat whatever ends it; raises the error of a failed message."""
+        with asyncio.Runner() as runner:
+            self.wait = runner.run
+            try:
+                with suppress(KeyboardInterrupt, EOFError):
+                    self._talk()
+            finally:
+                out.print()
+                self._report(self.wait(self.chat.save()))
+
+    def _talk(self) -> None:
+        self._hear(self.chat.person())
+        while True:
+            line = _read_line()
+            name, _, words = line.partition(" ")
+            if name in self.commands:
+                try:
+                    self.commands[name](words.strip())
+                except CallError as error:
+                    _say("note", error.detail)
+            elif name.startswith("/"):
+                _say("note", f"There is no command {name}. /help lists them.")
+            elif self.chat.stop and line:
+                _say("note", "The person has left. /again plays the last message again, /end ends.")
+            elif line:
+                self.chat.answer(line)
+                self._hear(self.chat.person())
+
+    def _hear(self, message: Coroutine[Any, Any, None]) -> None:
+        """Print the person's message while it arrives."""
+        self.feedback = None
+        self.printer.begin()
+        try:
+            self.wait(message)
+        finally:
+            out.print()
+        if self.chat.stop == "empty":
+            _say("note", "The person wrote nothing, which ends the chat.")
+        elif self.chat.stop:
+            _say("note", "The person ended the chat.")
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def _ask_coach(self, words: str) -> None:
+        if not self.has_coach:
+            _say("note", "There is no coach. Start with --coach PLAYER, such as --coach "
+                 "endpoint:MODEL@URL or --coach symbolic.")  # fmt: skip
+            return
+        self.feedback = self.wait(self.chat.feedback())
+        _say("coach", self.feedback.text if self.feedback else "(nothing)")
+
+    def _again(self, words: str) -> None:
+        if words:
+            self.feedback = Feedback(text=words, author="user")
+        elif self.feedback is None:
+            self._ask_coach("")
+        if self.feedback is not None:
+            self._hear(self.chat.person(self.feedback))
+            _say("note", "/first keeps the first message instead.")
+
+    def _keep_first(self, words: str) -> None:
+        kept = self.chat.keep_first()
+        _say("note", "The first message counts." if kept else "There is no other message.")
+
+    def _ask_judge(self, words: str) -> None:
+        if not self.chat.cast.judges:
+            _say("note", "There is no judge. Start with --judge PLAYER, such as --judge "
+                 "endpoint:MODEL@URL.")  # fmt: skip
+            return
+        score = self.wait(self.chat.judged())
+        _say("judge", f"{_number(score)}\n{score.words}")
+
+    def _end(self, words: str) -> None:
+        raise EOFError
+
+    def _help(self, words: str) -> None:
+        for name, text in HELP.items():
+            _say(name, text)
+
+    def _report(self, score: Score | None) -> None:
+        if score is None:
+            print_note("nothing was said, so no run was written")
+            return
+        run = shell_path(self.chat.run.path)
+        print_note(f"saved in {run}; score {_number(score)}")
+        asked = () if score.scored else (f"soul rescore {run} --ask --judge PLAYER",)
+        print_next(f"soul show {run}", *asked)
+
+
+def _number(score: Score) -> str:
+    return f"unscored ({score.reason})" if score.value is None else f"{score.value:.2f}"
+
+
+def _say(who: str, text: str) -> None:
+    style = "yellow" if who == "note" else "magenta"
+    out.print(f"{who:9} ", style=style, end="")
+    out.print(sanitise(text), markup=False, soft_wrap=True)
+
+
+def _read_line() -> str:
+    """The user's next line, stripped; EOFError at the end of the input."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401 - input() then has line editing
+        return input(YOU).strip()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    out.print(YOU, style="bold green", end="")
+    out.print(sanitise(line.strip()), markup=False, soft_wrap=True)
+    return line.strip()
