@@ -1,4 +1,4 @@
-"""Answers chat requests with a model on this machine.
+"""Answers chat requests with a model on this machine, token by token.
 
 Settings that this server does not support are refused by name if their value would change the
 reply. Sampling defaults are neutral: the model's generation_config is never used. Random numbers
@@ -10,17 +10,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from soulkit.errors import CallError, ContextOverflow, ModelLoadError
+from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
+from soulkit.models.codec import reasoning_and_text
+from soulkit.models.local.chat_template import END_OF_THINKING, START_OF_THINKING
 from soulkit.serving.backend import Body, Chunk, RequestError, chunk_head, usage_of
 from soulkit.types import MAX_TOKENS, Call, Sampling, Segment
 
 if TYPE_CHECKING:
     from soulkit.models.codec import Codec
+    from soulkit.models.local.continuous import Row
     from soulkit.models.local.sampler import LocalModel
 
 ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
@@ -51,6 +57,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Settings that are not supported → the values that leave the reply as it is; null always does."""
 
 
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token that is one byte."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A body as prompt and settings."""
@@ -62,6 +72,9 @@ class ChatRequest:
     """Maximum tokens of the reply: what was requested, or what the context leaves."""
     choices: int
     logprobs: bool
+    streams: bool
+    schema: Any
+    """JSON schema that the reply must follow; None: any text."""
 
     @classmethod
     def read(cls, body: Body, codec: Codec) -> ChatRequest:
@@ -94,7 +107,8 @@ class ChatRequest:
             ) from error
         return cls(context=context, ids=ids, sampling=sampling, choices=numbers["n"] or 1,
                    room=_room(codec, len(ids), next(iter(limits), None)),
-                   logprobs=bool(logprobs))  # fmt: skip
+                   logprobs=bool(logprobs), streams=bool(body.get("stream")),
+                   schema=_schema(body.get("response_format")))  # fmt: skip
 
 
 def _wrong(param: str, message: str, code: str | None = None) -> RequestError:
@@ -136,6 +150,19 @@ def _thinking(body: Body) -> bool | None:
     return thinking
 
 
+def _schema(form: Any) -> Any:
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind in (None, "text"):
+        return None
+    inside = form.get("json_schema") if kind == "json_schema" else {"schema": {"type": "object"}}
+    if kind not in ("json_schema", "json_object") or not isinstance(inside, dict):
+        raise _wrong("response_format", f"response_format {_short(form)} is not supported.")
+    schema = inside.get("schema")
+    if not isinstance(schema, dict | bool):
+        raise _wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
+    return schema
+
+
 def _messages(messages: Any) -> tuple[Segment, ...]:
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", "messages must be a list of at least one message.")
@@ -173,11 +200,100 @@ def _room(codec: Codec, prompt: int, limit: int | None) -> int:
         raise _wrong("messages", message, "context_length_exceeded") from error
 
 
+class SchemaRule:
+    """A `TokenRule` that lets a reply, after its reasoning, only be JSON of one schema."""
+
+    def __init__(self, matcher: Any, codec: Codec, *, thinks: bool) -> None:
+        self.matcher, self.codec, self.thinks = matcher, codec, thinks
+
+    def allowed(self, ids: Sequence[int]) -> Any:
+        """See `TokenRule`."""
+        import numpy as np
+
+        return None if self.thinks else np.frombuffer(self.matcher.compute_logit_bias(), bool)
+
+    def complete(self, ids: Sequence[int]) -> bool:
+        """See `TokenRule`; called once after every token."""
+        if self.thinks:
+            self.thinks = END_OF_THINKING not in self.codec.text(ids[-8:])
+            return False
+        return not self.matcher.consume_token(ids[-1]) or bool(self.matcher.is_stopped())
+
+
+class ReplyStream:
+    """Converts the tokens of a row into the deltas of one choice.
+
+    Text is held back while a later token may change it: incomplete characters, white space, and
+    what may become a stop string or a reasoning tag.
+    """
+
+    def __init__(self, row: Row, codec: Codec, *, index: int, logprobs: bool) -> None:
+        self.row, self.codec, self.index, self.logprobs = row, codec, index, logprobs
+        self.marks = (*row.sampling.stop, START_OF_THINKING, END_OF_THINKING)
+        self.opens = codec.opens_thinking(row.prompt)
+        self.sent: tuple[str, str] | None = None
+        """Reasoning and text so far; None before the first delta."""
+        self.count = 0
+        """Number of tokens whose log-probs have been sent."""
+        self.text, self.start, self.skip = "", 0, 0
+        """Text that no token changes any more, and the first of the ids that are decoded again,
+        the first `skip` characters of which are part of it."""
+
+    def choice(self) -> dict[str, Any] | None:
+        """The next entry of `choices`; None if there is nothing to send."""
+        row, finish = self.row, None
+        if row.done:  # looked at before the ids, which the worker thread appends
+            reply = self.codec.completion(row.prompt, row.ids, (), room=len(row.uniform),
+                                          stop=row.sampling.stop)  # fmt: skip
+            by_rule = row.rule is not None and len(row.ids) < len(row.uniform)
+            parts, finish = (reply.reasoning, reply.text), "stop" if by_rule else reply.stop_reason
+        else:
+            parts = reasoning_and_text(self._settled(list(row.ids)), self.opens)
+        delta = {"role": "assistant", "content": ""} if self.sent is None else {}
+        for name, part, sent in zip(("reasoning_content", "content"), parts, self.sent or ("", ""),
+                                    strict=True):  # fmt: skip
+            if len(part) > len(sent):
+                delta[name] = part[len(sent) :]
+        notes = self._logprobs() if self.logprobs else []
+        if not (any(delta.values()) or notes or finish):
+            return None
+        self.sent = parts
+        choice: dict[str, Any] = {"index": self.index, "delta": delta, "finish_reason": finish}
+        return choice | ({"logprobs": {"content": notes}} if self.logprobs else {})
+
+    def _settled(self, ids: list[int]) -> str:
+        # Further bytes may turn a valid character into an invalid one.
+        while ids and BYTE.fullmatch(self.codec.tokenizer.convert_ids_to_tokens(ids[-1]) or ""):
+            ids.pop()
+        window = self.codec.text(ids[self.start :])
+        text = self.text + window[self.skip :]
+        if len(ids) - self.start > 32:
+            start = len(ids) - 16
+            tail, head = (self.codec.text(ids[start:end]) for end in (None, start + 8))
+            if window.endswith(tail) and tail.startswith(head) and head == head.rstrip("\ufffd \n"):
+                self.text, self.start, self.skip = text.removesuffix(tail) + head, start, len(head)
+        text = text[: min((at for s in self.row.sampling.stop if (at := text.find(s)) >= 0),
+                          default=None)].rstrip("\ufffd \t\r\n")  # fmt: skip
+        held = (n for mark in self.marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+        return text[: len(text) - max(held, default=0)]
+
+    def _logprobs(self) -> list[dict[str, Any]]:
+        new = slice(self.count, len(self.row.logprobs))
+        self.count = new.stop
+        pairs = zip(self.row.ids[new], self.row.logprobs[new], strict=True)
+        words = [(self.codec.tokenizer.decode([i]), logprob) for i, logprob in pairs
+                 if i not in self.codec.end_ids]  # fmt: skip
+        return [{"token": word, "logprob": logprob, "bytes": list(word.encode()),
+                 "top_logprobs": []} for word, logprob in words]  # fmt: skip
+
+
 class LocalBackend:
-    """A `ChatBackend` of a local model. The model is closed with it."""
+    """A `ChatBackend` of a local model, which is closed with it."""
 
     def __init__(self, model: LocalModel) -> None:
-        self.model, self.name = model, model.name
+        from soulkit.models.local.continuous import ContinuousBatching
+
+        self.model, self.name, self.engine = model, model.name, ContinuousBatching(model)
 
     @property
     def context_limit(self) -> int | None:
@@ -187,24 +303,78 @@ class LocalBackend:
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`."""
         request = ChatRequest.read(body, self.model.codec)
-        digest = hashlib.sha256(f"{self.name}{request.ids}".encode()).hexdigest()
-        calls = [Call(role="actor", example_id=digest, rollout=i) for i in range(request.choices)]
+        rows = await asyncio.to_thread(self._rows, request)
+        streams = [ReplyStream(row, self.model.codec, index=i, logprobs=request.logprobs)
+                   for i, row in enumerate(rows)]  # fmt: skip
         head = chunk_head(self.name, int(time.time()))
         try:
-            replies = await asyncio.gather(*(
-                self.model.complete(request.context, request.sampling, call) for call in calls
-            ))  # fmt: skip
-        except CallError as error:
-            raise RequestError(error.detail, status=500) from error
-        for index, reply in enumerate(replies):
-            delta = {"role": "assistant", "content": reply.text}
-            if reply.reasoning:
-                delta["reasoning_content"] = reply.reasoning
-            choice = {"index": index, "delta": delta, "finish_reason": reply.stop_reason}
-            yield {**head, "choices": [choice]}
-        tokens = sum(len(reply.token_ids) for reply in replies)
-        yield {**head, "choices": [], "usage": usage_of(len(request.ids), tokens)}
+            self.engine.submit(rows)
+            while streams:
+                await rows[0].changed.wait()
+                rows[0].changed.clear()
+                for stream in list(streams):
+                    if stream.row.error is not None:
+                        raise RequestError(f"The model failed: {stream.row.error}", status=500)
+                    if choice := stream.choice():
+                        if choice["finish_reason"]:
+                            streams.remove(stream)
+                        yield {**head, "choices": [choice]}
+        except ProviderError as error:
+            raise RequestError(error.detail, status=503) from error
+        finally:
+            for row in rows:
+                row.cancelled = True
+        usage = usage_of(len(request.ids), sum(len(row.ids) for row in rows))
+        yield {**head, "choices": [], "usage": usage}
+
+    def _rows(self, request: ChatRequest) -> list[Row]:
+        from soulkit.models.local.continuous import Row
+        from soulkit.models.local.draw import uniforms
+
+        prompt = hashlib.sha256(f"{self.name}{request.ids}".encode()).hexdigest()
+        changed, seed = asyncio.Event(), request.sampling.seed
+        return [
+            Row(
+                request.ids, request.sampling,
+                uniforms(seed, Call(role="actor", example_id=prompt, rollout=i), request.room),
+                streams=request.streams, rule=self._rule(request), changed=changed,
+            )
+            for i in range(request.choices)
+        ]  # fmt: skip
+
+    def _rule(self, request: ChatRequest) -> SchemaRule | None:
+        if request.schema is None:
+            return None
+        from llguidance import LLMatcher
+
+        # Without a limit, a model may write white space for ever.
+        grammar = LLMatcher.grammar_from_json_schema(
+            json.dumps(request.schema), overrides={"whitespace_pattern": "[ \\n]{0,16}"}
+        )
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            problem = matcher.get_error().partition("\n")[0]
+            raise _wrong("response_format", f"The schema cannot be enforced: {problem}")
+        codec = self.model.codec
+        return SchemaRule(matcher, codec, thinks=codec.opens_thinking(request.ids))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+        from tokenizers import normalizers, pre_tokenizers
+
+        codec, size = self.model.codec, self.model.model.config.get_text_config().vocab_size
+        ends, probe = sorted(codec.end_ids), '{"name": ["a", 1]}'
+        tokenizer: Any = from_tokenizer(codec.tokenizer, size, ends)
+        if tokenizer.decode_str(tokenizer.tokenize_str(probe)) != probe:
+            # It changes spaces, so llguidance must not ask it how a fixed text is written.
+            plain = deepcopy(codec.tokenizer)
+            plain.backend_tokenizer.normalizer = normalizers.Sequence([])
+            plain.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+            tokenizer = from_tokenizer(plain, size, ends)
+        return tokenizer
 
     async def close(self) -> None:
         """Stop generating and free the model."""
+        self.engine.close()
         await self.model.close()

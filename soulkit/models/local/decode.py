@@ -85,7 +85,7 @@ def grouped_attention(
     return out.reshape(lanes, heads, slots, -1).transpose(1, 2).contiguous(), None
 
 
-class _Columns:
+class Columns:
     """Keys and values of one layer, [lanes, heads, columns, width], written in place.
 
     Replaces a cache layer of transformers. Attention windows are handled by the mask.
@@ -139,9 +139,9 @@ def _cache(layers: int, room: int) -> Any:
     from transformers.cache_utils import CacheLayerMixin
 
     # The cache only accepts lengths from layers of its own class.
-    CacheLayerMixin.register(_Columns)
+    CacheLayerMixin.register(Columns)
     cache = DynamicCache()
-    cache.layers = [_Columns(room) for _ in range(layers)]
+    cache.layers = [Columns(room) for _ in range(layers)]
     return cache
 
 

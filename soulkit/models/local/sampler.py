@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -280,6 +280,10 @@ class LocalModel(CodecModel):
         room = self.codec.room(max(len(ids), len(expert_ids)), sampling.max_tokens)
         return await self._ask(ids, sampling, call, room, ExpertPrompt(expert_ids, share))
 
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` in the worker thread, after the running batch."""
+        self._worker.submit(work)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ProviderError(f"The local model '{self.name}' has been closed.")
@@ -303,9 +307,9 @@ class LocalModel(CodecModel):
         return await request.future
 
     async def _probe(self) -> Windows | None:
-        """`_windows`, computed in the worker thread."""
+        """`windows`, computed in the worker thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, lambda: self._windows)
+        return await loop.run_in_executor(self._worker, lambda: self.windows)
 
     def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
         if loop not in self._queues:
@@ -358,7 +362,7 @@ class LocalModel(CodecModel):
         oldest = pool[0] if queue.barrier is None else min(pool, key=lambda r: (r.group, r.order))
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
         # `generate` cannot set long rows aside, so there the limit of a reply counts.
-        expected = math.inf if self._windows is None else batching.EXPECTED
+        expected = math.inf if self.windows is None else batching.EXPECTED
         tokens = batch_tokens(self.model, deterministic=self.deterministic)
         rows, tokens = self.batch_size * self.copies, tokens * self.copies
         batches = batches_of(peers, rows, tokens, expected)
@@ -421,10 +425,10 @@ class LocalModel(CodecModel):
         training = self.model.training
         self.model.eval()
         try:
-            if self._windows is None:
+            if self.windows is None:
                 rows, notes = self._run_generate(batch, draw, device)
             else:
-                replies = self._run_loop(batch, draw, self._windows)
+                replies = self._run_loop(batch, draw, self.windows)
                 rows, notes = replies.ids, replies.logprobs
         finally:
             if training:
@@ -455,7 +459,7 @@ class LocalModel(CodecModel):
         return replies
 
     @cached_property
-    def _windows(self) -> Windows | None:
+    def windows(self) -> Windows | None:
         """The model's attention windows, probed before the first batch; None: use `generate`."""
         windows, fault = windows_of(self.model), "it has recurrent layers or virtual tokens"
         training = self.model.training
@@ -495,7 +499,7 @@ class LocalModel(CodecModel):
         out = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
-            generation_config=self._config(max(r.room for r in batch)),
+            generation_config=self.greedy_config(max(r.room for r in batch)),
             logits_processor=[unless_closed, draw],
         )
         return out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
@@ -507,7 +511,8 @@ class LocalModel(CodecModel):
         wide = torch.float32 if device.type == "mps" else torch.float64
         return Draw(torch.from_numpy(streams).to(wide).to(device), s)
 
-    def _config(self, max_tokens: int) -> Any:
+    def greedy_config(self, max_tokens: int) -> Any:
+        """Settings of `generate` for replies of at most `max_tokens` tokens."""
         from transformers import GenerationConfig
 
         # All values are set explicitly: missing ones come from the model's generation_config, and

@@ -104,7 +104,7 @@ def assert_equal(actual: Sequence[Completion], expected: Sequence[Completion]) -
 def by_generate(model: LocalModel, groups: Sequence[int], sampling: Sampling) -> list[Completion]:
     other = LocalModel(model.model, model.tokenizer)
     other.codec.end_ids = model.codec.end_ids
-    other.__dict__["_windows"] = None
+    other.__dict__["windows"] = None
     return ask(other, groups, sampling)
 
 
@@ -116,7 +116,7 @@ def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
     model.codec.end_ids = model.codec.end_ids | frozenset(range(300, 340))
     sampling = Sampling(max_tokens=14, seed=3, temperature=1.3, top_p=0.95)
     replies = ask(model, (1, 5, 2, 20), sampling)
-    assert model._windows is not None
+    assert model.windows is not None
     assert_equal(replies, by_generate(model, (1, 5, 2, 20), sampling))
     assert {r.stop_reason for r in replies} == {"stop", "length"}
     assert len({len(r.token_ids) for r in replies}) > 4
@@ -126,7 +126,7 @@ def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
 def test_other_memories_are_left_to_generate(folder: Path, shape: str) -> None:
     model = made(folder, *LEFT_TO_GENERATE[shape])
     replies = ask(model, (2, 2), Sampling(max_tokens=5, seed=2))
-    assert model._windows is None
+    assert model.windows is None
     assert all(len(r.logprobs) == len(r.token_ids) > 0 for r in replies)
 
 
@@ -148,8 +148,8 @@ def test_a_model_that_mistakes_the_masks_is_found_out_and_reported_once(
     model.name = f"mistaken {dtype}"
     for _ in range(2):
         ask(model, (2,), Sampling(max_tokens=3, seed=2))
-    assert model._windows is None
-    assert LocalModel(model.model, model.tokenizer, name=model.name)._windows is None
+    assert model.windows is None
+    assert LocalModel(model.model, model.tokenizer, name=model.name).windows is None
     (said,) = [r.getMessage() for r in caplog.records if model.name in r.getMessage()]
     assert "the loop's log-probs differ" in said and "prompt anew for every draft" in said
 
@@ -184,7 +184,7 @@ def test_deep_models_in_half_precision_keep_the_loop(
     assert off < 3 * noise + step and (max(off, noise) > 0.15) == (scale == 0.3)
     model.gradient_checkpointing_enable()
     model.train()  # as between two updates; checkpointing would switch off the cache
-    assert sampler._windows is not None and model.training
+    assert sampler.windows is not None and model.training
 
 
 def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Path) -> None:

@@ -269,7 +269,7 @@ def test_batches_have_space_for_replies_of_the_expected_length(
     model = LocalModel.load(build_tiny(tmp_path / "tiny", WORDS, max_context=16384))
     model.codec.end_ids = frozenset(range(len(model.tokenizer)))  # every reply has one token
     if not loop:
-        model.__dict__["_windows"] = None
+        model.__dict__["windows"] = None
     made = batch_sizes(model, monkeypatch)
     ask(model, wave(8, 5), Sampling(max_tokens=8192, seed=1))
     assert made == sizes
@@ -325,7 +325,7 @@ def test_what_cannot_be_halved_says_what_to_set(
 ) -> None:
     ask(model, wave(1, 1))
     other = LocalModel(model.model, model.tokenizer, deterministic=deterministic)
-    other.__dict__["_windows"] = model._windows
+    other.__dict__["windows"] = model.windows
     small_memory(other, monkeypatch, rows)
     with pytest.raises(ProviderError, match="CUDA out of memory") as failed:
         ask(other, wave())
@@ -337,7 +337,7 @@ def test_a_failing_probe_fails_each_call(folder: Path, monkeypatch: pytest.Monke
     small_memory(model, monkeypatch, 0)
     with pytest.raises(ProviderError, match="out of memory"):
         ask(model, wave())
-    assert "_windows" not in model.__dict__, "a later call probes again"
+    assert "windows" not in model.__dict__, "a later call probes again"
 
 
 class OnCuda(torch.nn.Module):
