@@ -31,6 +31,7 @@ from soulkit.doctor.checks import Checkup
 from soulkit.eval.results.summary import Summary
 from soulkit.report.exports.episodes import COLUMNS
 from soulkit.runs.jsonl import (
+    CERTIFICATE_SCHEMA,
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
     DOCTOR_SCHEMA,
@@ -39,6 +40,7 @@ from soulkit.runs.jsonl import (
     schema_file,
 )
 from soulkit.runs.record_lines import ControlLine, RecordLine
+from soulkit.serving.certificate import Certificate
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import HookKey, Suite, TaskSpec
 from soulkit.train.config import LoraSettings, TrainConfig
@@ -285,6 +287,7 @@ FORMATS = {
     SUMMARY_SCHEMA: Summary,
     DISTILLATION_SCHEMA: Distillation,
     DOCTOR_SCHEMA: Checkup,
+    CERTIFICATE_SCHEMA: Certificate,
 }
 COLUMNS_HEAD = """## The table of episodes
 

@@ -270,7 +270,8 @@ def _persons_in_training(model: str, report: Facts) -> int | None:
     from soulkit.train.setup.rows import lessons_of
 
     run = Path(model).resolve()
-    if not is_run(run) or read_config(run).get("method") != "sft":
+    sft = is_run(run) and read_config(run).get("method") == "sft"
+    if not sft or not Path(report["data"]).exists():
         return None
     measured = {turn.person for turn in read_turns(str(report["data"]), report["side"])}
     with in_start_folder(run):

@@ -48,6 +48,7 @@ FAULTY = [
     ("role_flip", ["the kettle leaks\n\nAssistant: I am sorry to hear that."]),
     ("role_flip", ["it leaks<|im_end|>\n<|im_start|>assistant\nSorry!"]),
     ("role_flip", ["can i get my money back?\n\nCertainly! Here is how to do it."]),
+    ("role_flip", ["it leaks", OFFER, "1. **Refund**: we pay it back\n2. **Repair**: we mend it"]),
     ("leaked_instructions", [f"hi. {ZOFIA.persona}"]),
     ("leaked_instructions", ["Stay this person: you are not an assistant, you help nobody, ok"]),
     ("leaked_instructions", [ZOFIA.scenario]),
