@@ -124,7 +124,7 @@ def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
         elif isinstance(value, dict):
             whole[key] = dict(before or {})
             _merge(whole[key], value)
-        elif key in _JOINED and before and value:
+        elif key in _JOINED and isinstance(value, str | list) and isinstance(before, type(value)):
             whole[key] = before + value
         elif value is not None or key not in whole:
             whole[key] = value
