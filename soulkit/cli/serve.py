@@ -99,13 +99,18 @@ def command(
         if script is not None:
             registry = registry_of(tasks, trust=trust)
             backend, option = _script(script, registry, model_name)
+            certificate = None
         else:
+            from soulkit.serving.certificate import certificate_lines, find_certificate
             from soulkit.serving.engines import opened_model
 
             backend, option = stack.enter_context(opened_model(
                 str(model), adapter=adapter, engine=engine, device=device, name=model_name or "",
                 max_context=max_context, running=max_concurrency, reporter=ConsoleReporter("serve"),
             )), ""  # fmt: skip
+            certificate = find_certificate(str(model), adapter)
+            for line in certificate_lines(certificate):
+                err.print(safe(line), soft_wrap=True)
         if persona or scenario or task:
             from soulkit.serving.bound import BoundBackend
 
@@ -117,7 +122,8 @@ def command(
                 "Without a person, clients send their own prompts.",
                 "Add --persona FILE, --scenario FILE or --task TASK, or leave them out.",
             )
-        server = make_server(make_app(backend, limits=Limits(running=max_concurrency), key=key))
+        limits = Limits(running=max_concurrency)
+        server = make_server(make_app(backend, limits=limits, key=key, certificate=certificate))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
         err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)

@@ -224,14 +224,20 @@ class _Reply:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Run it in a task of its own until the client leaves."""
-        begun = time.monotonic()
-        task = asyncio.ensure_future(self._answer(send))
+        begun, ended = time.monotonic(), False
+
+        async def watched(message: Message) -> None:
+            nonlocal ended
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        task = asyncio.ensure_future(self._answer(watched))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+            if not task.done() and not ended:
                 raise ClientLeft
-            task.result()
+            await task
         finally:
             task.cancel()
             leaving.cancel()
@@ -253,11 +259,7 @@ class _Reply:
                     return
                 first = await anext(chunks)
                 await _start(send, 200, b"text/event-stream; charset=utf-8")
-                try:
-                    await self._events(first, chunks, send)
-                except Exception as error:  # noqa: BLE001 - told to the client, and logged
-                    await _event(send, _as_request_error(error).payload())
-            await send({"type": "http.response.body"})
+                await self._events(first, chunks, send)
 
     async def _events(self, first: Mapping[str, Any], chunks: Any, send: Send) -> None:
         with_usage = (self.body.get("stream_options") or {}).get("include_usage")
@@ -266,7 +268,7 @@ class _Reply:
             self._count(chunk.get("usage"))
             if chunk["choices"] or with_usage:
                 await _event(send, chunk)
-        await send(_part(b"data: [DONE]\n\n"))
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _relay(self, upstream: Any, send: Send) -> None:
         """Pass the bytes of another server on; its usage is read from the last of them."""
@@ -357,7 +359,8 @@ class _Guard:
                 status = CLIENT_LEFT
                 return
             answer = _as_request_error(error)
-            if status:  # it has started: the client sees that it is cut
+            if status:  # a stream has started
+                await _event(send, answer.payload())
                 await send({"type": "http.response.body"})
             else:
                 await _json(answer.status, answer.payload())(scope, receive, cast(Any, watched))

@@ -114,7 +114,7 @@ async def assembled(chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
 def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add a piece: texts are joined, lists extended, and tool calls merged by their index."""
     for key, value in piece.items():
-        before = whole.get(key)
+        before: Any = whole.get(key)
         if key == "tool_calls":
             calls = whole.setdefault(key, [])
             for call in value or ():
@@ -124,7 +124,7 @@ def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
         elif isinstance(value, dict):
             whole[key] = dict(before or {})
             _merge(whole[key], value)
-        elif key in _JOINED and isinstance(value, str | list) and isinstance(before, type(value)):
+        elif key in _JOINED and before is not None and value is not None:
             whole[key] = before + value
         elif value is not None or key not in whole:
             whole[key] = value

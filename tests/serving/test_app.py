@@ -177,7 +177,7 @@ def test_more_than_may_wait_are_told_to_come_back(
         (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "not valid JSON"),
         (CHAT, b'{"temperature": NaN}', 400, "NaN is not a JSON number"),
         (CHAT, [], 400, "a JSON object"),
-        (CHAT, {"model": "counting"}, 400, "at least one message"),
+        (CHAT, {"model": "counting"}, 400, "'messages' is missing"),
         (CHAT, {**BODY, "messages": {}}, 400, "'messages' must be a list"),
         (CHAT, {**BODY, "messages": ["hi"]}, 400, "'messages[0]'"),
         (CHAT, {**BODY, "messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
