@@ -95,6 +95,15 @@ def command(
             "Write soul serve MODEL, or soul serve --script TASK.",
         )
     key = _key(host, api_key_env)
+    briefs: Sequence[Brief] = ()
+    if persona or scenario or task:
+        briefs = _briefs(persona, scenario, task, data, registry_of(tasks, trust=trust))
+    elif data or end is not End.marker or system is not System.refuse:
+        raise ConfigError(
+            "--data, --end and --system are for a person.",
+            "Without a person, clients send their own prompts.",
+            "Add --persona FILE, --scenario FILE or --task TASK, or leave them out.",
+        )
     with make_listener(host, port) as listener, ExitStack() as stack:
         if script is not None:
             registry = registry_of(tasks, trust=trust)
@@ -111,17 +120,10 @@ def command(
             certificate = find_certificate(str(model), adapter)
             for line in certificate_lines(certificate):
                 err.print(safe(line), soft_wrap=True)
-        if persona or scenario or task:
+        if briefs:
             from soulkit.serving.bound import BoundBackend
 
-            briefs = _briefs(persona, scenario, task, data, registry_of(tasks, trust=trust))
             backend = BoundBackend(backend, briefs, end.value, system.value)
-        elif data or end is not End.marker or system is not System.refuse:
-            raise ConfigError(
-                "--data, --end and --system are for a person.",
-                "Without a person, clients send their own prompts.",
-                "Add --persona FILE, --scenario FILE or --task TASK, or leave them out.",
-            )
         limits = Limits(running=max_concurrency)
         server = make_server(make_app(backend, limits=limits, key=key, certificate=certificate))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"

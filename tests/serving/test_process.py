@@ -55,7 +55,6 @@ def ask(url: str, text: str, **settings: Any) -> httpx2.Response:
         (("--script", "{}:NOT_A_FUNCTION"), "not a script", "a function"),
         (("--script", "{}:reply", "--host", "0.0.0.0"), "Other machines", "--api-key-env"),
         (("--script", "{}:reply", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY", "export"),
-        (("nowhere/model", "--port", "0"), "nowhere/model", ""),
         (("tiny", "--engine", "llama", "--port", "0"), "not an engine", "local"),
     ],
 )
@@ -146,8 +145,8 @@ VALID: dict[str, Any] = {
     "stream_options": {"include_usage": True}, "response_format": {"type": "text"}, "tools": [],
 }  # fmt: skip
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 3.5, 1e308, -1e-9, 10**30, 2**63, "", "x", "\x00", "é🙂", "a" * 5000,
-    [], [[]], {}, {"a": {"b": []}}, [None], ["x"], [1], [{}], [{"role": "user"}],
+    None, True, False, 0, -1, 1, 3.5, 1e308, -1e-9, 10**30, 2**63, "", "x", "\x00", "é🙂",
+    "a" * 5000, [], [[]], {}, {"a": {"b": []}}, [None], ["x"], [1], [{}], [{"role": "user"}],
     {"type": "text"},
     [{"role": "user", "content": ""}], [{"role": "tool", "content": None}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc"}}]}],
