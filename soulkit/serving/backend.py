@@ -56,6 +56,19 @@ class ChatBackend(Protocol):
         """Stop generating and free the model."""
 
 
+TEXT_ONLY = ("functions", "function_call", "response_format", "logprobs", "top_logprobs")
+"""Settings, besides tools, that need more than a line of text."""
+
+
+def refuse_settings(body: Body, names: Sequence[str], why: str) -> None:
+    """RequestError for tools and for the first of these settings that a body has."""
+    for name in (*names, "tools"):
+        if body.get(name):
+            raise RequestError(
+                f"'{name}' is not supported: {why}.", param=name, code="unsupported_value"
+            )
+
+
 Speak = Callable[[Sequence[Mapping[str, str]]], str]
 """Returns the next line of a conversation given as chat messages."""
 
@@ -70,6 +83,7 @@ class ScriptBackend:
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """One chunk with the line; usage counts words."""
+        refuse_settings(body, TEXT_ONLY, "a script gives one line of text")
         try:
             line = await asyncio.to_thread(self.speak, body["messages"])
             words_of_line = len(line.split())

@@ -26,7 +26,14 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from soulkit.errors import ConfigError
-from soulkit.serving.backend import Body, ChatBackend, Chunk, RequestError
+from soulkit.serving.backend import (
+    TEXT_ONLY,
+    Body,
+    ChatBackend,
+    Chunk,
+    RequestError,
+    refuse_settings,
+)
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.person.brief import END_MARK, Brief, as_heard, draw
 from soulkit.types import Example, Segment
@@ -36,8 +43,6 @@ SystemPolicy = Literal["refuse", "ignore", "append"]
 """What happens to a system prompt of the client: it is refused, or left out, or follows the
 person's."""
 END_TOOL, ENDED = "end_conversation", "end_of_conversation"
-REFUSED = ("functions", "function_call", "response_format", "logprobs", "top_logprobs")
-"""Settings that a person does not support."""
 NOT_PASSED = ("tools", "tool_choice", "parallel_tool_calls", "metadata")
 SPEAKERS: Mapping[str, Literal["user", "assistant"]] = {"user": "user", "assistant": "assistant"}
 
@@ -72,7 +77,12 @@ class BoundBackend:
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`; chunks have the brief's name under `soulkit`."""
-        self._check(body)
+        tools = [one.get("function") for one in body.get("tools") or ()]
+        listed = self.ending == "tool" and all(
+            isinstance(one, dict) and one.get("name") == END_TOOL for one in tools
+        )
+        checked = {**body, "tools": []} if listed else body
+        refuse_settings(checked, TEXT_ONLY, "this server plays a person")
         extra, talk = self._read(body["messages"])
         named = conversation or (body.get("metadata") or {}).get("conversation_id")
         brief = draw(self.briefs, str(named or body.get("user") or _opening(extra, talk)))
@@ -93,18 +103,6 @@ class BoundBackend:
     async def close(self) -> None:
         """Close the model."""
         await self.inner.close()
-
-    def _check(self, body: Body) -> None:
-        """RequestError for a setting that would have no effect."""
-        for name in REFUSED:
-            if body.get(name):
-                raise _refused(name, f"'{name}' is not supported: this server plays a person.")
-        names = [((tool or {}).get("function") or {}).get("name") for tool in body.get("tools", ())]
-        if any(name != END_TOOL for name in names) or (names and self.ending != "tool"):
-            raise _refused(
-                "tools", "'tools' is not supported: this server plays a person. Only with --end "
-                f"tool, the tool '{END_TOOL}' may be listed.",
-            )  # fmt: skip
 
     def _read(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Segment]]:
         """(the client's system prompts, the conversation); RequestError if it cannot be played."""
