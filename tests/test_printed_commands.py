@@ -53,6 +53,7 @@ NOT_RUN = {
     "soul people build": "takes minutes; tests/people/test_road.py runs it",
     "soul people closeness": "continues conversations with a model; "
     "tests/people/test_closeness.py measures some",
+    "soul export": "needs a trained run; tests/serving/test_export.py exports some",
     "soul certify": "needs a measured model; tests/serving/test_certificate.py certifies some",
     "soul people memory": "needs a run with canaries; tests/people/test_memory.py trains one",
     "soul people personas": "needs a model that drafts; tests/people/test_personas.py has one",

@@ -137,7 +137,8 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
     if not as_json:
         base, weights = Path(result.base), out / "generalist" / "model"
         model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"
-        print_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …")
+        exported = f"soul export {shell_path(out)} --merge --out DIR"
+        print_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …", exported)
 
 
 def _dry_run(

@@ -26,9 +26,8 @@ def command(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE",
         help="Device for merging in float32: cpu, cuda or auto.")] = "cpu",
     push_to_hub: Annotated[str | None, typer.Option("--push-to-hub", metavar="REPO",
-        help="Also upload the folder to OWNER/NAME, with the token in HF_TOKEN.")] = None,
-    public: Annotated[bool, typer.Option("--public",
-        help="With --push-to-hub: allow a public repository. [default: private]")] = False,
+        help="Also upload the folder to the private repository OWNER/NAME, with the token in "
+        "HF_TOKEN.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Export a model for vLLM, SGLang, transformers or the Hub.
@@ -40,7 +39,12 @@ def command(
     from soulkit.cli.console import ConsoleReporter, print_json, print_next, print_note, safe
     from soulkit.report.episode_search import shell_path
 
-    _refuse_contradictions(merge=merge, adapter=adapter, public=public, push=bool(push_to_hub))
+    if merge == adapter:
+        raise ConfigError(
+            "Use either --merge or --adapter.",
+            "A server loads merged weights like any model; an adapter is small and needs its base.",
+            "Add --merge if you are not sure.",
+        )
     reporter = ConsoleReporter("export")
     with reporter.working("starting"):
         from soulkit.serving.export import Form, export_model, find_source, hub_token, push_export
@@ -51,40 +55,27 @@ def command(
     record = export_model(source, output, form, device=device, reporter=reporter)
     if not as_json:
         print_note(f"exported {source.folder} to {output}")
-        _print_check(record)
+        _print_facts(record, output)
     if push_to_hub:
         with reporter.working(f"uploading to {safe(push_to_hub)}", alone=True):
-            record["hub"] = push_export(output, push_to_hub, token, public=public)
+            record["hub"] = push_export(output, push_to_hub, token)
         print_note(f"uploaded to {record['hub']}")
     if as_json:
         print_json({"folder": str(output), "source": str(source.folder), **record})
-        return
-    beside = "" if merge else f" --adapter {shell_path(output)}"
-    model = shell_path(output if merge else Path(source.base.name))
-    print_next(f"soul eval local --model {model}{beside} --task …")
+    else:
+        folder = shell_path(output)
+        print_next(f"soul serve {folder}", f"soul certify {folder} --people FILE")
 
 
-def _refuse_contradictions(*, merge: bool, adapter: bool, public: bool, push: bool) -> None:
-    if merge == adapter:
-        raise ConfigError(
-            "Use either --merge or --adapter.",
-            "A server loads merged weights like any model; an adapter is small and needs its base.",
-            "Add --merge if you are not sure.",
-        )
-    if public and not push:
-        raise ConfigError(
-            "--public needs --push-to-hub.",
-            "Without an upload, nothing becomes public.",
-            "Add --push-to-hub OWNER/NAME, or leave out --public.",
-        )
-
-
-def _print_check(record: Mapping[str, Any]) -> None:
-    """Print how much the merge changed, if there was one."""
+def _print_facts(record: Mapping[str, Any], folder: Path) -> None:
+    """Print how much a merge changed, and what is known of the model."""
     from soulkit.cli.console import print_note
+    from soulkit.serving.certificate import certificate_lines, find_certificate
 
     if "logit_change" in record:
         print_note(
             f"weights in {record['dtype']}; the merge changed a logit by at most "
             f"{record['logit_change']:.0e}, and the next token by {record['kl']:.0e} nats (KL)"
         )
+    for line in certificate_lines(find_certificate(str(folder))):
+        print_note(line)

@@ -348,7 +348,8 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
     which = "--improved" if refined else "--worst 10" if summary.n_scored else "--status unscored"
     shown = [f"{show_command(out)} {which}"] if played else []
     shown += [show_command(out)] if not played and (out / SAMPLES).is_file() else []
-    print_next(f"soul report {shell_path(out)}", *shown)
+    exported = f"soul export {shell_path(out)} --merge --out DIR"
+    print_next(f"soul report {shell_path(out)}", *shown, exported)
 
 
 def _gap(rewards: Rewards) -> str:

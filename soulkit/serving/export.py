@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,11 +26,12 @@ from soulkit.models.codec import Codec
 from soulkit.models.local import loading
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
 from soulkit.models.local.quantize import is_quantised
-from soulkit.models.local.weights import checkpoint_tensors, weights_hash
+from soulkit.models.local.weights import stored_types, weights_hash
 from soulkit.models.vllm.command import RANKS
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import is_run
 from soulkit.runs.jsonl import read_object, write_aside, write_json
+from soulkit.serving import certificate
 from soulkit.types import Segment
 from soulkit.version import __version__
 
@@ -124,7 +125,9 @@ def export_model(
         write = _merge if source.adapter and form == "merged" else _copy
         record.update(write(source, aside, device, reporter))
         write_json(aside / NOTE, _note(source, form) | {"export": record})
-        write_aside(aside / "README.md", _card(source, record, out.name).encode())
+        certificate.copy_certificate(str(source.folder), aside)
+        lines = certificate.certificate_lines(certificate.find_certificate(str(aside)))
+        write_aside(aside / "README.md", _card(source, record, out.name, lines).encode())
 
     try:
         replace_folder(out, fill)
@@ -138,7 +141,7 @@ def _copy(source: Source, aside: Path, device: str, reporter: Reporter) -> dict[
     """Copy an adapter, or a model, which is loaded once."""
     from soulkit.train.state.checkpoint import STATE
 
-    skipped = shutil.ignore_patterns(*STATE, ".*", "*.bin", "*.pt", "*.pth")
+    skipped = shutil.ignore_patterns(*STATE, certificate.FILE, ".*", "*.bin", "*.pt", "*.pth")
     with reporter.working("copying the weights"):
         shutil.copytree(source.folder, aside, dirs_exist_ok=True, ignore=skipped)
         if source.adapter:
@@ -191,14 +194,9 @@ def _merge(source: Source, aside: Path, device: str, reporter: Reporter) -> dict
 
 
 def _stored(model: Any) -> str:
-    """The number format of most bytes in the model's files."""
-    from soulkit.train.model.policy import STORED
-
-    sizes = dict.fromkeys(STORED, 0)
-    for one in checkpoint_tensors(model.config._name_or_path, model.config._commit_hash):
-        if one.dtype in sizes:
-            sizes[one.dtype] += one.end - one.start
-    return STORED[max(sizes, key=sizes.__getitem__)]
+    """The number format of the model's files; of several, that of 16 bits."""
+    kinds = stored_types(model.config._name_or_path, model.config._commit_hash)
+    return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
 
 
 def _settle(model: Any, tokenizer: Any, base: Base, aside: Path) -> None:
@@ -242,7 +240,7 @@ def _note(source: Source, form: Form) -> dict[str, Any]:
     return note
 
 
-def _card(source: Source, record: Mapping[str, Any], name: str) -> str:
+def _card(source: Source, record: Mapping[str, Any], name: str, lines: Sequence[str]) -> str:
     """How to serve the export, and the part on training of the weights' own card."""
     import yaml
     from jinja2 import Environment, PackageLoader
@@ -262,7 +260,7 @@ def _card(source: Source, record: Mapping[str, Any], name: str) -> str:
                          lstrip_blocks=True, keep_trailing_newline=True)  # fmt: skip
     return loader.get_template("export_card.md.j2").render(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), name=name,
-        merged=merged, source=source, base=base, record=record, version=__version__,
+        merged=merged, source=source, base=base, record=record, version=__version__, lines=lines,
         base_name=Path(base.where).name if base.is_folder else base.name, prompts=len(PROBES),
         rank=next((one for one in RANKS if one >= rank), RANKS[-1]),
         training=re.sub(r"(?s)\n## Loading\n.*?(?=\n## |\Z)", "", text.partition("\n# ")[2]),
@@ -287,21 +285,21 @@ def hub_token(source: Source, form: Form) -> str:
     return token
 
 
-def push_export(folder: Path, repo: str, token: str, *, public: bool = False) -> str:
-    """Upload an export to a repository, which is created if it is missing; returns its address.
+def push_export(folder: Path, repo: str, token: str) -> str:
+    """Upload an export to a private repository, made if it is missing; returns its address.
 
-    ConfigError for a public repository without `public`; DataError if the Hub refuses.
+    ConfigError for a public repository; DataError if the Hub refuses.
     """
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
     try:
-        url = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and not api.model_info(repo).private:
+        url = api.create_repo(repo, private=True, exist_ok=True)
+        if not api.model_info(repo).private:
             raise ConfigError(
                 f"The repository '{repo}' is public.",
                 "Weights that learned from people's chats may contain private data.",
-                "Add --public, or name another repository.",
+                "Name a new repository. You can make it public later, on its page.",
             )
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"soulkit {__version__}")
     except (OSError, ValueError) as error:  # errors of the Hub's client are OSErrors
