@@ -300,10 +300,10 @@ class Score:
     says why.
 
     `status` is `ok`, `salvaged` (readable, but not in the requested format; scored like `ok`), a
-    failure of the actor (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: only
-    verdicts written by the actor itself were found; scored at the task's minimum), or `unscored`
-    with a `reason`. A dialogue with truncated turns is `truncated`, one with an empty turn of the
-    actor `empty`; both keep their score.
+    failure of the actor (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `agent_error`,
+    `forged`: only verdicts written by the actor itself were found; scored at the task's minimum),
+    or `unscored` with a `reason`. A dialogue with truncated turns is `truncated`, one with an empty
+    turn of the actor `empty`; both keep their score.
     """
 
     value: float | None

@@ -54,6 +54,8 @@ NOT_RUN = {
     "soul people closeness": "continues conversations with a model; "
     "tests/people/test_closeness.py measures some",
     "soul export": "needs a trained run; tests/serving/test_export.py exports some",
+    "soul simulate": "needs an agent; tests/cli/test_simulate.py runs the example of the page",
+    "soul compare runs/forgetful": "tests/cli/test_simulate.py compares these runs",
     "soul certify": "needs a measured model; tests/serving/test_certificate.py certifies some",
     "soul people memory": "needs a run with canaries; tests/people/test_memory.py trains one",
     "soul people personas": "needs a model that drafts; tests/people/test_personas.py has one",

@@ -15,7 +15,7 @@ from soulkit.cli.options import COMPLETERS, MaxContext, TaskFiles, Trust, regist
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from soulkit.serving.backend import ChatBackend, Speak
+    from soulkit.serving.backend import ChatBackend
     from soulkit.tasks.kit.person.brief import Brief
     from soulkit.tasks.kit.registry import Registry
 
@@ -169,33 +169,18 @@ def _key(host: str, variable: str | None) -> str:
 
 def _script(text: str, registry: Registry, name: str | None) -> tuple[ChatBackend, str]:
     """A script as a backend, and the option of its users."""
+    from soulkit.models.players.functions import load_function
     from soulkit.serving.backend import ScriptBackend
 
-    file, _, function = text.rpartition(":")
+    file = text.rpartition(":")[0]
     if file.endswith(".py"):
-        return ScriptBackend(name or Path(file).stem, _function(Path(file), function)), ""
+        return ScriptBackend(name or Path(file).stem, load_function(text)[0]), ""
     task = _scripted(registry, text)
     hook = registry.hook(task, "scripted_partner")
     assert hook is not None
     seats = registry.spec(task).seats.items()
     seat, role = next((seat, role) for seat, role in seats if role in SCRIPTED)
     return ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "
-
-
-def _function(file: Path, name: str) -> Speak:
-    from soulkit.tasks.kit.user_code import Home
-
-    try:
-        function = Home(file.resolve().parent).load(f"{file.stem}:{name}")
-        if callable(function):
-            return function
-        why = f"'{name}' is not a function."
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        why = f"Python says: {error}."
-    raise ConfigError(
-        f"'{file}:{name}' is not a script that can be served.", why,
-        "A script is a function that gets the messages and returns a text.",
-    )  # fmt: skip
 
 
 def _scripted(registry: Registry, task: str) -> str:

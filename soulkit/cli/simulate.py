@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -117,13 +117,24 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.eval.run.runner import run_eval
     from soulkit.metrics.intervals import number
     from soulkit.report.episode_search import shell_path, show_command
+    from soulkit.report.grid import plain_table
+    from soulkit.report.load import NOTES
 
-    run, summary = run_eval(config, values["out"], reporter=ConsoleReporter("simulate"))
+    reporter, certificate = ConsoleReporter("simulate"), _certificate(config)
+    for line in certificate:
+        reporter.note(line)
+    run, summary = run_eval(config, values["out"], reporter=reporter)
     warn_unsealed()
+    facts = list(_facts(run, summary, judged=config.option["verdict"] != "none"))
+    notes = [" · ".join(f"{label}: {text}" for label, text in facts), *certificate]
+    run.write_summary({**summary_line(run.path), NOTES: notes})
     if values["json"]:
         print_json(summary_line(run.path))
     else:
-        _print_table(run, summary, judged=config.option["verdict"] != "none")
+        table = plain_table(*facts[0])
+        for fact in facts[1:]:
+            table.add_row(*map(safe, fact))
+        out.print(table)
     name, failing, least = shell_path(run.path), "", values["fail_under"]
     score = _cells(summary)["value"]
     if least is not None and (score.ci_low is None or score.ci_low < least):
@@ -138,8 +149,18 @@ def _cells(summary: Summary) -> Mapping[str, Cell]:
     return next(iter(summary.tasks.values()))
 
 
-def _print_table(run: Run, summary: Summary, *, judged: bool) -> None:
-    from soulkit.report.grid import plain_table
+def _certificate(config: EvalConfig) -> list[str]:
+    """What is known of the simulator."""
+    from soulkit.serving.certificate import certificate_lines, find_certificate
+
+    user = config.partner
+    here = user is not None and user.kind == "local" and Path(user.model).is_dir()
+    lines = certificate_lines(find_certificate(user.model) if user is not None and here else None)
+    return [f"simulator: {line}" for line in lines]
+
+
+def _facts(run: Run, summary: Summary, *, judged: bool) -> Iterator[tuple[str, str]]:
+    """The results of the run: label, text."""
     from soulkit.runs.records import load_records
     from soulkit.text import dollars, listed, one_line
 
@@ -149,19 +170,18 @@ def _print_table(run: Run, summary: Summary, *, judged: bool) -> None:
     kinds = Counter(kind.replace("_", " ") for one in records for kind in
                     {fault["kind"] for fault in one.episode.notes.get("faults", ())})  # fmt: skip
     errors = [one.score.words for one in records if one.episode.stop == "agent_error"]
-    table = plain_table("conversations", str(summary.n))
+    yield "conversations", str(summary.n)
     if not judged:
-        table.add_row("score", "none: neither --judge nor --verdict was given")
-    table.add_row("score" if judged else "every message answered", _estimate(cells.get("value")))
-    table.add_row("without faulty ones", _estimate(cells.get("without_faults")))
-    table.add_row("ends", listed(dict(ends.most_common())))
-    table.add_row("turns", f"median {median(turns):g}" if turns else "none")
-    table.add_row("faults of the simulator", listed(dict(kinds.most_common())) or "none")
+        yield "score", "none: neither --judge nor --verdict was given"
+    yield "score" if judged else "every message answered", _estimate(cells.get("value"))
+    yield "without faulty ones", _estimate(cells.get("without_faults"))
+    yield "ends", listed(dict(ends.most_common()))
+    yield "turns", f"median {median(turns):g}" if turns else "none"
+    yield "faults of the simulator", listed(dict(kinds.most_common())) or "none"
     if errors:
-        table.add_row("first error of the agent", safe(one_line(errors[0], 200)))
+        yield "first error of the agent", one_line(errors[0], 200)
     if summary.cost is not None or summary.unpriced_calls:
-        table.add_row("cost", dollars(summary.cost))
-    out.print(table)
+        yield "cost", dollars(summary.cost)
 
 
 def _estimate(cell: Cell | None) -> str:

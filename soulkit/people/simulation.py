@@ -33,6 +33,8 @@ from soulkit.tasks.kit.registry import load_registry
 
 SEATS = {"agent": "actor", "person": "partner"}
 """Seats of the task that is evaluated."""
+TINY = "tiny"
+"""A user with random weights, to try things with."""
 LISTING_S = 5.0
 """Seconds to wait for the list of a server's models."""
 
@@ -45,6 +47,11 @@ def simulation_config(
     all others. ConfigError for players that cannot be used."""
     specs, endpoints = load_registry().specs, settings.get("endpoints")
     task = next(name for name, spec in specs.items() if spec.seats == SEATS)
+    if user == TINY:
+        from soulkit.models.local.tiny import build_tiny
+
+        words = [Brief().prompt().text, rows.read_text("utf-8")]
+        user = str(build_tiny(rows.parent / TINY, words, max_context=4096))
     players = {**agent_settings(agent, endpoints), "partner": user_player(user, endpoints)}
     rest = {"option": dict(options), "data": {task: str(rows)}}
     flags = {"kind": "api", "tasks": (task,), **players, **settings, **rest}
