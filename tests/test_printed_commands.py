@@ -76,6 +76,7 @@ NOT_RUN = {
     "tests/test_benchmark_scripts.py runs fewer steps",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data.py pulls from a local one",
+    "soul chat": "talks with somebody at the terminal; tests/serving/test_chat.py chats",
     "soul serve": "serves until it is stopped; tests/serving asks it",
     "soul data build userllm conversations.jsonl --max-cost": "needs models that draft; "
     "tests/cli/test_data_build.py has some; its --dry-run is run",

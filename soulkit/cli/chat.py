@@ -31,7 +31,9 @@ HELP = {
     "/end": "save the chat and leave, as Ctrl-D and Ctrl-C do",
     "/help": "this list",
 }
-PERSON, YOU = "person    ", "you       "
+WIDTH = 10
+"""Columns for the name of who speaks."""
+STYLES = {"person": "bold cyan", "you": "bold green", "note": "yellow"}
 
 
 def command(
@@ -99,24 +101,24 @@ def _coach(text: str | None, endpoints: str | None) -> RoleSettings | None:
 
 
 class _Printer:
-    """Prints a message while it arrives."""
+    """Prints a message of the person while it arrives."""
 
-    def __init__(self) -> None:
-        self.text = ""
+    text = ""
 
     def begin(self) -> None:
-        """Start a message of the person."""
+        """Start a message."""
         self.text = ""
-        out.print(PERSON, style="bold cyan", end="")
+        _say("person", "", end="")
 
     def show(self, text: str) -> None:
         """Print what is new in the message so far."""
-        text = sanitise(text)
         # Text that is not continued was thinking, of which only the end shows that.
-        new = text[len(self.text) :] if text.startswith(self.text) else f"\n{PERSON}{text}"
-        self.text = text
-        out.print(new, end="", markup=False, soft_wrap=True)
+        if not text.startswith(self.text):
+            out.print()
+            self.begin()
+        out.print(_block(text)[len(_block(self.text)) :], end="", markup=False, soft_wrap=True)
         out.file.flush()
+        self.text = text
 
 
 class _Terminal:
@@ -225,10 +227,14 @@ def _number(score: Score) -> str:
     return f"unscored ({score.reason})" if score.value is None else f"{score.value:.2f}"
 
 
-def _say(who: str, text: str) -> None:
-    style = "yellow" if who == "note" else "magenta"
-    out.print(f"{who:9} ", style=style, end="")
-    out.print(sanitise(text), markup=False, soft_wrap=True)
+def _say(who: str, text: str, end: str = "\n") -> None:
+    out.print(f"{who:{WIDTH}}", style=STYLES.get(who, "magenta"), end="")
+    out.print(_block(text), markup=False, soft_wrap=True, end=end)
+
+
+def _block(text: str) -> str:
+    """Safe text whose lines start below its first one."""
+    return sanitise(text).replace("\n", f"\n{' ' * WIDTH}")
 
 
 def _read_line() -> str:
@@ -236,10 +242,9 @@ def _read_line() -> str:
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401 - input() then has line editing
-        return input(YOU).strip()
+        return input(f"{'you':{WIDTH}}").strip()
     line = sys.stdin.readline()
     if not line:
         raise EOFError
-    out.print(YOU, style="bold green", end="")
-    out.print(sanitise(line.strip()), markup=False, soft_wrap=True)
+    _say("you", line.strip())
     return line.strip()

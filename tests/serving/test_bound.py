@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from soulkit.errors import ConfigError
+from soulkit.judge.structured import read_shape
 from soulkit.serving.backend import Body, Chunk, RequestError, chunk_head, usage_of
 from soulkit.serving.bound import END_TOOL, ENDED, BoundBackend, row_briefs
 from soulkit.tasks.kit.person.brief import END_MARK, START, Brief
+from soulkit.tasks.person_chat.task import PersonRatings
 from tests.support.road import synth_examples, task_of
 
 BRIEFS = tuple(Brief(f"Writes like p{i}.", "Wants a lamp.", f"p{i}", "lamp") for i in range(20))
@@ -173,3 +177,18 @@ def test_the_actor_of_a_task_can_be_served(task: str) -> None:
 def test_other_actors_are_refused_by_name(task: str) -> None:
     with pytest.raises(ConfigError, match=task):
         row_briefs(task_of(task), synth_examples(task, 3))
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["tau2_user.py", "verifiers_user.py"])
+def test_examples_for_packages_that_are_not_installed_compile(name: str) -> None:
+    compile((EXAMPLES / name).read_text(encoding="utf-8"), name, "exec")
+
+
+def test_the_scripted_person_ends_and_its_judge_is_readable() -> None:
+    script = runpy.run_path(str(EXAMPLES / "scripted_person.py"))
+    talk = [{"role": "system", "content": ""}, *[{"role": "assistant", "content": ""}] * 2]
+    assert script["person"](talk).endswith(END_MARK)
+    read_shape(script["judge"]([{"role": "user", "content": "Rate"}]), PersonRatings)
