@@ -8,7 +8,7 @@ The coverage simulation checks its bounds and runs.
 
 The benchmark of teaching facts without forgetting runs and resumes.
 
-The benchmark of sampling engines runs at a small size, and its engines agree.
+The benchmarks of sampling engines and of servers run at a small size, and the engines agree.
 """
 
 from __future__ import annotations
@@ -292,3 +292,16 @@ def test_three_engines_write_the_same_through_an_adapter(tmp_path: Path) -> None
 def test_an_engine_nobody_has_is_refused_before_anything_starts() -> None:
     done = sampling_benchmark("--engines", "soulkit,sglang")
     assert done.returncode == 2 and "choose engines from soulkit" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_two_servers_give_the_same_replies(tmp_path: Path) -> None:
+    out = tmp_path / "serve.json"
+    small = "--clients 2 --requests 4 --new 3 --length 24 --rounds 1 --hidden 64 --layers 2"
+    printed = script("benchmarks/serve.py", *small.split(), "--threads", 1, "--json", out)
+    assert "vLLM: skipped" in printed
+    (table,) = json.loads(out.read_text())["tables"]
+    assert [line["engine"] for line in table["lines"]] == ["soulkit", "transformers"]
+    for line in table["lines"]:
+        assert line["same"] == 1.0 and 1e8 < line["peak_bytes"] < 4e9

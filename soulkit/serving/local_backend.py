@@ -55,8 +55,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,), "include_reasoning": (True,),
 }  # fmt: skip
 """Settings that are not supported → the values that leave the reply as it is; null always does."""
-
-
+MOST_STOPS, LONGEST_STOP = 16, 256
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A token that is one byte."""
 
@@ -65,7 +64,6 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")
 class ChatRequest:
     """A body as prompt and settings."""
 
-    context: tuple[Segment, ...]
     ids: list[int]
     sampling: Sampling
     room: int
@@ -84,29 +82,30 @@ class ChatRequest:
             if not supported:
                 raise _wrong(name, f"{name} = {_short(value)} is not supported.")
         numbers = {name: _number(body, name) for name in NUMBERS}
-        limits = {numbers["max_tokens"], numbers["max_completion_tokens"]} - {None}
-        if len(limits) > 1:
+        limit, logprobs = numbers["max_tokens"], body.get("logprobs")
+        if limit and numbers["max_completion_tokens"] not in (None, limit):
             raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ. Send one.")
-        logprobs = body.get("logprobs")
         if logprobs not in (None, True, False):
             raise _wrong("logprobs", f"logprobs must be true or false, not {_short(logprobs)}.")
         sampling = Sampling.first_of(
-            {"max_tokens": next(iter(limits), None), "stop": _stop(body.get("stop")),
-             "thinking": _thinking(body), "top_k": max(0, numbers["top_k"] or 0)},
+            {"stop": _stop(body.get("stop")), "thinking": _thinking(body),
+             "top_k": max(0, numbers["top_k"] or 0)},
             {name: numbers[name] for name in ("temperature", "top_p", "min_p", "seed")},
         )  # fmt: skip
         if "thinking" in codec.dropped(sampling):
             raise _wrong("chat_template_kwargs.enable_thinking",
                          "The model's chat template cannot turn reasoning on or off.")  # fmt: skip
-        context = _messages(body.get("messages"))
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise _wrong("messages", "messages must be a list of at least one message.")
+        context = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
         try:
+            "".join(one.text for one in context).encode()  # fails for a lone surrogate
             ids = codec.prompt_ids(context, sampling.thinking)
-        except ModelLoadError as error:
-            raise _wrong(
-                "messages", f"The chat template refuses these messages: {error}"
-            ) from error
-        return cls(context=context, ids=ids, sampling=sampling, choices=numbers["n"] or 1,
-                   room=_room(codec, len(ids), next(iter(limits), None)),
+        except (ModelLoadError, UnicodeError) as error:
+            raise _wrong("messages", f"The messages cannot be a prompt: {error}") from error
+        room = _room(codec, len(ids), limit or numbers["max_completion_tokens"])
+        return cls(ids=ids, sampling=sampling, room=room, choices=numbers["n"] or 1,
                    logprobs=bool(logprobs), streams=bool(body.get("stream")),
                    schema=_schema(body.get("response_format")))  # fmt: skip
 
@@ -132,9 +131,11 @@ def _number(body: Body, name: str) -> Any:
 
 
 def _stop(value: Any) -> tuple[str, ...] | None:
-    strings = [value] if isinstance(value, str) else value or []
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
-        raise _wrong("stop", "stop must be a string or a list of strings, none of them empty.")
+    strings = value or [] if not isinstance(value, str) else [value]
+    good = isinstance(strings, list) and all(isinstance(s, str) and s for s in strings)
+    if not good or len(strings) > MOST_STOPS or max(map(len, strings), default=0) > LONGEST_STOP:
+        raise _wrong("stop", f"stop must be a string or a list of at most {MOST_STOPS} strings, "
+                     f"each of 1 to {LONGEST_STOP} characters.")  # fmt: skip
     return tuple(strings) or None
 
 
@@ -161,12 +162,6 @@ def _schema(form: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise _wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
     return schema
-
-
-def _messages(messages: Any) -> tuple[Segment, ...]:
-    if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "messages must be a list of at least one message.")
-    return tuple(_message(message, f"messages[{at}]") for at, message in enumerate(messages))
 
 
 def _message(message: Any, at: str) -> Segment:
@@ -200,6 +195,12 @@ def _room(codec: Codec, prompt: int, limit: int | None) -> int:
         raise _wrong("messages", message, "context_length_exceeded") from error
 
 
+def _failure(error: Exception) -> RequestError:
+    if isinstance(error, ProviderError):  # closed
+        return RequestError(error.detail, status=503)
+    return RequestError(f"The model failed: {type(error).__name__}: {error}", status=500)
+
+
 class SchemaRule:
     """A `TokenRule` that lets a reply, after its reasoning, only be JSON of one schema."""
 
@@ -217,7 +218,10 @@ class SchemaRule:
         if self.thinks:
             self.thinks = END_OF_THINKING not in self.codec.text(ids[-8:])
             return False
-        return not self.matcher.consume_token(ids[-1]) or bool(self.matcher.is_stopped())
+        self.matcher.consume_token(ids[-1])
+        if self.matcher.is_error():  # too complex, noticed late
+            raise ValueError(f"the schema cannot be enforced: {self.matcher.get_error()}")
+        return bool(self.matcher.is_stopped())
 
 
 class ReplyStream:
@@ -314,13 +318,13 @@ class LocalBackend:
                 rows[0].changed.clear()
                 for stream in list(streams):
                     if stream.row.error is not None:
-                        raise RequestError(f"The model failed: {stream.row.error}", status=500)
+                        raise _failure(stream.row.error)
                     if choice := stream.choice():
                         if choice["finish_reason"]:
                             streams.remove(stream)
                         yield {**head, "choices": [choice]}
         except ProviderError as error:
-            raise RequestError(error.detail, status=503) from error
+            raise _failure(error) from error
         finally:
             for row in rows:
                 row.cancelled = True

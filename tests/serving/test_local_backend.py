@@ -4,6 +4,7 @@ rows join and leave a running batch; settings are followed or refused by name.""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,9 +15,12 @@ from soulkit.models.local import batching
 from soulkit.models.local.continuous import Row
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
+from soulkit.runs.records import load_records
 from soulkit.serving.backend import Chunk, RequestError
 from soulkit.serving.local_backend import LocalBackend, ReplyStream
 from soulkit.types import Call, Sampling, Segment
+from tests.support.evaluation import soul
+from tests.support.serving import in_thread
 
 pytestmark = pytest.mark.torch
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
@@ -259,7 +263,8 @@ def test_replies_follow_their_schema(backend: LocalBackend) -> None:
         ({"temperature": float("nan")}, "temperature"), ({"top_p": 0}, "top_p"),
         ({"top_p": "1"}, "top_p"), ({"n": 0}, "n"), ({"n": True}, "n"), ({"seed": 1.5}, "seed"),
         ({"max_tokens": 10**400}, "max_tokens"), ({"max_completion_tokens": 3}, "max_tokens"),
-        ({"stop": ["a", ""]}, "stop"), ({"stop": 5}, "stop"), ({"logprobs": 2}, "logprobs"),
+        ({"stop": ["a", ""]}, "stop"), ({"stop": 5}, "stop"), ({"stop": "a" * 300}, "stop"),
+        ({"logprobs": 2}, "logprobs"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools"),
@@ -272,6 +277,7 @@ def test_replies_follow_their_schema(backend: LocalBackend) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "a \ud800 b"}]}, "messages"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_name(
@@ -351,3 +357,26 @@ def test_pieces_of_any_tokens_give_the_text_of_all(model: LocalModel) -> None:
         ids = random.integers(6, len(model.tokenizer), random.integers(1, 150)).tolist()
         text = "".join(delta.get("content", "") for delta in deltas(model, ids))
         assert text == model.codec.completion([10], ids, (), room=len(ids)).text
+
+
+@pytest.mark.slow
+def test_an_evaluation_over_http_has_the_replies_of_one_in_this_process(tmp_path: Path) -> None:
+    folder = build_tiny(tmp_path / "m", [" ".join(WORDS)], max_context=1024)
+    model = LocalModel.load(folder, device="cpu")
+    options = ("--task", "tomi", "--data", "synth:12", "--temperature", 0, "--max-tokens", 16,
+               "--max-unscored", 1)  # fmt: skip
+    with in_thread(LocalBackend(model)) as url:
+        assert soul("eval", "api", "--model", "m", "--base-url", url, "--out", tmp_path / "api",
+                    *options) == 0  # fmt: skip
+    assert soul("eval", "local", "--model", folder, "--device", "cpu", "--out", tmp_path / "local",
+                *options) == 0  # fmt: skip
+    over_http, here = (
+        {
+            one.episode.example_id: one.episode.transcript
+            for one in load_records(tmp_path / run / "episodes.jsonl")
+        }
+        for run in ("api", "local")
+    )
+    assert len(here) == 12 and over_http == here
+    conditions = json.loads((tmp_path / "api" / "conditions.json").read_text())
+    assert "unknown" not in json.dumps(conditions["players"])

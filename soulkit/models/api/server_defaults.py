@@ -3,7 +3,7 @@
 A server fills in parameters that a request leaves out. Each kind is sent neutral values under its
 own names:
 
-    vLLM, SGLang          top_k -1, min_p 0, repetition_penalty 1
+    vLLM, SGLang, soulkit top_k -1, min_p 0, repetition_penalty 1
     llama.cpp             top_k 0, min_p 0, repeat_penalty 1
     transformers serve    generation_config: a JSON text that replaces the model's own
 
@@ -32,7 +32,7 @@ from soulkit.models.api.wire import NEUTRAL
 from soulkit.types import Sampling
 
 LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"
-OWNERS = frozenset(("vllm", "sglang", LLAMA_CPP))
+OWNERS = frozenset(("vllm", "sglang", "soulkit", LLAMA_CPP))
 """Values of `owned_by` in these servers' lists of models."""
 FILLED = ("top_k", "min_p", "repetition_penalty", "repeat_penalty", "generation_config")
 """All parameters that may be sent in addition to those of every request."""

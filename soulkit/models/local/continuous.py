@@ -37,7 +37,7 @@ class TokenRule(Protocol):
         """Which tokens may follow `ids` (bool [vocabulary]); None: all."""
 
     def complete(self, ids: Sequence[int]) -> bool:
-        """Whether the reply must end after `ids`."""
+        """Whether the reply must end after `ids`. ValueError if the rule failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,12 +59,6 @@ class Row:
     """Why there is no reply."""
     cancelled: bool = False
     """Set by the reader: the row leaves its batch before the next step."""
-
-    @property
-    def group(self) -> tuple[float, float, int, float]:
-        """Tokens of rows with the same group are drawn together."""
-        s = self.sampling
-        return s.temperature, s.top_p, s.top_k, s.min_p
 
     @property
     def over(self) -> bool:
@@ -263,7 +257,8 @@ class ContinuousBatching:
         self.steps += 1
         groups: dict[object, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
-            groups[row.group].append(place)
+            one = row.sampling
+            groups[one.temperature, one.top_p, one.top_k, one.min_p].append(place)
             allowed = None if row.rule is None else row.rule.allowed(row.ids)
             if allowed is not None:
                 logits[place, torch.from_numpy(~allowed).to(logits.device)] = -torch.inf
@@ -285,7 +280,11 @@ class ContinuousBatching:
     def _ended(self, row: Row) -> bool:
         over = len(row.ids) >= len(row.uniform) or row.ids[-1] in self.codec.end_ids
         stopped = over or self.codec.hits_stop(row.ids, row.sampling.stop)
-        return stopped or (row.rule is not None and row.rule.complete(row.ids))
+        try:
+            return stopped or (row.rule is not None and row.rule.complete(row.ids))
+        except ValueError as error:
+            row.error = error
+            return True
 
     def _tell(self, rows: Sequence[Row]) -> None:
         if rows and not self._loop.is_closed():
