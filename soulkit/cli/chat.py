@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,14 +22,16 @@ if TYPE_CHECKING:
     from soulkit.serving.chat import Chat
     from soulkit.types import Score
 
-HELP = {
-    "/feedback": "what the coach says about the last message (needs --coach)",
-    "/again": "the last message again, with the coach's feedback; or /again YOUR FEEDBACK",
-    "/first": "keep the first message after /again",
-    "/why": "how the judge rates the person so far (needs --judge)",
-    "/end": "save the chat and leave, as Ctrl-D and Ctrl-C do",
-    "/help": "this list",
+COMMANDS = {
+    "feedback": "what the coach says about the last message (needs --coach)",
+    "again": "the last message again, with the coach's feedback; or /again YOUR FEEDBACK",
+    "first": "keep the first message after /again",
+    "why": "how the judge rates the person so far (needs --judge)",
+    "end": "save the chat and leave, as Ctrl-D and Ctrl-C do",
+    "help": "this list",
 }
+"""Command, a method of _Terminal → what it does."""
+MISSING = "There is no {0}. Start with --{0} PLAYER, such as --{0} endpoint:MODEL@URL."
 WIDTH = 10
 """Columns for the name of who speaks."""
 STYLES = {"person": "bold cyan", "you": "bold green", "note": "yellow"}
@@ -126,12 +127,8 @@ class _Terminal:
 
     def __init__(self, chat: Chat, printer: _Printer, *, has_coach: bool) -> None:
         self.chat, self.printer, self.has_coach = chat, printer, has_coach
-        self.feedback: Feedback | None = None
+        self.advice: Feedback | None = None
         """What the coach said about the last message."""
-        self.commands = {
-            "/feedback": self._ask_coach, "/again": self._again, "/first": self._keep_first,
-            "/why": self._ask_judge, "/end": self._end, "/help": self._help,
-        }  # fmt: skip
 
     def run(self) -> None:
         """Chat, and save the chat whatever ends it; raises the error of a failed message."""
@@ -139,79 +136,74 @@ class _Terminal:
             self.wait = runner.run
             try:
                 with suppress(KeyboardInterrupt, EOFError):
-                    self._talk()
+                    self.hear()
+                    while True:
+                        self.obey(_read_line())
             finally:
                 out.print()
                 self._report(self.wait(self.chat.save()))
 
-    def _talk(self) -> None:
-        self._hear(self.chat.person())
-        while True:
-            line = _read_line()
-            name, _, words = line.partition(" ")
-            if name in self.commands:
-                try:
-                    self.commands[name](words.strip())
-                except CallError as error:
-                    _say("note", error.detail)
-            elif name.startswith("/"):
-                _say("note", f"There is no command {name}. /help lists them.")
-            elif self.chat.stop and line:
-                _say("note", "The person has left. /again plays the last message again, /end ends.")
-            elif line:
-                self.chat.answer(line)
-                self._hear(self.chat.person())
+    def obey(self, line: str) -> None:
+        """A line of the user: a command, or an answer to the person."""
+        name, _, words = line.partition(" ")
+        if name[:1] == "/" and name[1:] in COMMANDS:
+            try:
+                getattr(self, name[1:])(words.strip())
+            except CallError as error:
+                _say("note", error.detail)
+        elif name[:1] == "/":
+            _say("note", f"There is no command {name}. /help lists them.")
+        elif line and self.chat.stop:
+            _say("note", "The person has left. /again plays the last message again, /end ends.")
+        elif line:
+            self.chat.answer(line)
+            self.hear()
 
-    def _hear(self, message: Coroutine[Any, Any, None]) -> None:
+    def hear(self, advice: Feedback | None = None) -> None:
         """Print the person's message while it arrives."""
-        self.feedback = None
+        self.advice = None
         self.printer.begin()
         try:
-            self.wait(message)
+            self.wait(self.chat.person(advice))
         finally:
             out.print()
-        if self.chat.stop == "empty":
-            _say("note", "The person wrote nothing, which ends the chat.")
-        elif self.chat.stop:
-            _say("note", "The person ended the chat.")
+        if stop := self.chat.stop:
+            ended = "wrote nothing, which ends" if stop == "empty" else "ended"
+            _say("note", f"The person {ended} the chat.")
 
-    # -- commands ---------------------------------------------------------------------------------
-
-    def _ask_coach(self, words: str) -> None:
+    def feedback(self, words: str) -> None:
         if not self.has_coach:
-            _say("note", "There is no coach. Start with --coach PLAYER, such as --coach "
-                 "endpoint:MODEL@URL or --coach symbolic.")  # fmt: skip
+            _say("note", f"{MISSING.format('coach')} Or give it yourself: /again YOUR FEEDBACK")
             return
-        self.feedback = self.wait(self.chat.feedback())
-        _say("coach", self.feedback.text if self.feedback else "(nothing)")
+        self.advice = self.wait(self.chat.feedback())
+        _say("coach", self.advice.text if self.advice else "(nothing)")
 
-    def _again(self, words: str) -> None:
+    def again(self, words: str) -> None:
         if words:
-            self.feedback = Feedback(text=words, author="user")
-        elif self.feedback is None:
-            self._ask_coach("")
-        if self.feedback is not None:
-            self._hear(self.chat.person(self.feedback))
+            self.advice = Feedback(text=words, author="user")
+        elif self.advice is None:
+            self.feedback("")
+        if self.advice is not None:
+            self.hear(self.advice)
             _say("note", "/first keeps the first message instead.")
 
-    def _keep_first(self, words: str) -> None:
+    def first(self, words: str) -> None:
         kept = self.chat.keep_first()
         _say("note", "The first message counts." if kept else "There is no other message.")
 
-    def _ask_judge(self, words: str) -> None:
+    def why(self, words: str) -> None:
         if not self.chat.cast.judges:
-            _say("note", "There is no judge. Start with --judge PLAYER, such as --judge "
-                 "endpoint:MODEL@URL.")  # fmt: skip
+            _say("note", MISSING.format("judge"))
             return
         score = self.wait(self.chat.judged())
         _say("judge", f"{_number(score)}\n{score.words}")
 
-    def _end(self, words: str) -> None:
+    def end(self, words: str) -> None:
         raise EOFError
 
-    def _help(self, words: str) -> None:
-        for name, text in HELP.items():
-            _say(name, text)
+    def help(self, words: str) -> None:
+        for name, text in COMMANDS.items():
+            _say(f"/{name}", text)
 
     def _report(self, score: Score | None) -> None:
         if score is None:

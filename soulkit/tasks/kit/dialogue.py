@@ -182,6 +182,8 @@ class DialogueTask(Task):
     start = "(You meet.)"
     """The partner's first user message."""
     default_turns = 6
+    partner_attempts = 1
+    """How often the partner is asked for a line until it says something."""
     plain_talk = True
 
     @property
@@ -215,11 +217,14 @@ class DialogueTask(Task):
         continues."""
         return None
 
-    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+    def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
+        """The actor's conversation before its first turn."""
         seat = self.acted_seat(example)
         _, cuts = self.within_budget(example.visible(seat))
-        opening = self.slot(example, seat, rollout.feedback)
-        talk = Conversation(seat, [opening], notes=cut_note(cuts))
+        return Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        talk = self.conversation(example, rollout.feedback)
         converse = partial(self._converse, example, cast, rollout, talk)
         return await play_out(talk, example, rollout, converse)
 
@@ -246,7 +251,7 @@ class DialogueTask(Task):
             call,
             partner_words,
             f"the {seat}",
-            attempts=1,
+            attempts=self.partner_attempts,
             trouble=lambda reply: "said nothing",
         )
         talk.usage += usage

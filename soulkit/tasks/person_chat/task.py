@@ -29,15 +29,7 @@ from soulkit.judge.verdict import spoken, transcript
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.coaching import fenced_remarks, first_verdict
-from soulkit.tasks.kit.dialogue import (
-    Conversation,
-    DialogueTask,
-    cut_note,
-    others_view,
-    partner_reply,
-    partner_words,
-    play_out,
-)
+from soulkit.tasks.kit.dialogue import Conversation, DialogueTask, others_view
 from soulkit.tasks.kit.made_rows import FIRST_NAMES, rows_by_index
 from soulkit.tasks.kit.person.brief import START, Brief, split_end
 from soulkit.tasks.kit.person.faults import find_faults
@@ -87,6 +79,7 @@ class PersonChat(DialogueTask):
     templates = ("person", AGENT, "judge")
     start = START
     default_turns = 8
+    partner_attempts = 2
     gold_is_script = True
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -106,39 +99,28 @@ class PersonChat(DialogueTask):
         return self.prompts.opening("person", feedback, self.view(example, seat))
 
     def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """The person's conversation before its first message."""
-        _, cuts = self.within_budget(example.visible(PERSON))
-        opening = [self.slot(example, PERSON, feedback), Segment("user", self.start)]
-        talk = Conversation(PERSON, opening, notes=cut_note(cuts))
+        talk = super().conversation(example, feedback)
         if first := str(example.fields.get("opening") or "").strip():
-            talk.context.pop()
             talk.hear(Line(AGENT, first))
+        else:
+            talk.notify(self.start)
         return talk
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return tuple(self.conversation(example, None).context)
 
-    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        cast.player("partner")
-        talk = self.conversation(example, rollout.feedback)
-
-        async def converse() -> str:
-            stop = await self._converse(example, cast, rollout, talk)
-            self.note_faults(example, talk)
-            return stop
-
-        return await play_out(talk, example, rollout, converse)
-
     async def _converse(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
+        stop = ""
         for index in range(self.most_turns):
             if index:
-                talk.hear(await self.agent_line(example, cast, rollout, talk, index - 1))
+                talk.hear(await self._partner_line(example, cast, rollout, talk, index - 1))
             reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
             if stop := self.take_turn(talk, reply.text):
-                return stop
-        return "max_turns"
+                break
+        self.note_faults(example, talk)
+        return stop or "max_turns"
 
     def take_turn(self, talk: Conversation, reply: str) -> str:
         """Add the person's reply as a line; the stop reason, or an empty text to continue."""
@@ -151,18 +133,6 @@ class PersonChat(DialogueTask):
         """Note the faults of the finished conversation."""
         if faults := find_faults(talk.lines, PERSON, brief_of(example.fields)):
             talk.notes["faults"] = [asdict(fault) for fault in faults]
-
-    async def agent_line(
-        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
-    ) -> Line:
-        """The agent's next message; PartnerError if two attempts give nothing."""
-        call = rollout.call("partner", example, index)
-        context = self.partner_context(example, talk.lines)
-        text, usage = await partner_reply(
-            cast.player("partner"), context, call, partner_words, "the agent"
-        )
-        talk.usage += usage
-        return Line(AGENT, text)
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         return others_view(AGENT, [Segment("system", self.prompts.render(AGENT))], lines)

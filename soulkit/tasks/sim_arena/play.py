@@ -27,7 +27,6 @@ from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import (
     Conversation,
     DialogueTask,
-    cut_note,
     others_view,
     partner_reply,
     partner_words,
@@ -121,11 +120,9 @@ class PlayedPerson(DialogueTask):
         return tuple(self.conversation(example, None).context)
 
     def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
-        """The actor's conversation before its first turn."""
-        seat = self.acted_seat(example)
-        _, cuts = self.within_budget(example.visible(seat))
-        talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
-        talk.notify(self.prompts.render(f"{seat}_opening", **self.view(example, seat)))
+        talk = super().conversation(example, feedback)
+        opening = f"{talk.seat}_opening"
+        talk.notify(self.prompts.render(opening, **self.view(example, talk.seat)))
         return talk
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
