@@ -144,20 +144,13 @@ ACTORS: Mapping[str, Speak] = {"careless": careless, "careful": careful}
 class _Handler(BaseHTTPRequestHandler):
     backend: ClassVar[ScriptBackend]
     protocol_version = "HTTP/1.1"
-    # Send head and body in one packet: Nagle's algorithm delays a second small one by 40 ms.
-    wbufsize = -1
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: only the command prints to the console."""
-
-    def do_GET(self) -> None:
-        self._reply({"object": "list", "data": [{"id": self.backend.name, "object": "model"}]})
+    wbufsize = -1  # head and body in one packet: Nagle's algorithm delays a second one by 40 ms
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-        self._reply(asyncio.run(assembled(self.backend.chunks(body, ""))))
-
-    def _reply(self, payload: Mapping[str, Any]) -> None:
+        payload: dict[str, Any] = {"data": [{"id": self.backend.name, "object": "model"}]}
+        if self.command == "POST":
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            payload = asyncio.run(assembled(self.backend.chunks(body, "")))
         raw = json.dumps(payload).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -165,10 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
+    do_GET = do_POST
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: only the command prints to the console."""
+
 
 class _Server(ThreadingHTTPServer):
-    # A run opens all its conversations at once; the default queue of 5 would reject most of them.
-    request_queue_size = 512
+    request_queue_size = 512  # a run opens all its conversations at once
     daemon_threads = True
 
 

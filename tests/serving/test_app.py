@@ -109,11 +109,12 @@ def test_metrics() -> None:
     with served(Counting()) as url:
         for raw in (json.dumps(BODY).encode(), b"{"):
             HTTP.post(f"{url}{CHAT}", content=raw)
-        metrics = HTTP.get(url.removesuffix("/v1") + "/metrics").text.splitlines()
-    for line in ('soulkit_requests_total{status="200"} 1', 'soulkit_requests_total{status="400"} 1',
-                 'soulkit_tokens_total{kind="completion"} 3', "soulkit_requests_running 0",
-                 "# TYPE soulkit_requests_total counter"):  # fmt: skip
-        assert line in metrics, metrics
+        expected = {'soulkit_requests_total{status="200"} 1',
+                    'soulkit_requests_total{status="400"} 1', "soulkit_requests_running 0",
+                    'soulkit_tokens_total{kind="completion"} 3',
+                    "# TYPE soulkit_requests_total counter"}  # fmt: skip
+        address = url.removesuffix("/v1") + "/metrics"
+        until(lambda: expected <= set(HTTP.get(address).text.splitlines()))
 
 
 def test_a_client_that_cancels_in_mid_stream_frees_its_place_at_once() -> None:
@@ -180,7 +181,7 @@ def test_more_than_may_wait_are_told_to_come_back(
         (CHAT, {"model": "counting"}, 400, "'messages' is missing"),
         (CHAT, {**BODY, "messages": {}}, 400, "'messages' must be a list"),
         (CHAT, {**BODY, "messages": ["hi"]}, 400, "'messages[0]'"),
-        (CHAT, {**BODY, "messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
+        (CHAT, {**BODY, "messages": [{"role": ["user"]}]}, 400, "messages[0]"),
         (CHAT, {**BODY, "stream": "yes"}, 400, "'stream' must be true or false"),
         (CHAT, {**BODY, "tools": ["x"]}, 400, "'tools'"),
         (CHAT, {**BODY, "max_tokens": 101}, 400, "100 tokens"),
