@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,49 +35,52 @@ class System(StrEnum):
     refuse, ignore, append = "refuse", "ignore", "append"
 
 
+Script = Annotated[str | None, typer.Option("--script", metavar="TASK|FILE.py:FUNCTION",
+    help="Instead of MODEL: the scripted partner of a task, or a function that gets the messages "
+    "and returns a text.", autocompletion=COMPLETERS["tasks"])]  # fmt: skip
+Engine = Annotated[str, typer.Option("--engine", metavar="auto|local|vllm|vllm@URL",
+    help="Engine of the model; auto: vLLM if it is installed and there is a GPU. vllm@URL: a "
+    "running server that has MODEL.", autocompletion=COMPLETERS["engines"])]  # fmt: skip
+Host = Annotated[str, typer.Option("--host", metavar="HOST",
+    help="Address to listen on; any but this machine's own needs --api-key-env.")]  # fmt: skip
+Port = Annotated[int, typer.Option("--port", metavar="PORT",
+    help="Port to listen on; 0 picks a free port.")]  # fmt: skip
+KeyEnv = Annotated[str | None, typer.Option("--api-key-env", metavar="NAME",
+    help="Environment variable with the key that clients must send.")]  # fmt: skip
+MaxConcurrency = Annotated[int, typer.Option("--max-concurrency", metavar="N", min=1,
+    help="Replies generated at the same time; further requests wait.")]  # fmt: skip
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE",
+    help="Device of the model: auto, cpu, cuda.")]  # fmt: skip
+ModelName = Annotated[str | None, typer.Option("--model-name", metavar="NAME",
+    help="Id of the model for clients. [default: from MODEL]")]  # fmt: skip
+Personas = Annotated[Path | None, typer.Option("--persona", metavar="FILE", exists=True,
+    help="Play a person: personas, one JSON object a line; a conversation gets one.")]  # fmt: skip
+Scenarios = Annotated[Path | None, typer.Option("--scenario", metavar="FILE", exists=True,
+    help="Play a person: what people want, one JSON object a line.")]  # fmt: skip
+Actor = Annotated[str | None, typer.Option("--task", metavar="TASK",
+    help="Play the actor of a task's rows (--data) instead.",
+    autocompletion=COMPLETERS["tasks"])]  # fmt: skip
+Rows = Annotated[str | None, typer.Option("--data", metavar="FILE|synth:N",
+    help="Rows of --task.")]  # fmt: skip
+Ends = Annotated[End, typer.Option("--end", metavar="|".join(End),
+    help="How a person ends a conversation: with ###STOP### in the text, with a call of the tool "
+    "end_conversation, or with a stop_reason.")]  # fmt: skip
+Systems = Annotated[System, typer.Option("--system", metavar="|".join(System),
+    help="What a person does with a client's system prompt.")]  # fmt: skip
+
+
 def command(
     model: Annotated[str | None, typer.Argument(metavar="MODEL",
         help="Training run, folder with weights, or Hub model; tiny for a random one.")] = None,
-    script: Annotated[str | None, typer.Option("--script", metavar="TASK|FILE.py:FUNCTION",
-        help="Instead of MODEL: the scripted partner of a task, or a function that gets the "
-        "messages and returns a text.", autocompletion=COMPLETERS["tasks"])] = None,
+    script: Script = None,
     adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
         help="LoRA adapter of MODEL.")] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm|vllm@URL",
-        help="Engine of the model; auto: vLLM if it is installed and there is a GPU. vllm@URL: a "
-        "running server that has MODEL.",
-        autocompletion=COMPLETERS["engines"])] = "auto",
-    host: Annotated[str, typer.Option("--host", metavar="HOST",
-        help="Address to listen on; any but this machine's own needs --api-key-env.",
-        )] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="PORT",
-        help="Port to listen on; 0 picks a free port.")] = 8799,
-    api_key_env: Annotated[str | None, typer.Option("--api-key-env", metavar="NAME",
-        help="Environment variable with the key that clients must send.")] = None,
-    max_context: MaxContext = None,
-    max_concurrency: Annotated[int, typer.Option("--max-concurrency", metavar="N", min=1,
-        help="Replies generated at the same time; further requests wait.")] = 64,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
-        help="Device of the model: auto, cpu, cuda.")] = "auto",
-    model_name: Annotated[str | None, typer.Option("--model-name", metavar="NAME",
-        help="Id of the model for clients. [default: from MODEL]")] = None,
-    persona: Annotated[Path | None, typer.Option("--persona", metavar="FILE", exists=True,
-        help="Play a person: personas, one JSON object a line, one for each conversation."),
-        ] = None,
-    scenario: Annotated[Path | None, typer.Option("--scenario", metavar="FILE", exists=True,
-        help="Play a person: what people want, one JSON object a line.")] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="TASK",
-        help="Play the actor of a task's rows (--data) instead.",
-        autocompletion=COMPLETERS["tasks"])] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="FILE|synth:N",
-        help="Rows of --task.")] = None,
-    end: Annotated[End, typer.Option("--end", metavar="|".join(End),
-        help="How a person ends a conversation: with ###STOP### in the text, with a call of the "
-        "tool end_conversation, or with a stop_reason.")] = End.marker,
-    system: Annotated[System, typer.Option("--system", metavar="|".join(System),
-        help="What a person does with a client's system prompt.")] = System.refuse,
-    tasks: TaskFiles = None,
-    trust: Trust = False,
+    engine: Engine = "auto", host: Host = "127.0.0.1", port: Port = 8799,
+    api_key_env: KeyEnv = None, max_context: MaxContext = None,
+    max_concurrency: MaxConcurrency = 64, device: Device = "auto", model_name: ModelName = None,
+    persona: Personas = None, scenario: Scenarios = None, task: Actor = None, data: Rows = None,
+    end: Ends = End.marker, system: Systems = System.refuse,
+    tasks: TaskFiles = None, trust: Trust = False,
 ) -> None:  # fmt: skip
     """Serve a model, or a script without a model, as an OpenAI-compatible server.
 
@@ -87,6 +90,7 @@ def command(
     running replies have 30 s to finish.
     """
     from soulkit.serving.app import Limits, make_app, make_listener, make_server
+    from soulkit.serving.bound import BoundBackend
 
     if (model is None) == (script is None):
         raise ConfigError(
@@ -94,35 +98,24 @@ def command(
             "The command serves one model or one script.",
             "Write soul serve MODEL, or soul serve --script TASK.",
         )
-    key = _key(host, api_key_env)
-    briefs: Sequence[Brief] = ()
-    if persona or scenario or task:
-        briefs = _briefs(persona, scenario, task, data, registry_of(tasks, trust=trust))
-    elif data or end is not End.marker or system is not System.refuse:
-        raise ConfigError(
-            "--data, --end and --system are for a person.",
-            "Without a person, clients send their own prompts.",
-            "Add --persona FILE, --scenario FILE or --task TASK, or leave them out.",
-        )
+    key, registry = _key(host, api_key_env), registry_of(tasks, trust=trust)
+    opening: dict[str, Any] = {"adapter": adapter, "max_context": max_context}
+    opening |= {"engine": engine, "device": device}
+    briefs = _briefs(persona, scenario, task, data, registry)
+    if not briefs and (end is not End.marker or system is not System.refuse):
+        raise _no_effect("--end and --system", "They are for a person: add --persona FILE.")
     with make_listener(host, port) as listener, ExitStack() as stack:
         if script is not None:
-            registry = registry_of(tasks, trust=trust)
+            if {*opening.values()} != {None, "auto"}:
+                raise _no_effect("--adapter, --max-context, --engine and --device",
+                                 "They are for MODEL, not for a script.")  # fmt: skip
             backend, option = _script(script, registry, model_name)
-            certificate = None
         else:
-            from soulkit.serving.certificate import certificate_lines, find_certificate
-            from soulkit.serving.engines import opened_model
-
-            backend, option = stack.enter_context(opened_model(
-                str(model), adapter=adapter, engine=engine, device=device, name=model_name or "",
-                max_context=max_context, running=max_concurrency, reporter=ConsoleReporter("serve"),
+            backend, option = stack.enter_context(_model(
+                str(model), **opening, running=max_concurrency, name=model_name or "",
             )), ""  # fmt: skip
-            certificate = find_certificate(str(model), adapter)
-            for line in certificate_lines(certificate):
-                err.print(safe(line), soft_wrap=True)
+        certificate = _certificate(model, adapter)
         if briefs:
-            from soulkit.serving.bound import BoundBackend
-
             backend = BoundBackend(backend, briefs, end.value, system.value)
         limits = Limits(running=max_concurrency)
         server = make_server(make_app(backend, limits=limits, key=key, certificate=certificate))
@@ -130,6 +123,26 @@ def command(
         typer.echo(url)
         err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
         server.run([listener])
+
+
+def _no_effect(options: str, why: str) -> ConfigError:
+    return ConfigError(f"{options} have no effect here.", why, "Leave them out.")
+
+
+def _model(model: str, **options: Any) -> AbstractContextManager[ChatBackend]:
+    from soulkit.serving.engines import opened_model
+
+    return opened_model(model, **options, reporter=ConsoleReporter("serve"))
+
+
+def _certificate(model: str | None, adapter: str | None) -> Mapping[str, Any] | None:
+    """Print what is known of a model, and return it."""
+    from soulkit.serving.certificate import certificate_lines, find_certificate
+
+    certificate = find_certificate(model, adapter) if model else None
+    for line in certificate_lines(certificate) if model else ():
+        err.print(safe(line), soft_wrap=True)
+    return certificate
 
 
 def _briefs(
@@ -141,7 +154,7 @@ def _briefs(
     from soulkit.tasks.kit.person.brief import read_briefs
 
     if name is None and data is None:
-        return read_briefs(persona, scenario)
+        return read_briefs(persona, scenario) if persona or scenario else ()
     if name is None or data is None or persona or scenario:
         raise ConfigError(
             "--task and --data go together, without --persona and --scenario.",

@@ -52,10 +52,15 @@ def opened_model(
         raise ConfigError(
             f"'{engine}' is not an engine.", f"{error}.", "Use --engine auto, local or vllm."
         ) from error
-    name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
     if choice.attached:
-        yield _attached(choice.urls[0], model)
+        if adapter or max_context or device != "auto":
+            raise ConfigError(
+                "--adapter, --max-context and --device have no effect on a running server.",
+                "They are set where it is started.", "Leave them out.",
+            )  # fmt: skip
+        yield _attached(choice.urls[0], model, name)
         return
+    name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
     python = interpreter(None)
     choice = resolve_engine(choice, python=python, device=device)
     reporter.note(f"engine: {choice.words()}{_why_local(python) if choice.kind != engine else ''}")
@@ -99,7 +104,7 @@ def _on_vllm(
         )  # fmt: skip
 
 
-def _attached(url: str, served: str) -> VllmBackend:
+def _attached(url: str, served: str, name: str) -> VllmBackend:
     """The model `served` of a running server; its only one if none is named."""
     (address,) = attached_addresses([url])
     try:
@@ -111,7 +116,7 @@ def _attached(url: str, served: str) -> VllmBackend:
         ) from error  # fmt: skip
     for entry in entries:
         if entry.id == served or (not served and len(entries) == 1):
-            return VllmBackend(address, entry.id, context_limit=entry.max_context)
+            return VllmBackend(address, entry.id, name=name, context_limit=entry.max_context)
     names = [entry.id for entry in entries]
     raise ConfigError(
         f"The server at {url} has no model '{served}'.", f"It has {', '.join(names) or 'none'}.",
