@@ -3,10 +3,9 @@
     base in float32 + adapter ──▶ merged ──▶ number format of the base ──▶ .DIR.part ──▶ DIR
                         └──▶ logits before        compared with        logits of the files
 
-Both logits are computed in float32, so a difference comes from the export; above `LIMITS` nothing
-is written. An adapter trained on an nf4 base is merged into the unpacked nf4 weights, because it
-also corrects their rounding. `generation_config.json` has ids, but no sampling settings: those of
-a base are not meant for its simulator.
+Both logits are computed in float32; above `LIMITS` nothing is written. An adapter that was trained
+on an nf4 base corrects its rounding, so it is merged into the unpacked nf4 weights. No sampling
+settings of the base are exported: `generation_config.json` has only ids.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from typing import Any, Literal, NamedTuple
 from soulkit.api_keys import remember
 from soulkit.distill.experts import Base, base_of_adapter, base_of_note, named_base, same_base
 from soulkit.distill.generalist import generalist_folder
-from soulkit.errors import ConfigError, DataError, ModelLoadError, RunError
+from soulkit.errors import ConfigError, DataError, ModelLoadError
 from soulkit.models.codec import Codec
 from soulkit.models.local import loading
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
 from soulkit.models.local.quantize import is_quantised
 from soulkit.models.local.weights import stored_types, weights_hash
 from soulkit.models.vllm.command import RANKS
+from soulkit.people.continuations import models_of
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import is_run
 from soulkit.runs.jsonl import read_object, write_aside, write_json
@@ -64,16 +64,9 @@ def find_source(name: str, base: str | None = None) -> Source:
     """
     from soulkit.train.state.checkpoint import POSITION, DamagedCheckpoint, damage
 
-    folder = loading.adapter_folder(name)
-    if is_run(folder) or is_run(generalist_folder(folder)):
-        runs = (folder, generalist_folder(folder))
-        folder = next((run / "model" for run in runs if (run / "model").is_dir()), Path())
-        if not folder.name:
-            raise RunError(
-                f"The run '{name}' has no model.",
-                "It is unfinished, or it is not a training or distillation.",
-                f"Finish it, or name one of its checkpoints: {name}/checkpoints/STEP",
-            )
+    generalist = generalist_folder(Path(name))
+    model = models_of(str(generalist) if is_run(generalist) else name, {})[-1]
+    folder = loading.adapter_folder(model.adapter or model.player.model)
     if (folder / POSITION).is_file() and (fault := damage(folder)):
         raise DamagedCheckpoint(folder, fault)
     note, settings = read_object(folder / NOTE), read_object(folder / ADAPTER_CONFIG)
