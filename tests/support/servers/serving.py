@@ -33,13 +33,13 @@ def served(backend: ChatBackend, **options: Any) -> Iterator[str]:
 
 @contextmanager
 def serve_process(
-    *arguments: object, port: int = 0, env: dict[str, str] | None = None
+    *arguments: object, port: int = 0, env: dict[str, str] | None = None, limit_s: float = 120.0
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`soul serve` with these arguments, and the address that it prints."""
     process = start("serve", *arguments, "--port", port, env=env)
     try:
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], 120)[0], "it prints no address"
+        assert select.select([process.stdout], [], [], limit_s)[0], "it prints no address"
         yield process, process.stdout.readline().strip()
     finally:
         process.kill()
