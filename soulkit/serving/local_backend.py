@@ -306,8 +306,8 @@ class LocalBackend:
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`."""
-        request = ChatRequest.read(body, self.model.codec)
-        rows = await asyncio.to_thread(self._rows, request)
+        # In a thread, since long prompts and schemas take a while.
+        request, rows = await asyncio.to_thread(self._rows, body)
         streams = [ReplyStream(row, self.model.codec, index=i, logprobs=request.logprobs)
                    for i, row in enumerate(rows)]  # fmt: skip
         head = chunk_head(self.name, int(time.time()))
@@ -317,9 +317,10 @@ class LocalBackend:
                 await rows[0].changed.wait()
                 rows[0].changed.clear()
                 for stream in list(streams):
+                    choice = stream.choice()
                     if stream.row.error is not None:
                         raise _failure(stream.row.error)
-                    if choice := stream.choice():
+                    if choice is not None:
                         if choice["finish_reason"]:
                             streams.remove(stream)
                         yield {**head, "choices": [choice]}
@@ -331,13 +332,14 @@ class LocalBackend:
         usage = usage_of(len(request.ids), sum(len(row.ids) for row in rows))
         yield {**head, "choices": [], "usage": usage}
 
-    def _rows(self, request: ChatRequest) -> list[Row]:
+    def _rows(self, body: Body) -> tuple[ChatRequest, list[Row]]:
         from soulkit.models.local.continuous import Row
         from soulkit.models.local.draw import uniforms
 
+        request = ChatRequest.read(body, self.model.codec)
         prompt = hashlib.sha256(f"{self.name}{request.ids}".encode()).hexdigest()
         changed, seed = asyncio.Event(), request.sampling.seed
-        return [
+        return request, [
             Row(
                 request.ids, request.sampling,
                 uniforms(seed, Call(role="actor", example_id=prompt, rollout=i), request.room),

@@ -224,7 +224,8 @@ class ContinuousBatching:
                 rows, self.waiting = [*batch.rows, *self.fresh, *self.waiting], []
                 self._busy = False
             for row in rows:
-                row.error, row.done = row.error or error, True
+                if not row.done:
+                    row.error, row.done = error, True
             self._tell(rows)
 
     def _take(self, expected: float) -> bool:

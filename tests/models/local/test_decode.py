@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from soulkit.errors import ConfigError
 from soulkit.models.local import decode
+from soulkit.models.local.continuous import ContinuousBatching, Row
 from soulkit.models.local.decode import (
     Decoder,
     LaneLayout,
@@ -29,7 +30,7 @@ from soulkit.models.local.decode import (
     windows_of,
 )
 from soulkit.models.local.decode_check import _differences
-from soulkit.models.local.draw import Draw
+from soulkit.models.local.draw import Draw, uniforms
 from soulkit.models.local.sampler import LocalModel, expert_turns
 from soulkit.models.local.tiny import build_tiny
 from soulkit.train.model.attention import install_packed_attention
@@ -128,6 +129,30 @@ def test_other_memories_are_left_to_generate(folder: Path, shape: str) -> None:
     replies = ask(model, (2, 2), Sampling(max_tokens=5, seed=2))
     assert model.windows is None
     assert all(len(r.logprobs) == len(r.token_ids) > 0 for r in replies)
+
+
+@pytest.mark.parametrize("shape", SHAPES | LEFT_TO_GENERATE)
+def test_rows_that_join_a_running_batch_get_their_own_replies(folder: Path, shape: str) -> None:
+    model = made(folder, *(SHAPES | LEFT_TO_GENERATE)[shape])
+    model.codec.end_ids = model.codec.end_ids | frozenset(range(300, 340))
+    sampling, groups = Sampling(max_tokens=14, seed=3, temperature=1.3, top_p=0.95), (1, 3, 2, 6)
+    expected, engine = ask(model, groups, sampling), ContinuousBatching(model)
+
+    async def join() -> list[Row]:
+        rows: list[Row] = []
+        for number, (context, call) in enumerate(requests(groups)):
+            ids = model.codec.prompt_ids(context)
+            rows.append(Row(ids, sampling, uniforms(3, call, 14), streams=True))
+            engine.submit(rows[-1:])
+            if number % 3 == 0:
+                await rows[-1].changed.wait()
+        while not all(row.done for row in rows):
+            await asyncio.sleep(0.002)
+        return rows
+
+    for row, reply in zip(asyncio.run(join()), expected, strict=True):
+        assert (row.error, tuple(row.ids)) == (None, reply.token_ids)
+        np.testing.assert_allclose(row.logprobs, reply.logprobs, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
