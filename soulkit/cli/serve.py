@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import ConsoleReporter, err, safe
-from soulkit.cli.options import COMPLETERS, MaxContext, TaskFiles, Trust, registry_of
+from soulkit.cli.console import ConsoleReporter, err, print_next, safe
+from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ KeyEnv = Annotated[str | None, typer.Option("--api-key-env", metavar="NAME",
     help="Environment variable with the key that clients must send.")]  # fmt: skip
 MaxConcurrency = Annotated[int, typer.Option("--max-concurrency", metavar="N", min=1,
     help="Replies generated at the same time; further requests wait.")]  # fmt: skip
+MaxContext = Annotated[int | None, typer.Option("--max-context", metavar="N", min=1,
+    help="Maximum tokens of prompt and reply together. [default: the model's; on vLLM at most "
+    "16384]")]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE",
     help="Device of the model: auto, cpu, cuda.")]  # fmt: skip
 ModelName = Annotated[str | None, typer.Option("--model-name", metavar="NAME",
@@ -89,6 +92,8 @@ def command(
     on this machine only, unless --host and --api-key-env open it to others. Ctrl-C stops it;
     running replies have 30 s to finish.
     """
+    import fastapi  # noqa: F401 - a missing extra is found before a model is loaded
+
     from soulkit.serving.app import Limits, make_app, make_listener, make_server
     from soulkit.serving.bound import BoundBackend
 
@@ -122,6 +127,8 @@ def command(
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
         err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
+        if not (key or briefs or script):
+            print_next(f"soul chat {url}")
         server.run([listener])
 
 

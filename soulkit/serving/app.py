@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import secrets
 import socket
@@ -74,7 +75,7 @@ KINDS: Mapping[str, tuple[type, str]] = {
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The request in `raw` without fields that are null; RequestError if it is no chat request."""
     try:
-        body = json.loads(raw, parse_constant=_no_constant)
+        body = json.loads(raw, parse_float=_finite, parse_constant=_finite)
         if b"\\ud" in raw.lower():
             json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
@@ -96,8 +97,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+def _finite(text: str) -> float:
+    if math.isfinite(number := float(text)):
+        return number
+    raise ValueError(f"{text} is not a JSON number")
 
 
 @dataclass
@@ -182,8 +185,8 @@ class ChatService:
     async def chat(self, request: Request) -> Any:
         body = parse_body(await self._read(request))
         self.check_model(body.get("model"))
-        named = request.headers.get(CONVERSATION) or body.get("metadata", {}).get("conversation_id")
-        return _Reply(self, body, str(named or ""))
+        named = body.get("metadata", {}).get("conversation_id")
+        return _Reply(self, body, request.headers.get(CONVERSATION) or str(named or ""))
 
     async def _read(self, request: Request) -> bytes:
         raw, more = bytearray(), True

@@ -23,8 +23,6 @@ from soulkit.serving.backend import Body, Chunk, RequestError
 PATH = "/v1/chat/completions"
 USUAL = {"temperature": 1.0, **NEUTRAL, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Sent where the client left a setting out."""
-MESSAGE_CHARS = 2000
-"""Longest part of a server's error message that clients get."""
 
 
 class VllmBackend:
@@ -105,7 +103,7 @@ def _refusal(status: int, raw: bytes) -> RequestError:
     try:
         error = json.loads(raw)
         error = error.get("error", error)
-        message, code = str(error["message"])[:MESSAGE_CHARS], error.get("code")
+        message, code = str(error["message"])[:2000], error.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):
         message, code = "The vLLM server failed to answer.", None
     return RequestError(message, status=status, code=code if isinstance(code, str) else None)

@@ -177,6 +177,7 @@ def test_more_than_may_wait_are_told_to_come_back(
         (CHAT, b"[" * 1500, 400, "not valid JSON"),
         (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "not valid JSON"),
         (CHAT, b'{"temperature": NaN}', 400, "NaN is not a JSON number"),
+        (CHAT, b'{"temperature": 1e999}', 400, "1e999 is not a JSON number"),
         (CHAT, [], 400, "a JSON object"),
         (CHAT, {"model": "counting"}, 400, "'messages' is missing"),
         (CHAT, {**BODY, "messages": {}}, 400, "'messages' must be a list"),
