@@ -125,7 +125,8 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
         reporter.note(line)
     run, summary = run_eval(config, values["out"], reporter=reporter)
     warn_unsealed()
-    facts = list(_facts(run, summary, judged=config.option["verdict"] != "none"))
+    cells = next(iter(summary.tasks.values()))
+    facts = list(_facts(run, summary, cells, judged=config.option["verdict"] != "none"))
     notes = [" · ".join(f"{label}: {text}" for label, text in facts), *certificate]
     run.write_summary({**summary_line(run.path), NOTES: notes})
     if values["json"]:
@@ -136,17 +137,12 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
             table.add_row(*map(safe, fact))
         out.print(table)
     name, failing, least = shell_path(run.path), "", values["fail_under"]
-    score = _cells(summary)["value"]
-    if least is not None and (score.ci_low is None or score.ci_low < least):
-        failing = (f"the lower end of the score's interval is {number(score.ci_low)}, below "
-                   f"--fail-under {least:g}")  # fmt: skip
+    low = cells["value"].ci_low
+    if least is not None and (low is None or low < least):
+        failing = f"the score's interval begins at {number(low)}, below --fail-under {least:g}"
     lines = (f"{show_command(run.path)} --worst 5", f"soul report {name} --format html",
              f"soul compare OTHER {name}")  # fmt: skip
     finish(config, run, summary, () if values["json"] else lines, failing)
-
-
-def _cells(summary: Summary) -> Mapping[str, Cell]:
-    return next(iter(summary.tasks.values()))
 
 
 def _certificate(config: EvalConfig) -> list[str]:
@@ -159,12 +155,14 @@ def _certificate(config: EvalConfig) -> list[str]:
     return [f"simulator: {line}" for line in lines]
 
 
-def _facts(run: Run, summary: Summary, *, judged: bool) -> Iterator[tuple[str, str]]:
+def _facts(
+    run: Run, summary: Summary, cells: Mapping[str, Cell], *, judged: bool
+) -> Iterator[tuple[str, str]]:
     """The results of the run: label, text."""
     from soulkit.runs.records import load_records
     from soulkit.text import dollars, listed, one_line
 
-    cells, records = _cells(summary), load_records(run.episodes, light=True)
+    records = load_records(run.episodes, light=True)
     turns = [x for one in records if (x := one.score.metrics.get("turns")) is not None]
     ends = Counter(one.episode.stop.replace("_", " ") for one in records)
     kinds = Counter(kind.replace("_", " ") for one in records for kind in

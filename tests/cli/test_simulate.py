@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from soulkit.errors import ConfigError
+from soulkit.models.players.players import base_and_adapter
 from soulkit.people.simulation import agent_settings, conversation_rows, user_player
 from soulkit.tasks.kit.person.brief import read_briefs
 from soulkit.trust import reach_of
@@ -206,6 +207,13 @@ def test_what_cannot_be_played_is_named(options: Any, what: str, capsys: Any) ->
     assert simulate("agent.py:helpful", *rest, user=user) == 2
     assert f"error: {what}" in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+def test_the_folder_of_an_adapter_stands_for_its_base_with_the_adapter(folder: Path) -> None:
+    settings = {"base_model_name_or_path": "owner/base", "revision": "abc"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    assert base_and_adapter(str(folder)) == ("owner/base@abc", str(folder))
+    assert base_and_adapter("owner/base") == ("owner/base", None)
 
 
 @pytest.fixture

@@ -295,7 +295,8 @@ class ActorKind(PlayerKind):
 class ScriptedKind(PlayerKind):
     """Replies from a file."""
 
-    name, form = "scripted", "scripted:FILE"
+    name: ClassVar[KindName] = "scripted"
+    form: ClassVar[str] = "scripted:FILE"
     may_be_path = True
     is_sampled = False
 
@@ -304,8 +305,8 @@ class ScriptedKind(PlayerKind):
     ) -> dict[str, Any]:
         if live is None:
             return {}
-        live()  # raises a ConfigError if the file is not valid
-        return {"sha256": hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()[:16]}
+        file: Path = getattr(live(), "file", Path(settings.model))  # ConfigError if not valid
+        return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()[:16]}
 
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
         from soulkit.models.stand_ins import ScriptedModel
@@ -316,30 +317,16 @@ class ScriptedKind(PlayerKind):
         maker.model(role, settings)
 
 
-class FunctionKind(PlayerKind):
+class FunctionKind(ScriptedKind):
     """A Python function; its code runs with the rights of the command."""
 
     name, form = "function", "function:FILE.py:NAME"
-    is_sampled = False
-
-    def parse(self, text: str) -> dict[str, Any]:
-        if not all(text.rpartition(":")[::2]):
-            raise ValueError(f"'{text}' names no function")
-        return {"model": text}
-
-    def identity(
-        self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
-    ) -> dict[str, Any]:
-        file: Path | None = getattr(live() if live else None, "file", None)
-        return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file else {}
+    may_be_path = False
 
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
         from soulkit.models.players.functions import FunctionModel
 
         return FunctionModel(settings.model)
-
-    def check(self, role: str, settings: RoleSettings, maker: Maker) -> None:
-        maker.model(role, settings)
 
 
 KINDS: Mapping[str, PlayerKind] = {
