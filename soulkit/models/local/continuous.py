@@ -179,7 +179,7 @@ class ContinuousBatching:
         self.fresh: list[Row] = []
         """Rows that join the batch now."""
         self.steps = 0
-        """Number of tokens drawn for every row of the batch, since the start."""
+        """How often tokens have been drawn, since the start."""
         self._lock, self._busy, self._closed = threading.Lock(), False, False
 
     def submit(self, rows: Sequence[Row]) -> None:
