@@ -165,7 +165,7 @@ COMMANDS = {
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 
-HOMES = {"compare": "report", "runs": "report", "completion": "app"}
+HOMES = {"certify": "people", "compare": "report", "runs": "report", "completion": "app"}
 """Command → module, for commands in the module of another command."""
 
 MENDABLE = {

@@ -17,15 +17,16 @@ BLAND = "replies: ['Could you please help me with this?']\nrules:\n- {purpose: e
 
 
 def write_chats(file: Path) -> None:
-    """The conversations of SimulatorArena with their persons; replies cut to 100 characters."""
+    """The first turns of SimulatorArena's conversations with their persons, cut short."""
     rows = []
     for name in ("document_creation_annotations", "math_tutoring_annotations_redacted"):
         path = DATA / f"{name}_for_benchmarking.json"
         for row in json.loads(path.read_text("utf-8")):
+            pairs = zip(row["user_queries"][:3], row["ai_responses"], strict=False)
             messages = [
                 {"role": role, "content": text[:limit]}
-                for query, reply in zip(row["user_queries"], row["ai_responses"], strict=False)
-                for role, text, limit in (("user", query, 400), ("assistant", reply or "", 100))
+                for query, reply in pairs
+                for role, text, limit in (("user", query, 200), ("assistant", reply or "", 60))
             ]
             if all(isinstance(one["content"], str) and one["content"] for one in messages):
                 rows.append({"data_source": name, "person": row["workerId"], "messages": messages})
@@ -39,25 +40,12 @@ def test_a_model_of_people_is_closer_to_others_than_its_base(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_chats(Path("chats.jsonl"))
-    assert (
-        soul("data", "split", "chats.jsonl", "--by", "person", "--share", "0.5", "--out", "d") == 0
-    )
-    train = (
-        "train",
-        "sft",
-        "--model",
-        "tiny",
-        "--full",
-        "--data",
-        "d/train.jsonl",
-        "--turns",
-        2,
-        "--side",
-        "human",
-    )
-    assert soul(*train, "--steps", 40, "--batch", 4, "--allow-private", "--out", "tuned") == 0
+    split = "data split chats.jsonl --by person --share 0.5 --out d"
+    train = "train sft --model tiny --full --data d/train.jsonl --turns 2 --side human --steps 20"
+    assert soul(*split.split()) == 0
+    assert soul(*train.split(), "--batch", 4, "--allow-private", "--out", "tuned") == 0
     report = measure_closeness(
-        "tuned", "d/held_out.jsonl", against="tiny", limit=24, flags={"max_tokens": 20}
+        "tuned", "d/held_out.jsonl", against="tuned/base", limit=14, flags={"max_tokens": 10}
     )
     certificate, file = certify("tuned")
     assert file == Path("tuned/certificate.json")
@@ -69,7 +57,7 @@ def test_a_model_of_people_is_closer_to_others_than_its_base(
     assert measured["persons_in_training"] == 0
     before = {path: path.stat().st_mtime_ns for path in Path("tuned").rglob("*") if path.is_file()}
     again = measure_closeness(
-        "tuned", "d/held_out.jsonl", against="tiny", limit=24, flags={"max_tokens": 20}
+        "tuned", "d/held_out.jsonl", against="tuned/base", limit=14, flags={"max_tokens": 10}
     )
     assert again == report
     after = {path: path.stat().st_mtime_ns for path in Path("tuned").rglob("*") if path.is_file()}

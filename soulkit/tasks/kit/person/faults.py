@@ -46,7 +46,7 @@ CLOSING_WORDS, LOOP = 30, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PersonFault:
     """One fault of one line."""
 
     kind: str
@@ -59,7 +59,7 @@ class Fault:
 def find_faults(
     lines: Sequence[Line], seat: str, brief: Brief | None = None, instructions: str = "",
     end_mark: str = END_MARK,
-) -> tuple[Fault, ...]:  # fmt: skip
+) -> tuple[PersonFault, ...]:  # fmt: skip
     """The faults of the person at `seat`, in the order of the lines.
 
     `instructions` is the person's system prompt, if it is not the one of the brief.
@@ -85,7 +85,7 @@ def find_faults(
             "goodbye_loop": message.text if place in loops else "",
             "contradicts_persona": _contradiction(message.text, brief),
         }
-        faults += [Fault(kind, place, one_line(evidence[kind], 80)) for kind in FAULTS
+        faults += [PersonFault(kind, place, one_line(evidence[kind], 80)) for kind in FAULTS
                    if evidence[kind]]  # fmt: skip
     return tuple(faults)
 
