@@ -21,8 +21,11 @@ from safetensors.torch import load_file, save_file
 from soulkit.errors import ConfigError, ModelLoadError
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.weights import weights_hash
+from soulkit.serving.certificate import certify, find_certificate
 from soulkit.serving.export import PROCESSOR, export_model, find_source
 from soulkit.train.state.model_card import model_note
+from tests.serving.test_certificate import evaluation
 from tests.support.evaluation import soul, three_lines
 from tests.support.hub import alone_with_the_hub
 from tests.support.resuming import fork_context
@@ -154,10 +157,14 @@ def test_full_weights_are_copied_without_the_state_of_the_training(
     run = tmp_path / "run"
     train = ("train", "sft", "--model", "tiny", "--full", "--task", "tomi", "--data", "synth:8")
     assert soul(*train, "--steps", 1, "--batch", 2, "--out", run) == 0
+    scored = evaluation(tmp_path / "scored", weights_hash(run / "model"))
+    certify(str(run), runs=[scored])
     for name, place in (("last", run), ("step", run / "checkpoints" / "step_000001")):
         assert soul("export", place, "--merge", "--out", tmp_path / name) == 0
         assert not {"optimizer.safetensors", "position.json"} & names(tmp_path / name)
         assert torch.equal(logits(tmp_path / name), logits(run / "model"))
+    assert "* Certificate" in (tmp_path / "last" / "README.md").read_text()
+    assert "stale" not in (find_certificate(str(tmp_path / "last")) or {"stale": "none"})
     capfd.readouterr()
     assert soul("export", run, "--adapter", "--out", tmp_path / "x") == 2
     assert "not an adapter" in three_lines(capfd.readouterr().err)[0]
