@@ -13,6 +13,7 @@ import typer
 from soulkit.cli.console import ConsoleReporter, err, print_next, safe
 from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.text import counted
 
 if TYPE_CHECKING:
     from soulkit.serving.backend import ChatBackend
@@ -126,7 +127,10 @@ def command(
         server = make_server(make_app(backend, limits=limits, key=key, certificate=certificate))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: {option}endpoint:{safe(backend.name)}@{url}", soft_wrap=True)
+        use = f"use it with: {option}endpoint:{safe(backend.name)}@{url}"
+        if briefs:
+            use = f"plays {counted(len(briefs), 'person')}; see docs/guides/simulated-user.md"
+        err.print(use, soft_wrap=True)
         if not (key or briefs or script):
             print_next(f"soul chat {url}")
         server.run([listener])
