@@ -8,8 +8,8 @@ replies are greedy and have `--new` tokens (the server's count is checked), so a
 write the same: the share of replies equal to those of `soul serve` is printed. The servers:
 
 * *soulkit*: `soul serve MODEL --engine local`.
-* *transformers*: `transformers serve --continuous-batching`, with pages of 64 tokens instead of
-  256, which is faster for this model on a CPU. `--transformers-arg FLAG=VALUE` changes it.
+* *transformers*: `transformers serve --continuous-batching`, with pages of 64 tokens, as in
+  sampling.py. `--transformers-arg FLAG=VALUE` changes that and adds flags.
 * *vllm*: vLLM's own server, as soulkit starts it.
 
 All servers have the same number of threads. They take turns after a warm-up round, and the others
@@ -234,6 +234,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     chosen, console = arguments(), Console(width=110)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the servers, too
     console.print(f"python benchmarks/serve.py {shlex.join(sys.argv[1:])}", highlight=False)
     names = SERVERS if chosen.vllm_python else SERVERS[:-1]
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
