@@ -73,8 +73,9 @@ def test_the_command_starts_and_stops_vllm_with_an_adapter(
     env, before = {"SOULKIT_VLLM_PYTHON": vllm_python}, sorted(_processes(tiny_model))
     with serve_process(*words, env=env, limit_s=600) as (process, url):
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
-        adapted = ask(client, max_tokens=12, temperature=0).choices[0].message.content
-        assert adapted and client.models.retrieve("sim").model_dump()["max_model_len"] == 1024
+        reply = ask(client, max_tokens=12)
+        assert (reply.model, reply.usage.completion_tokens > 0) == ("sim", True)
+        assert client.models.retrieve("sim").model_dump()["max_model_len"] == 1024
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 143 and "engine: vllm" in err
