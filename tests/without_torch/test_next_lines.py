@@ -27,7 +27,9 @@ from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = Path(__file__).parent
-NEED_TORCH = {"export.py", "train.py", "distill.py", "people.py", "people_build.py"}
+NEED_TORCH = {
+    "chat.py", "distill.py", "export.py", "people.py", "people_build.py", "serve.py", "train.py",
+}  # fmt: skip
 """Commands that print a `next:` line and cannot run here."""
 
 # Command → its arguments, in running order: later commands read the output of earlier ones.
