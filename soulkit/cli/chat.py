@@ -19,7 +19,7 @@ from soulkit.types import Feedback
 
 if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
-    from soulkit.serving.chat import Chat
+    from soulkit.serving.chat import LiveChat
     from soulkit.types import Score
 
 COMMANDS = {
@@ -125,7 +125,7 @@ class _Printer:
 class _Terminal:
     """Reads the user's lines and commands until the chat ends."""
 
-    def __init__(self, chat: Chat, printer: _Printer, *, has_coach: bool) -> None:
+    def __init__(self, chat: LiveChat, printer: _Printer, *, has_coach: bool) -> None:
         self.chat, self.printer, self.has_coach = chat, printer, has_coach
         self.advice: Feedback | None = None
         """What the coach said about the last message."""

@@ -89,9 +89,9 @@ def command(
     """Serve a model, or a script without a model, as an OpenAI-compatible server.
 
     With --persona, --scenario or --task, the model plays a person: clients send the conversation
-    as their agent sees it, and the server adds the prompt and swaps the roles. The server listens
-    on this machine only, unless --host and --api-key-env open it to others. Ctrl-C stops it;
-    running replies have 30 s to finish.
+    as their agent sees it, and the server adds the prompt and swaps the roles. Without --host
+    it listens on this machine only; other addresses need --api-key-env. Ctrl-C stops it; running
+    replies have 30 s to finish.
     """
     import fastapi  # noqa: F401 - a missing extra is found before a model is loaded
 
@@ -128,9 +128,8 @@ def command(
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         typer.echo(url)
         use = f"use it with: {option}endpoint:{safe(backend.name)}@{url}"
-        if briefs:
-            use = f"plays {counted(len(briefs), 'person')}; see docs/guides/simulated-user.md"
-        err.print(use, soft_wrap=True)
+        plays = f"plays {counted(len(briefs), 'person')}; see docs/guides/simulated-user.md"
+        err.print(plays if briefs else use, soft_wrap=True)
         if not (key or briefs or script):
             print_next(f"soul chat {url}")
         server.run([listener])

@@ -110,7 +110,7 @@ def _shown(text: str) -> str:
 
 
 @dataclass
-class Chat:
+class LiveChat:
     """One chat. `person` and `answer` take turns; `save` ends it."""
 
     run: Run
@@ -216,7 +216,7 @@ class Chat:
 def opened_chat(
     model: str, settings: Mapping[str, Any], brief: Brief, folder: Path, show: Show, *,
     adapter: str | None = None, coach: RoleSettings | None = None, **machine: Any,
-) -> Iterator[Chat]:  # fmt: skip
+) -> Iterator[LiveChat]:  # fmt: skip
     """A chat with this brief in a new run folder.
 
     `settings` are those of an evaluation without model and rows; `machine` goes to `opened_model`.
@@ -245,7 +245,7 @@ def opened_chat(
         players = eval_players(config, ledger, actor)
         write_conditions(run, eval_conditions(config, players, [work], {}))
         sampling = replace(config.sampling(work.task.spec), seed=config.seed)
-        yield Chat(run, config, work, players, replace(
+        yield LiveChat(run, config, work, players, replace(
             eval_cast(config, players), actor=Player(actor, sampling),
             coach=players.player("coach", coach, config.seed) if coach else None,
         ))  # fmt: skip
