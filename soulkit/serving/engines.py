@@ -19,7 +19,7 @@ from soulkit.models.players.players import checkpoint_player
 from soulkit.models.vllm.adapters import MODELS, entries_of
 from soulkit.models.vllm.capabilities import attached_addresses
 from soulkit.models.vllm.client import Address, ServerGone, ServerRefused, VllmClient
-from soulkit.models.vllm.manager import ServerNeed, ServerTerms, VllmServers, adapter_rank
+from soulkit.models.vllm.manager import LOGS, ServerNeed, ServerTerms, VllmServers, adapter_rank
 from soulkit.models.vllm.settings import interpreter, parse_engine, resolve_engine, vllm_version
 from soulkit.people.continuations import models_of
 from soulkit.reporting import SILENT, Reporter
@@ -83,7 +83,8 @@ def opened_model(
         local.name = name
         yield local
     finally:
-        if not isinstance(sys.exc_info()[1], UserError):  # which names a log in it
+        failed = isinstance(sys.exc_info()[1], UserError)
+        if not (failed and (folder / LOGS).is_dir()):  # the error names a log there
             shutil.rmtree(folder, ignore_errors=True)
 
 
