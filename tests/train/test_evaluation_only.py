@@ -30,7 +30,7 @@ def refused(capfd: Any, tmp_path: Path, command: list[str], *options: object) ->
 @pytest.mark.parametrize("command", METHODS, ids="-".join)
 def test_a_marked_task_is_refused_by_name(tmp_path: Path, capfd: Any, command: list[str]) -> None:
     marked = [name for name, spec in load_registry().specs.items() if spec.evaluation_only]
-    assert marked == ["instructions", "tau_usi"]
+    assert marked == ["instructions", "tau_usi", "agent_chat"]
     rows = ("--data", "tau_usi=synth:4", "--data", "secret_keeper=synth:4")
     what, why, fix = refused(capfd, tmp_path, command, "--task", "tau_usi", *rows[:2])
     assert "tau_usi" in what and "evaluation-only" in what and "forbid" in why
