@@ -423,7 +423,6 @@ def test_a_printed_command_with_a_model_runs(
 PROGRAMS_ELSEWHERE = {
     "pandas.read_json": "tests/test_schemas.py reads a run with it",
     "load_dataset(": "the same",
-    "AutoPeftModelForCausalLM": "tests/train/test_model_card.py loads an adapter with it",
 }
 PROGRAMS = [
     block

@@ -19,7 +19,8 @@ import pytest
 from soulkit.runs.records import load_records
 from soulkit.serving.backend import ScriptBackend
 from tests.support.evaluation import soul
-from tests.support.serving import PERSON, in_thread, person
+from tests.support.servers.serving import served
+from tests.support.serving import PERSON, person
 
 ESCAPE = "\x1b[31m"
 
@@ -38,7 +39,7 @@ def urls() -> Iterator[dict[str, str]]:
     scripts = {"person": person, "judge": judge, "rude": lambda m: f"{ESCAPE}hi"}
     with ExitStack() as stack:
         yield {
-            name: stack.enter_context(in_thread(ScriptBackend(name, speak)))
+            name: stack.enter_context(served(ScriptBackend(name, speak)))
             for name, speak in scripts.items()
         }
 

@@ -12,7 +12,8 @@ import pytest
 from soulkit.serving.backend import ScriptBackend
 from soulkit.serving.bound import BoundBackend
 from soulkit.tasks.kit.person.brief import Brief
-from tests.support.serving import MARKS, PERSON, in_thread, person, served
+from tests.support.servers.serving import served
+from tests.support.serving import MARKS, PERSON, person, scripted
 
 pytestmark = pytest.mark.slow
 Messages = Sequence[dict[str, str]]
@@ -71,7 +72,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[str]:
-    with served("marks") as url:
+    with scripted("marks") as url:
         yield url
 
 
@@ -81,7 +82,7 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     personas, scenarios = folder / "personas.jsonl", folder / "scenarios.jsonl"
     personas.write_text(json.dumps({"id": "u7", "persona": "Writes in small letters."}))
     scenarios.write_text(json.dumps({"id": "lamp", "scenario": "Your lamp is late."}))
-    with served("person", "--persona", personas, "--scenario", scenarios) as url:
+    with scripted("person", "--persona", personas, "--scenario", scenarios) as url:
         yield url
 
 
@@ -131,7 +132,7 @@ def test_other_forms_of_the_end_reach_a_client(end: Any) -> None:
 
     talk: list[Any] = [{"role": "assistant", "content": "Hello!"}]
     briefs = [Brief("Writes in small letters.", "Your lamp is late.")]
-    with in_thread(BoundBackend(ScriptBackend("sim", person), briefs, end)) as url:
+    with served(BoundBackend(ScriptBackend("sim", person), briefs, end)) as url:
         client = OpenAI(base_url=url, api_key=KEY, max_retries=0)
         for line in PERSON:
             choice = client.chat.completions.create(model="sim", messages=talk).choices[0]

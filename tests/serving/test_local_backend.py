@@ -20,7 +20,7 @@ from soulkit.serving.backend import Chunk, RequestError
 from soulkit.serving.local_backend import LocalBackend, ReplyStream
 from soulkit.types import Call, Sampling, Segment
 from tests.support.evaluation import soul
-from tests.support.serving import in_thread
+from tests.support.servers.serving import served
 
 pytestmark = pytest.mark.torch
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
@@ -371,7 +371,7 @@ def test_an_evaluation_over_http_has_the_replies_of_one_in_this_process(tmp_path
     model = LocalModel.load(folder, device="cpu")
     options = ("--task", "tomi", "--data", "synth:12", "--temperature", 0, "--max-tokens", 16,
                "--max-unscored", 1)  # fmt: skip
-    with in_thread(LocalBackend(model)) as url:
+    with served(LocalBackend(model)) as url:
         assert soul("eval", "api", "--model", "m", "--base-url", url, "--out", tmp_path / "api",
                     *options) == 0  # fmt: skip
     assert soul("eval", "local", "--model", folder, "--device", "cpu", "--out", tmp_path / "local",

@@ -1,16 +1,12 @@
-"""Scripts and processes of `soul serve` for tests."""
+"""Scripts of people for `soul serve`."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from soulkit.serving.app import make_app, make_listener, make_server
-from soulkit.serving.backend import ChatBackend
+from tests.support.servers.serving import serve_process
 
 PERSON = ("hi, where is my lamp", "order 4711, its been nine days", "ok thanks ###STOP###")
 MARKS = ("###TRANSFER###", "###OUT-OF-SCOPE###", "bye ###STOP###")
@@ -32,26 +28,8 @@ def marks(messages: Messages) -> str:
 
 
 @contextmanager
-def served(function: str, *options: object) -> Iterator[str]:
+def scripted(function: str, *options: object) -> Iterator[str]:
     """The address of `soul serve --script` with a function of this module, in its own process."""
-    command = (sys.executable, "-m", "soulkit", "serve", "--script", f"{Path(__file__)}:{function}",
-               "--port", "0", "--model-name", "sim", *map(str, options))  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def in_thread(backend: ChatBackend) -> Iterator[str]:
-    """The address of a server with this backend in a thread of the test."""
-    listener, server = make_listener("127.0.0.1", 0), make_server(make_app(backend))
-    thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
+    script = ("--script", f"{Path(__file__)}:{function}", "--model-name", "sim")
+    with serve_process(*script, *options) as (_, url):
+        yield url
