@@ -176,6 +176,11 @@ class AgentChat(DialogueTask):
     def wrong(self, example: Example) -> Episode:
         return self._scripted_talk(example, TEXTS["lines"][:1], ["I cannot help you."])
 
+    def canary(self, example: Example, text: str) -> Episode | None:
+        if self.kind != JUDGE:
+            return None
+        return self._scripted_talk(example, TEXTS["lines"][:1], [text])
+
     def _scripted_talk(
         self, example: Example, lines: Sequence[str], answers: Sequence[str]
     ) -> Episode:
