@@ -199,7 +199,7 @@ def memory(
         help="Number of held-in and held-out messages.")] = 200,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure what a model remembers of the conversations it was trained on.
+    """Measure what a model remembers of the chats it was trained on.
 
     Secrets that soul data plant put there are ranked among 512 others of the same form, at every
     checkpoint of a run; secrets that were never planted are the control. Messages of ten words and
