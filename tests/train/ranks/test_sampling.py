@@ -83,7 +83,7 @@ def test_two_ranks_sample_what_one_process_samples(tmp_path: Path) -> None:
         for rank in range(SIZE)
     ]  # fmt: skip
     try:
-        assert [one.wait(120) for one in processes] == [0] * SIZE
+        assert [one.wait(600) for one in processes] == [0] * SIZE
     finally:
         for one in processes:
             one.kill()
