@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core test-gpu test-ray test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
+.PHONY: help setup test test-slow test-core test-gpu test-ray test-vllm test-vllm-kill setup-clients setup-vllm lint format docs demo bench build clean
 
 BIN := .venv/bin
 # Two processes with one thread each: torch would otherwise start a thread pool in every process.
@@ -15,7 +15,7 @@ setup: ## create or update .venv (CPU or GPU packages, as this machine needs)
 test: setup ## run the quick tests, with those for a GPU on the CPU
 	@SOULKIT_GPU_TESTS_ON=cpu $(PYTEST) -m "(on_cpu or $(ELSEWHERE)) and not slow"
 
-test-slow: setup ## run the slow tests
+test-slow: setup-clients ## run the slow tests
 	@# pytest exits with 5 when no test is marked slow.
 	@$(PYTEST) -m "$(ELSEWHERE) and slow" || [ $$? -eq 5 ]
 
@@ -42,6 +42,11 @@ test-vllm: $(VLLM_SETUP) ## run the tests that need a vLLM server (installs a CP
 
 test-vllm-kill: $(VLLM_SETUP) ## kill soulkit, supervisor and server 20 times at random moments
 	@SOULKIT_KILLS=20 $(VLLM_PYTEST) tests/vllm/test_killed.py
+
+CLIENTS := inspect_ai litellm pydantic_ai
+setup-clients: setup
+	@$(BIN)/python -c "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, '$(CLIENTS)'.split())))" \
+	  || $(BIN)/python -m pip install --quiet -e '.[clients]'
 
 setup-vllm:
 	@bash scripts/setup_vllm

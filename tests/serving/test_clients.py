@@ -30,13 +30,13 @@ def by_openai(url: str, messages: Messages) -> str:
 
 
 def by_litellm(url: str, messages: Messages) -> str:
-    import litellm
-
+    litellm = pytest.importorskip("litellm")  # `make test-slow` installs the clients
     reply = litellm.completion("openai/sim", list(messages), api_base=url, api_key=KEY)
     return str(reply.choices[0].message.content)
 
 
 def by_pydantic_ai(url: str, messages: Messages) -> str:
+    pytest.importorskip("pydantic_ai")
     from pydantic_ai import messages as parts
     from pydantic_ai.direct import model_request_sync
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -53,7 +53,7 @@ def by_pydantic_ai(url: str, messages: Messages) -> str:
 
 
 def by_inspect_ai(url: str, messages: Messages) -> str:
-    from inspect_ai import model as inspect
+    inspect = pytest.importorskip("inspect_ai.model")
 
     kinds = {"system": inspect.ChatMessageSystem, "user": inspect.ChatMessageUser,
              "assistant": inspect.ChatMessageAssistant}  # fmt: skip
