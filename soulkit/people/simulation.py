@@ -51,7 +51,7 @@ def simulation_config(
         from soulkit.models.local.tiny import build_tiny
 
         words = [Brief().prompt().text, rows.read_text("utf-8")]
-        user = str(build_tiny(rows.parent / TINY, words, max_context=4096))
+        user = str(build_tiny(rows.with_suffix(".tiny"), words, max_context=4096))
     players = {**agent_settings(agent, endpoints), "partner": user_player(user, endpoints)}
     rest = {"option": dict(options), "data": {task: str(rows)}}
     flags = {"kind": "api", "tasks": (task,), **players, **settings, **rest}
