@@ -160,13 +160,13 @@ def _facts(
 ) -> Iterator[tuple[str, str]]:
     """The results of the run: label, text."""
     from soulkit.runs.records import load_records
+    from soulkit.tasks.kit.person.faults import fault_kinds
     from soulkit.text import dollars, listed, one_line
 
     records = load_records(run.episodes, light=True)
     turns = [x for one in records if (x := one.score.metrics.get("turns")) is not None]
     ends = Counter(one.episode.stop.replace("_", " ") for one in records)
-    kinds = Counter(kind.replace("_", " ") for one in records for kind in
-                    {fault["kind"] for fault in one.episode.notes.get("faults", ())})  # fmt: skip
+    kinds = Counter(kind.replace("_", " ") for one in records for kind in fault_kinds(one.episode))
     errors = [one.score.words for one in records if one.episode.stop == "agent_error"]
     yield "conversations", str(summary.n)
     if not judged:

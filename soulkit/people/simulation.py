@@ -8,17 +8,20 @@ a run is resumed, shown, compared and scored again like any other.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import share_of
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.models.api.addresses import checked_url
+from soulkit.models.api.addresses import open_access
+from soulkit.models.api.probing import offered_models
+from soulkit.models.api.transport import ClientPool, make_client
 from soulkit.models.players.settings import (
     FORMS,
     RoleSettings,
@@ -35,6 +38,8 @@ SEATS = {"agent": "actor", "person": "partner"}
 """Seats of the task that is evaluated."""
 TINY = "tiny"
 """A user with random weights, to try things with."""
+TO_BE_LISTED = "model"
+"""Stands for the model of a server until the server has named it."""
 LISTING_S = 5.0
 """Seconds to wait for the list of a server's models."""
 
@@ -79,8 +84,8 @@ def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder:
 def agent_settings(text: str, endpoints: str | None = None) -> dict[str, Any]:
     """The settings of the model under test: `URL#KEY`, a player, or `FILE.py:NAME`."""
     if text.startswith(("http://", "https://")):
-        url, _, key = text.partition("#")
-        text = f"endpoint:{_only_model(url)}@{url}{f'#{key}' if key else ''}"
+        server = _player(f"endpoint:{TO_BE_LISTED}@{text}", endpoints, "agent")
+        text = f"endpoint:{asyncio.run(_only_model(server))}@{text}"
     elif ":" in text and parse_kind(text) is None:
         text = f"function:{text}"
     player = _player(text, endpoints, "agent")
@@ -93,17 +98,21 @@ def agent_settings(text: str, endpoints: str | None = None) -> dict[str, Any]:
     return {**given, "actor_kind": player.kind}
 
 
-def _only_model(url: str) -> str:
+async def _only_model(server: RoleSettings) -> str:
     """The model that a server lists; ConfigError unless there is exactly one."""
+    access = open_access(server.base_url, server.api_key_env, server.headers, server.api_version)
+    pool = ClientPool(partial(make_client, access.base_url, None), 1)
     try:
-        with urllib.request.urlopen(f"{checked_url(url)}/models", timeout=LISTING_S) as reply:
-            (model,) = json.load(reply)["data"]
-        return str(model["id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        models = await offered_models(access, pool, LISTING_S)
+    finally:
+        await pool.close()
+    if len(models) != 1:
         raise ConfigError(
-            f"The server {url} does not list exactly one model.", f"{url}/models: {error}.",
+            f"The server {access.base_url} does not list exactly one model.",
+            f"It lists {', '.join(models) or 'none, or does not answer'}.",
             "Write endpoint:MODEL@URL with the name of the model.",
-        ) from error  # fmt: skip
+        )
+    return models[0]
 
 
 def user_player(text: str, endpoints: str | None = None) -> dict[str, Any]:

@@ -69,6 +69,20 @@ def refuse_settings(body: Body, names: Sequence[str], why: str) -> None:
             )
 
 
+def text_of(message: Mapping[str, Any], where: str) -> str:
+    """The text of a message, whose content is a text, null or a list of texts; RequestError if a
+    part is something else."""
+    content = message.get("content")
+    content = "" if content is None else content
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(f"Part {number} of {where}.content is no text.",
+                               param=f"{where}.content")  # fmt: skip
+    return "\n".join(part["text"] for part in parts)
+
+
 Speak = Callable[[Sequence[Mapping[str, str]]], str]
 """Returns the next line of a conversation given as chat messages."""
 

@@ -33,9 +33,10 @@ from soulkit.serving.backend import (
     Chunk,
     RequestError,
     refuse_settings,
+    text_of,
 )
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.person.brief import END_MARK, Brief, as_heard, draw
+from soulkit.tasks.kit.person.brief import END_MARK, PARTIAL_MARK, Brief, as_heard, draw
 from soulkit.types import Example, Segment
 
 Ending = Literal["marker", "tool", "finish"]
@@ -109,7 +110,7 @@ class BoundBackend:
         extra: list[str] = []
         talk: list[Segment] = []
         for place, message in enumerate(messages):
-            role, text = message.get("role"), _text(message, f"messages[{place}].content")
+            role, text = message.get("role"), text_of(message, f"messages[{place}]")
             if role in SPEAKERS and text:
                 talk.append(Segment(SPEAKERS[str(role)], text))
             elif role in ("system", "developer") and text:
@@ -131,15 +132,6 @@ def _refused(param: str, message: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
 
 
-def _text(message: Mapping[str, Any], where: str) -> str:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    texts = [part.get("text") for part in parts if part.get("type") == "text"]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise _refused(where, f"'{where}' has a part that is no text.")
-    return "\n".join(map(str, texts))
-
-
 def _opening(extra: Sequence[str], talk: Sequence[Segment]) -> str:
     """The messages before the person's first: they are the same in every request of a
     conversation."""
@@ -147,9 +139,7 @@ def _opening(extra: Sequence[str], talk: Sequence[Segment]) -> str:
     return json.dumps([*extra, *(part.text for part in talk[:place])])
 
 
-_HELD = re.compile(
-    rf"\s*(?:{'|'.join(re.escape(END_MARK[:size]) for size in range(len(END_MARK) - 1, 0, -1))})?\Z"
-)
+_HELD = re.compile(rf"\s*(?:{PARTIAL_MARK})?\Z")
 """The end of a text that may turn out to belong to the mark."""
 
 

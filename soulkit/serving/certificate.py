@@ -54,7 +54,7 @@ class Certificate:
     memory: Facts
     """The last checkpoint in `memory.json`; empty if not measured."""
     unknown: Sequence[str]
-    """The names of what was not measured."""
+    """Names of the measurements that are missing."""
     date: str
     soulkit: str
     revision: str = ""

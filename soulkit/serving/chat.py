@@ -35,7 +35,7 @@ from soulkit.serving.backend import ChatBackend, RequestError
 from soulkit.serving.engines import WEB, opened_model
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import Conversation
-from soulkit.tasks.kit.person.brief import END_MARK, Brief, split_end
+from soulkit.tasks.kit.person.brief import PARTIAL_MARK, Brief, split_end
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
     Call,
@@ -59,8 +59,7 @@ SEATS = {"person": "actor", "agent": "partner"}
 """Seats of the task that a chat is an episode of."""
 PERSON, AGENT = SEATS
 ROWS = "rows.jsonl"
-_BEGUN = "|".join(re.escape(END_MARK[:size]) for size in range(len(END_MARK), 0, -1))
-_PARTIAL = re.compile(rf"(?:{_BEGUN}|<[^<>]{{0,12}})?\Z")
+_PARTIAL = re.compile(rf"(?:{PARTIAL_MARK}|<[^<>]{{0,12}})?\Z")
 Show = Callable[[str], None]
 """Gets the person's message so far, again and again while it arrives."""
 State = tuple[list[Segment], list[Line], list[Turn], str]

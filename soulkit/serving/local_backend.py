@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
 from soulkit.models.codec import reasoning_and_text
 from soulkit.models.local.chat_template import END_OF_THINKING, START_OF_THINKING
-from soulkit.serving.backend import Body, Chunk, RequestError, chunk_head, usage_of
+from soulkit.serving.backend import Body, Chunk, RequestError, chunk_head, text_of, usage_of
 from soulkit.types import MAX_TOKENS, Call, Sampling, Segment
 
 if TYPE_CHECKING:
@@ -172,14 +172,7 @@ def _message(message: Any, at: str) -> Segment:
     for name in ("tool_calls", "function_call", "audio", "refusal"):
         if message.get(name):
             raise _wrong(f"{at}.{name}", f"{at}.{name} is not supported.")
-    content = message.get("content")
-    content = "" if content is None else content
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for number, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise _wrong(f"{at}.content", f"Part {number} of {at}.content is no text.")
-    return Segment(ROLES[role], "\n".join(part["text"] for part in parts))
+    return Segment(ROLES[role], text_of(message, at))
 
 
 def _room(codec: Codec, prompt: int, limit: int | None) -> int:

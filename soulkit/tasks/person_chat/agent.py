@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,7 @@ from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, DialogueTask, play_out
 from soulkit.tasks.kit.person.brief import as_heard, split_end
-from soulkit.tasks.kit.person.faults import FAULTS, find_faults
+from soulkit.tasks.kit.person.faults import FAULTS, fault_kinds, fault_notes
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.person_chat.task import AGENT, PERSON, TEXTS, brief_of, read_facts
 from soulkit.types import (
@@ -100,8 +99,7 @@ class AgentChat(DialogueTask):
         talk, written = Conversation(AGENT, []), list[Line]()
         converse = partial(self._talk, example, cast, rollout, talk, written)
         played = await play_out(talk, example, rollout, converse)
-        if faults := find_faults(written, PERSON, brief_of(example.fields)):
-            talk.notes["faults"] = [asdict(fault) for fault in faults]
+        talk.notes |= fault_notes(written, PERSON, brief_of(example.fields))
         failed = played.failure is not None and played.failure.reason == FunctionError.reason
         return talk.episode(example, rollout, FAILED if failed else played.stop, played.failure)
 
@@ -131,7 +129,7 @@ class AgentChat(DialogueTask):
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         """Raises UnreadableVerdict (the episode is then unscored) if no verdict is readable."""
-        failure, faulty = episode.failure, bool(_fault_kinds(episode))
+        failure, faulty = episode.failure, bool(fault_kinds(episode))
         if failure is not None and episode.stop != FAILED:
             return unscored(failure, self.protocol)
         value, words, verdicts = self.spec.metric.high, "", tuple[Verdict, ...]()
@@ -164,7 +162,7 @@ class AgentChat(DialogueTask):
         episodes = [record.episode for record in drafts(records) if record.score.scored]
         shares = {f"ends/{stop}": [float(one.stop == stop) for one in episodes]
                   for stop in (ENDED, LIMIT, FAILED, SILENT)}  # fmt: skip
-        kinds = [_fault_kinds(one) for one in episodes]
+        kinds = [fault_kinds(one) for one in episodes]
         shares |= {f"faults/{kind}": [float(kind in one) for one in kinds] for kind in FAULTS}
         return {name: mean_of(values) for name, values in shares.items()}
 
@@ -193,10 +191,6 @@ class AgentChat(DialogueTask):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         return json.dumps({"reasoning": "as scripted", "score": TOP if perfect else 0})
-
-
-def _fault_kinds(episode: Episode) -> set[str]:
-    return {fault["kind"] for fault in episode.notes.get("faults", ())}
 
 
 def agents_view(lines: Sequence[Line]) -> tuple[Segment, ...]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from soulkit.tasks.kit.coaching import fenced_remarks, first_verdict
 from soulkit.tasks.kit.dialogue import Conversation, DialogueTask, others_view
 from soulkit.tasks.kit.made_rows import FIRST_NAMES, rows_by_index
 from soulkit.tasks.kit.person.brief import START, Brief, split_end
-from soulkit.tasks.kit.person.faults import find_faults
+from soulkit.tasks.kit.person.faults import fault_kinds, fault_notes
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import (
     Completion,
@@ -131,8 +130,7 @@ class PersonChat(DialogueTask):
 
     def note_faults(self, example: Example, talk: Conversation) -> None:
         """Note the faults of the finished conversation."""
-        if faults := find_faults(talk.lines, PERSON, brief_of(example.fields)):
-            talk.notes["faults"] = [asdict(fault) for fault in faults]
+        talk.notes |= fault_notes(talk.lines, PERSON, brief_of(example.fields))
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         return others_view(AGENT, [Segment("system", self.prompts.render(AGENT))], lines)
@@ -152,7 +150,7 @@ class PersonChat(DialogueTask):
         marks = {name: panel.pooled(rated, partial(_mark, name), cast.panel.combine)
                  for name in DIMENSIONS}  # fmt: skip
         agreed = panel.mean_agreement((rated, partial(_mark, n), 0, 1) for n in DIMENSIONS)
-        value, faulty = sum(marks.values()) / len(marks), bool(episode.notes.get("faults"))
+        value, faulty = sum(marks.values()) / len(marks), bool(fault_kinds(episode))
         metrics = {**marks, "turns": float(turns), "faulty": float(faulty), **agreed}
         return self.judged_score(
             value, metrics if faulty else {**metrics, WITHOUT_FAULTS: value},

@@ -11,6 +11,7 @@ prompt (tasks/prompts/person.md).
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 END_MARK = "###STOP###"
 """Ends the last message of a person; tau2 and others use the same mark."""
+PARTIAL_MARK = "|".join(re.escape(END_MARK[:size]) for size in range(len(END_MARK) - 1, 0, -1))
+"""Pattern of what may become the mark at the end of a text that still arrives."""
 START = "(The conversation begins. You write first.)"
 """The first user message of a person who speaks first."""
 NOT_FACTS = ("id", "person", "persona", "scenario", "about", "source", "data_source", *BOOKKEEPING)

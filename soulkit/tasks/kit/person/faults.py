@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
@@ -20,7 +20,7 @@ from soulkit.judge.leaks import SENTENCE_END, grams, words
 from soulkit.judge.verdict import UNSPACED
 from soulkit.tasks.kit.person.brief import END_MARK, START, Brief
 from soulkit.text import one_line
-from soulkit.types import Line
+from soulkit.types import Episode, Line
 
 FAULTS: Mapping[str, str] = {
     "role_flip": "The person speaks as the assistant, or writes the other side's lines.",
@@ -88,6 +88,17 @@ def find_faults(
         faults += [PersonFault(kind, place, one_line(evidence[kind], 80)) for kind in FAULTS
                    if evidence[kind]]  # fmt: skip
     return tuple(faults)
+
+
+def fault_notes(lines: Sequence[Line], seat: str, brief: Brief) -> dict[str, Any]:
+    """The faults of a conversation as a note of its episode; empty without faults."""
+    faults = [asdict(fault) for fault in find_faults(lines, seat, brief)]
+    return {"faults": faults} if faults else {}
+
+
+def fault_kinds(episode: Episode) -> set[str]:
+    """The kinds of fault in an episode's notes."""
+    return {fault["kind"] for fault in episode.notes.get("faults", ())}
 
 
 @dataclass(frozen=True)
