@@ -117,4 +117,4 @@ def test_a_megabyte_is_looked_through_at_once(text: str) -> None:
     whole = text * (1_000_000 // len(text))
     started = time.process_time()
     assert masked(whole) == whole
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 10.0  # linear: 0.4 s; quadratic: minutes
