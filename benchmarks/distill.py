@@ -1,7 +1,7 @@
 """How much of three experts does one generalist retain? Rejection sampling and on-policy teachers.
 
 One tiny model is warmed up with lessons on three tasks: plain stories of `tomi`, `secret_keeper`
-with a single value per topic (a dialogue with a scripted visitor over local HTTP) and
+with a single value per topic (a dialogue with a scripted visitor) and
 `cast_of_people`. It is far from good and follows feedback on two of them (hardly in the
 dialogue). Ditto trains an expert for each task. `soul distill` then makes a generalist in two ways
 with equally many samples: rejection sampling with SFT, and on-policy distillation with each expert
@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,16 +30,15 @@ from _distill import lessons
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
-from soulkit.demo.scripted import script_server, write_stories
+from soulkit.demo.scripted import write_stories
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
 from soulkit.distill.run import distill
 from soulkit.report.distillation import HEADS, macro_row, row_of
 from soulkit.reporting import Reporter
-from soulkit.runs.jsonl import read_jsonl, write_json
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 
@@ -61,6 +58,7 @@ EXPERT: dict[str, Any] = {
 }  # fmt: skip
 LONGEST = 12
 """Maximum tokens of a reply on any task."""
+VISITOR = "function:soulkit.tasks.secret_keeper.task:visitor_line"
 OPTION = {"option": {"max_turns": "5"}}
 """The visitor leaves after this many turns."""
 BY_TASK: dict[str, dict[str, Any]] = {
@@ -127,8 +125,6 @@ class World:
     out: Path
     seed: int
     size: Size
-    partner: str
-    """The visitor's address as a player of `soul`."""
 
     @property
     def tasks_file(self) -> Path:
@@ -222,7 +218,7 @@ class World:
         train(config, self.out / name)
 
     def _played(self) -> dict[str, Any]:
-        return {"max_tokens": LONGEST, "partner": self.partner}
+        return {"max_tokens": LONGEST, "partner": VISITOR}
 
     def distill(self, road: str, reporter: Reporter) -> None:
         """Distil with one method; this also measures the base and the experts."""
@@ -244,22 +240,6 @@ class Printer(Reporter):
 
     def note(self, line: str) -> None:
         print(line, flush=True)
-
-
-@contextmanager
-def visitor(out: Path) -> Iterator[str]:
-    """The scripted visitor behind HTTP. A restart reuses its address, because the settings of the
-    runs contain it."""
-    file = out / "port.json"
-    port = json.loads(file.read_text(encoding="utf-8"))["port"] if file.exists() else 0
-    server = script_server(visitor_line, "visitor", port)
-    write_json(file, {"port": server.server_port})
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"endpoint:visitor@http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -321,10 +301,9 @@ def main() -> None:
 
     torch.set_num_threads(chosen.threads)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    with visitor(chosen.out) as partner:
-        size = QUICK if chosen.quick else Size()
-        roads = () if chosen.experts_only else ROADS
-        World(chosen.out, chosen.seed, size, partner).run(Printer(), roads)
+    size = QUICK if chosen.quick else Size()
+    roads = () if chosen.experts_only else ROADS
+    World(chosen.out, chosen.seed, size).run(Printer(), roads)
     print(report(chosen.out))
 
 

@@ -70,7 +70,7 @@ def test_what_the_distillation_holds_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     distill = import_module("distill")
     size = distill.Size(experts=dict.fromkeys((distill.KEEPER, distill.CAST), 0))
-    world = distill.World(tmp_path, seed=0, size=size, partner="")
+    world = distill.World(tmp_path, seed=0, size=size)
     world.write_rows()
     registry = load_registry(world.tasks_file)
     clusters: dict[tuple[str, str], set[str]] = {}

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,8 +20,7 @@ from typing import Any
 import pytest
 
 from soulkit.demo.processes import run_together
-from soulkit.demo.scripted import ScriptedDemo, careful, careless
-from soulkit.errors import ConfigError
+from soulkit.demo.scripted import careful, careless
 from soulkit.reporting import SILENT
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import read_jsonl
@@ -355,26 +353,6 @@ def test_a_second_start_asks_nobody_and_gives_the_same(
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == results
     assert {path: path.stat().st_size for path in out.rglob("episodes.jsonl")} == sizes
-
-
-def test_a_port_that_was_taken_since_is_named(
-    scripted_demo: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        (tmp_path / "ports.json").write_text(json.dumps({"careless": other.getsockname()[1]}))
-        done = soul_without_torch("demo", "--scripted", "--out", tmp_path)
-    assert done.returncode == 2
-    assert "'careless' cannot be served" in done.stderr and "--out" in done.stderr
-
-
-@pytest.mark.parametrize("text", ['{"careless": ', "[]", '{"careless": "x"}', '{"careless": 0}'])
-def test_a_note_of_ports_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "ports.json").write_text(text)
-    with pytest.raises(ConfigError, match="ports") as refusal:
-        ScriptedDemo(tmp_path).run()
-    assert "--out" in refusal.value.way_out
 
 
 def test_the_training_demo_names_what_it_lacks_and_this_one(tmp_path: Path) -> None:

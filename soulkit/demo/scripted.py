@@ -1,28 +1,21 @@
-"""The demo without torch: two scripted models behind an HTTP API, on balanced rows of stories."""
+"""The demo without torch: two functions as models, on balanced rows of stories."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 import re
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 from soulkit.data.files import write_rows
-from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.results.summary import Cell, Summary, headline
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_json
-from soulkit.serving.backend import ScriptBackend, Speak, assembled
 from soulkit.tasks.kit.made_rows import split_seed
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.tasks.tom.events import Exit, decode
@@ -74,9 +67,6 @@ def _leaver(row: dict[str, Any]) -> str:
 TALK = "secret_keeper"
 STORIES, TALKS = 1800, 40
 """Number of generated stories to choose rows from, and number of conversations."""
-VISITOR = "scripted-visitor"
-PORTS = "ports.json"
-"""Ports of the scripts. The address is part of a run's identity, so a resume reuses them."""
 WHAT_IT_IS = (
     "Both actors are short scripts; no model is involved. 'careless' answers with the first place "
     "in every story and tells a visitor everything. 'careful' tracks who saw the move and keeps "
@@ -135,44 +125,7 @@ def _what_is_asked(messages: Messages) -> str:
     return f"My {topic} is the {match[1]}." if match else "I do not know."
 
 
-ACTORS: Mapping[str, Speak] = {"careless": careless, "careful": careful}
-
-
-# -- the server, without optional packages --------------------------------------------------------
-
-
-class _Handler(BaseHTTPRequestHandler):
-    backend: ClassVar[ScriptBackend]
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: Nagle's algorithm delays a second one by 40 ms
-
-    def do_POST(self) -> None:
-        payload: dict[str, Any] = {"data": [{"id": self.backend.name, "object": "model"}]}
-        if self.command == "POST":
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            payload = asyncio.run(assembled(self.backend.chunks(body, "")))
-        raw = json.dumps(payload).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    do_GET = do_POST
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: only the command prints to the console."""
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 512  # a run opens all its conversations at once
-    daemon_threads = True
-
-
-def script_server(speak: Speak, model: str, port: int = 0) -> ThreadingHTTPServer:
-    """A script behind HTTP on this machine; call `serve_forever()` to run it."""
-    handler = type("_Script", (_Handler,), {"backend": ScriptBackend(model, speak)})
-    return _Server(("127.0.0.1", port), handler)
+ACTORS = (careless, careful)
 
 
 # -- the demonstration -----------------------------------------------------------------------------
@@ -189,8 +142,7 @@ class ScriptedDemo:
         """Run both evaluations; finished ones are skipped, interrupted ones resumed."""
         rows = self.out / "rows" / "held_out.jsonl"
         write_stories(rows, STORIES, self.seed, "test")
-        with self._served() as urls:
-            summaries = {name: self._measure(name, rows, urls, reporter) for name in ACTORS}
+        summaries = {one.__name__: self._measure(one, rows, reporter) for one in ACTORS}
         return {
             name: {task: _numbers(headline(cells)) for task, cells in summary.tasks.items()}
             for name, summary in summaries.items()
@@ -201,64 +153,14 @@ class ScriptedDemo:
         line = {"command": "demo --scripted", **results, NOTES: [WHAT_IT_IS]}
         write_json(self.out / "summary.json", line)
 
-    def _measure(
-        self, name: str, rows: Path, urls: Mapping[str, str], reporter: Reporter
-    ) -> Summary:
-        reporter.note(f"{name}: {urls[name]}")
+    def _measure(self, actor: Callable[[Messages], str], rows: Path, reporter: Reporter) -> Summary:
+        reporter.note(f"evaluating '{actor.__name__}'")
         config = EvalConfig.model_validate({
-            "kind": "api", "model": name, "base_url": urls[name], "tasks": (TASK, TALK),
-            "data": {TASK: str(rows), TALK: f"synth:{TALKS}"}, "seed": self.seed,
-            "partner": f"endpoint:{VISITOR}@{urls[VISITOR]}",
+            "kind": "api", "actor_kind": "function", "model": f"{__name__}:{actor.__name__}",
+            "tasks": (TASK, TALK), "data": {TASK: str(rows), TALK: f"synth:{TALKS}"},
+            "seed": self.seed, "partner": f"function:{visitor_line.__module__}:visitor_line",
         })  # fmt: skip
-        return run_eval(config, self.out / name)[1]
-
-    @contextmanager
-    def _served(self) -> Iterator[dict[str, str]]:
-        """Name → address of every script while it is served."""
-        file = self.out / PORTS
-        ports = _ports(file)
-        with ExitStack() as stack:
-            servers = {
-                name: stack.enter_context(_server(speak, name, ports.get(name, 0)))
-                for name, speak in {**ACTORS, VISITOR: visitor_line}.items()
-            }
-            write_json(file, {name: one.server_port for name, one in servers.items()})
-            yield {name: f"http://127.0.0.1:{one.server_port}/v1" for name, one in servers.items()}
-
-
-def _ports(file: Path) -> dict[str, int]:
-    """Name → port from an earlier start, empty before the first. ConfigError if unreadable."""
-    try:
-        ports = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError:
-        ports = None
-    if isinstance(ports, dict) and all(type(p) is int and 0 < p < 65536 for p in ports.values()):
-        return ports
-    raise ConfigError(
-        f"'{file}' does not list the ports of the scripts.",
-        "The demo resumes its runs at the same addresses.",
-        "Choose another folder with --out, or delete this folder.",
-    )
-
-
-@contextmanager
-def _server(speak: Speak, name: str, port: int) -> Iterator[ThreadingHTTPServer]:
-    """Serve a script in a thread; ConfigError if the port is in use."""
-    try:
-        server = script_server(speak, name, port)
-    except OSError as error:
-        raise ConfigError(
-            f"The script '{name}' cannot be served on port {port} again ({error.strerror}).",
-            "The demo resumes its runs at the same addresses.",
-            "Wait until the port is free, or choose another folder with --out.",
-        ) from error
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+        return run_eval(config, self.out / actor.__name__)[1]
 
 
 def _numbers(cell: Cell) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from soulkit.extras import declared_requirements
 from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import DOCTOR_SCHEMA, schema_file
-from tests.support.evaluation import keeper, soul, three_lines, visitor
+from tests.support.evaluation import keeper, soul, three_lines, visit
 from tests.support.judged import TASKS, essay, judge, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.servers.tiny_vllm import TalkingVllm
@@ -208,10 +208,10 @@ def test_a_server_that_ignores_or_refuses_schemas_is_named(
 
 
 def test_a_partner_gets_one_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with visitor() as url, ScriptedServer(answer=keeper) as server:
+    with ScriptedServer(answer=visit) as other, ScriptedServer(answer=keeper) as server:
         file = settings(
             tmp_path, base_url=server.base_url, tasks=["secret_keeper"], tasks_file=None,
-            data={"*": "synth:2"}, partner=f"endpoint:visitor@{url}",
+            data={"*": "synth:2"}, partner=f"endpoint:visitor@{other.base_url}",
         )  # fmt: skip
         code, printed = checkup(capsys, file)
         assert len(server.requests) == 1

@@ -8,15 +8,12 @@ import re
 import sqlite3
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from soulkit.cli.app import main
 from soulkit.data.files import RawRow
-from soulkit.demo.scripted import script_server
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import RecordWriter, load_records
 from soulkit.tasks.kit.choice import ChoiceTask
@@ -139,17 +136,9 @@ def changed(words: Sequence[object], *options: object) -> list[object]:
     return [*kept, *options]
 
 
-@contextmanager
-def visitor() -> Iterator[str]:
-    """The scripted partner on a loopback socket; gives its base URL."""
-    server = script_server(visitor_line, "scripted-visitor")
-    thread = threading.Thread(target=server.serve_forever, args=(0.001,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+def visit(body: Body) -> str:
+    """The scripted partner of secret_keeper, for a ScriptedServer."""
+    return visitor_line(body["messages"])
 
 
 def keeper(body: Body) -> str:

@@ -21,7 +21,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import BOOKKEEPING, TaskSpec, option_value
 from soulkit.tasks.kit.user_code import Hook
 from soulkit.train.config import TrainConfig
-from tests.support.evaluation import api, records, soul, summary, three_lines, visitor
+from tests.support.evaluation import api, records, soul, summary, three_lines, visit
 from tests.support.servers.openai_server import ScriptedServer
 
 ROLES = ("judge", "auditor", "partner", "environment", "coach")
@@ -171,8 +171,8 @@ def test_a_number_that_leaves_nothing_to_play_is_refused(name: str, text: str, u
 def test_a_run_plays_by_its_options_and_is_another_run_with_others(
     tmp_path: Any, capfd: Any
 ) -> None:
-    with ScriptedServer(answer="I cannot say.") as actor, visitor() as url:
-        partner = ("--partner", f"endpoint:v@{url}")
+    with ScriptedServer(answer="I cannot say.") as actor, ScriptedServer(answer=visit) as other:
+        partner = ("--partner", f"endpoint:v@{other.base_url}")
         args = (actor.base_url, tmp_path / "run", *partner)
         assert api(*args, "--option", "max_turns=5", task="secret_keeper", n=2) == 0
         assert {len(r.episode.traces[0].turns) for r in records(tmp_path / "run")} == {5}
