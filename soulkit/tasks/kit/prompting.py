@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 import yaml
 from jinja2 import (
+    ChoiceLoader,
+    DictLoader,
     Environment,
     FileSystemLoader,
     StrictUndefined,
@@ -180,6 +182,14 @@ class PromptFolder:
         """Template files rendered so far, for the self-check."""
         self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
         self.sandboxed = False
+        self.texts: Mapping[str, str] = {}
+        """Templates by name that are declared as text; they take precedence over files."""
+
+    def with_texts(self, texts: Mapping[str, str]) -> PromptFolder:
+        """The same templates, but `texts` (by name) take precedence; rendered in a sandbox."""
+        folder = PromptFolder(self.task)
+        folder.folders, folder.texts, folder.sandboxed = self.folders, dict(texts), True
+        return folder
 
     def over(self, folder: Path) -> PromptFolder:
         """The same templates, but files in `folder` take precedence.
@@ -188,14 +198,23 @@ class PromptFolder:
         """
         edited = PromptFolder(self.task)
         edited.folders, edited.sandboxed = [folder, *self.folders], True
+        edited.texts = {n: t for n, t in self.texts.items() if not edited._edits(folder, n)}
         return edited
+
+    def _edits(self, folder: Path, name: str) -> bool:
+        return any((folder / path).exists() for path in (f"{self.task}/{name}.md", f"{name}.md"))
 
     @cached_property
     def _environment(self) -> Environment:
         # Prompts are plain text, not HTML: escaping would change what the model reads.
         kind = SandboxedEnvironment if self.sandboxed else Environment
         return kind(
-            loader=_Noting(self.folders, self.opened),
+            loader=ChoiceLoader(
+                [
+                    DictLoader({f"{name}.md": text for name, text in self.texts.items()}),
+                    _Noting(self.folders, self.opened),
+                ]
+            ),
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -203,6 +222,8 @@ class PromptFolder:
         )
 
     def _path(self, name: str) -> str:
+        if name in self.texts:
+            return f"{name}.md"
         task_path = f"{self.task}/{name}.md"
         return (
             task_path
@@ -250,11 +271,12 @@ class PromptFolder:
             if folder != BUILTIN / "prompts":
                 files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
         names = sorted({file.stem for file in files if file.stem.startswith(starts)})
+        names = [*(n for n in self.texts if n.startswith(starts) and n not in names), *names]
         return {name: len(self._source(name).split()) for name in names}
 
     def is_shared(self, name: str) -> bool:
         """Whether the task uses the shared template `name` because it has none of its own."""
-        file = self._file(name)
+        file = None if name in self.texts else self._file(name)
         return file is not None and BUILTIN / "prompts" in file.parents
 
     def unopened(self, folder: Path) -> list[str]:
@@ -264,6 +286,8 @@ class PromptFolder:
         return sorted(f.relative_to(prompts).as_posix() for f in files if f not in self.opened)
 
     def _source(self, name: str) -> str:
+        if name in self.texts:
+            return self.texts[name]
         file = self._file(name)
         if file is None:
             raise self._missing(name)

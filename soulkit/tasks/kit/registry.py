@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from soulkit.config import once_loader
 from soulkit.data.rows import Column
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.kit.declared.keys import expand
 from soulkit.tasks.kit.spec import (
     DefaultPlayers,
     FeedbackSpec,
@@ -98,6 +99,10 @@ class Registry:
             module, home = spec.reference, spec.home
         elif protocol == "reference" and shared.reference:
             module = shared.reference
+        if spec.declaration is not None and not module:
+            from soulkit.tasks.kit.declared.task import CLASSES
+
+            module = CLASSES[spec.declaration.kind]
         cls = _load_class(name, module, home)
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
 
@@ -232,9 +237,23 @@ def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
             "Fill it in, or omit --tasks; docs/tutorials/write-a-task.md shows a complete example.",
         )
     try:
-        return RegistryFile.model_validate(raw)
+        return RegistryFile.model_validate(_expanded(raw, path.parent))
     except ValidationError as error:
         raise _explained(path, error) from error
+
+
+def _expanded(raw: Any, folder: Path) -> Any:
+    """The content of a tasks file with the entries of tasks without code expanded."""
+    tasks = raw.get("tasks") if isinstance(raw, Mapping) else None
+    if not isinstance(tasks, Mapping):
+        return raw
+    entries = {
+        name: expand(entry, str(name), folder)
+        if isinstance(entry, Mapping) and "kind" in entry
+        else entry
+        for name, entry in tasks.items()
+    }
+    return {**raw, "tasks": entries}
 
 
 def _explained(path: Path, error: ValidationError) -> ConfigError:

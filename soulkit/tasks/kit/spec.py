@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from soulkit.data.rows import Column
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.kit.declared.keys import Declaration
 from soulkit.tasks.kit.user_code import Home, Hook, hook
 from soulkit.types import Protocol, Role
 
@@ -279,7 +280,10 @@ class TaskSpec(Strict):
     folder: str = ""
     """A built-in benchmark's folder in `soulkit/tasks/`; other tasks: the tasks file's folder."""
     module: str = ""
-    """`module:Class`. Empty: *rows only*; rows can be read and checked but not played."""
+    """`module:Class`. Empty and without `kind`: *rows only*; rows can be read and checked but not
+    played."""
+    declaration: Declaration | None = None
+    """The keys of a task without code; `kit/declared/keys.py` moves them here."""
     reference: str = ""
     """`module:Class` to use under `--protocol reference`; empty: the same class."""
     binder: str = ""
@@ -383,7 +387,7 @@ class TaskSpec(Strict):
     @property
     def rows_only(self) -> bool:
         """Whether rows of the task can be read and checked but not played."""
-        return not self.module
+        return not self.module and self.declaration is None
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:

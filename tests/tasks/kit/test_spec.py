@@ -211,7 +211,7 @@ def test_what_a_declaration_leaves_out() -> None:
         "metric": {"name": "accuracy", "binary": True, "low": 0.0, "high": 1.0, "scales": {},
                    "beside": (), "less_is_better": (), "headline": "", "parts": {}, "watched": ()},
         "files": {"train": (), "eval": (), "data_source": ()},
-        "size": None,
+        "size": None, "declaration": None,
         "feedback": {"coaches": (), "below": 1.0, "until_step": None, "max_words": 120,
                      "gold_in_reference": False, "kind": "coach"},
         "evaluation_only": False,

@@ -1,0 +1,84 @@
+"""What all tasks without code share: templates, columns for the judge, and feedback by rules.
+
+A class of one kind is `class YamlChoice(YamlTask, LetteredTask)`: this class comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from soulkit.tasks.kit.base import READABLE, Task
+from soulkit.tasks.kit.declared.keys import PROMPT, SYSTEM, Declaration, Rule, template_names
+from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.types import Episode, Example, Feedback, Protocol, Score, Segment
+
+CLASSES: Mapping[str, str] = {
+    "choice": "soulkit.tasks.kit.declared.single:YamlChoice",
+    "text": "soulkit.tasks.kit.declared.single:YamlText",
+}
+"""Kind → its class."""
+_SLOT = "\n{% if feedback %}\n\nFeedback on an earlier attempt: {{ feedback }}\n{% endif %}"
+"""The feedback slot of a prompt that does not name `feedback`."""
+USUAL_RULES = (
+    Rule(when={"outcome": "right"}, say="The answer was right. Keep reasoning this way."),
+    Rule(when={"outcome": "wrong"}, say="The answer was wrong. Read everything again before you "
+         "answer, and check each detail."),
+    Rule(say="Answer in exactly the form that the instructions ask for."),
+)  # fmt: skip
+
+
+class YamlTask(Task):
+    """A task whose declaration is all there is."""
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        assert spec.declaration is not None
+        self.keys: Declaration = spec.declaration
+        self.prompts = self.prompts.with_texts(self.template_texts())
+
+    def template_texts(self) -> dict[str, str]:
+        """Template name → text. The actor's prompt gets a feedback slot if it names none."""
+        texts = self.keys.templates()
+        if "feedback" not in template_names(texts[PROMPT] + texts.get(SYSTEM, "")):
+            texts[PROMPT] += _SLOT
+        return texts
+
+    def prompt_values(self, example: Example, seat: str) -> dict[str, Any]:
+        """The values of the actor's templates: the columns that the seat may see."""
+        view, _ = self.within_budget(example.visible(seat))
+        return view
+
+    def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        """The actor's first context: the system message, if there is one, and the prompt."""
+        values = self.prompt_values(example, self.acted_seat(example))
+        prompt = self.prompts.opening(PROMPT, feedback, values, "user")
+        if SYSTEM not in self.keys.templates():
+            return (prompt,)
+        return (self.prompts.opening(SYSTEM, feedback, values), prompt)
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """The first rule whose conditions all hold; None if there is none."""
+        facts = {**{k: str(v) for k, v in example.fields.items()}, **example.tags}
+        facts["outcome"] = outcome(score, self.spec.metric.high)
+        for rule in (*self.keys.rules.rules, *self.usual_rules):
+            if all(facts.get(name) == value for name, value in rule.when.items()):
+                return rule.say
+        return None
+
+    @property
+    def usual_rules(self) -> tuple[Rule, ...]:
+        """Rules for a task that declares none."""
+        return () if self.keys.rules.rules else USUAL_RULES
+
+
+def outcome(score: Score | None, best: float) -> str:
+    """`none` (no draft), `right`, `wrong`, or the status of an unreadable draft."""
+    if score is None:
+        return "none"
+    if score.status not in READABLE:
+        return score.status
+    return "right" if score.value == best else "wrong"
