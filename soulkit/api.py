@@ -1,49 +1,54 @@
 """The Python API, `import soulkit as sk`: the commands as functions.
 
 Each function has the same checks, files and resume as its command, and returns the results that the
-command prints. Settings have the names of the options, with underscores. The functions also work in
-notebooks; `aevaluate` and `atrain_model` are for asynchronous code.
+command prints. Settings have the names of the options, with underscores; `data` may also be rows: a
+list of dictionaries or a data frame. The functions also work in notebooks, where the results are
+shown as tables (notebook.py); `aevaluate` and `atrain_model` are for asynchronous code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soulkit.config import Settings
-    from soulkit.eval.comparison.compare import Comparison
-    from soulkit.eval.results.summary import Summary
+    from soulkit.notebook import ComparisonResult, EvaluationResult, TrainingResult
     from soulkit.report.load import RunData
     from soulkit.tasks.kit.base import Task
-    from soulkit.train.state.summary import TrainSummary
     from soulkit.types import Protocol
 
 
 def evaluate(
-    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
-) -> Summary:
+    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None,
+    progress: bool | None = None, **settings: Any,
+) -> EvaluationResult:  # fmt: skip
     """Evaluate a model on tasks, like `soul eval`; returns the content of `summary.json`.
 
-    `model` is a checkpoint on this machine or, with `base_url`, a model behind an OpenAI-compatible
-    server.
+    `model` is a checkpoint on this machine, a player such as `function:FILE.py:NAME` or, with
+    `base_url`, a model behind an OpenAI-compatible server. `progress` shows the progress; by
+    default only in a notebook.
 
         sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"}, out="runs/after")
         sk.evaluate("gpt-5-nano", ["TASK", "OTHER"], base_url="https://api.openai.com/v1")
+        sk.evaluate("function:bots.py:reply", "TASK", data=[{"question": "…", "answer": "…"}])
 
     Raises a UserError if the command would fail with one.
     """
     from soulkit.runs.coroutines import run_beside_loop
 
+    work = partial(_evaluated, model, tasks, out=out, progress=progress, **settings)
     with _explained():
-        return run_beside_loop(_evaluation(model, tasks, out, settings))
+        return run_beside_loop(work)
 
 
-async def aevaluate(
-    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
-) -> Summary:
+async def aevaluate(*arguments: Any, **settings: Any) -> EvaluationResult:
     """`evaluate` without blocking the event loop: `await sk.aevaluate(...)`.
 
     Cancellation stops it like Ctrl-C stops the command; the same call with the same `out` resumes.
@@ -51,20 +56,25 @@ async def aevaluate(
     from soulkit.runs.coroutines import run_in_thread
 
     with _explained():
-        return await run_in_thread(_evaluation(model, tasks, out, settings))
+        return await run_in_thread(partial(_evaluated, *arguments, **settings))
 
 
-def _evaluation(
-    model: str, tasks: str | Sequence[str], out: str | Path | None, settings: Mapping[str, Any]
-) -> Callable[[], Summary]:
+def _evaluated(
+    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None,
+    progress: bool | None = None, **settings: Any,
+) -> EvaluationResult:  # fmt: skip
     from soulkit.eval.config import EvalConfig
     from soulkit.eval.run.runner import run_eval
+    from soulkit.notebook import EvaluationResult, reporter_for
 
-    kind = "api" if settings.get("base_url") else "local"
-    flags = {"kind": kind, "model": model, "tasks": _names(tasks), **settings}
-    flags = _with_rows(EvalConfig, flags)
-    config = EvalConfig.load(env={}, flags=flags)
-    return lambda: run_eval(config, _path(out))[1]
+    kind, _, name = model.partition(":")
+    actor = {"kind": "api" if settings.get("base_url") else "local", "model": model}
+    if kind in ("function", "scripted"):
+        actor = {"kind": "api", "actor_kind": kind, "model": name}
+    flags = _with_rows(EvalConfig, {**actor, "tasks": _names(tasks), **settings}, out)
+    config, reporter = EvalConfig.load(env={}, flags=flags), reporter_for("eval", progress)
+    run, summary = run_eval(config, _path(out), reporter=reporter)
+    return EvaluationResult.of(summary, run.path)
 
 
 def train_model(
@@ -73,8 +83,9 @@ def train_model(
     tasks: str | Sequence[str] | Mapping[str, float],
     *,
     out: str | Path | None = None,
+    progress: bool | None = None,
     **settings: Any,
-) -> TrainSummary:
+) -> TrainingResult:
     """Train an adapter, like `soul train METHOD`; returns the summary.
 
     `tasks` may map tasks to mixing ratios. The weights are written to `out/model`.
@@ -86,29 +97,24 @@ def train_model(
     """
     from soulkit.runs.coroutines import run_beside_loop
 
+    work = partial(_trained, method, model, tasks, out=out, progress=progress, **settings)
     with _explained():
-        return run_beside_loop(_training(method, model, tasks, out, settings))
+        return run_beside_loop(work)
 
 
-async def atrain_model(
-    method: str,
-    model: str,
-    tasks: str | Sequence[str] | Mapping[str, float],
-    *,
-    out: str | Path | None = None,
-    **settings: Any,
-) -> TrainSummary:
+async def atrain_model(*arguments: Any, **settings: Any) -> TrainingResult:
     """`train_model` without blocking the event loop: `await sk.atrain_model(...)`."""
     from soulkit.runs.coroutines import run_in_thread
 
     with _explained():
-        return await run_in_thread(_training(method, model, tasks, out, settings))
+        return await run_in_thread(partial(_trained, *arguments, **settings))
 
 
-def _training(
-    method: str, model: str, tasks: str | Sequence[str] | Mapping[str, float],
-    out: str | Path | None, settings: Mapping[str, Any],
-) -> Callable[[], TrainSummary]:  # fmt: skip
+def _trained(
+    method: str, model: str, tasks: str | Sequence[str] | Mapping[str, float], *,
+    out: str | Path | None = None, progress: bool | None = None, **settings: Any,
+) -> TrainingResult:  # fmt: skip
+    from soulkit.notebook import TrainingResult, reporter_for
     from soulkit.runs.folder import default_run_path
     from soulkit.train.config import TrainConfig
     from soulkit.train.ranks.launch import check_launched
@@ -116,16 +122,22 @@ def _training(
 
     check_launched("sk.train_model")
     ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
-    flags = _with_rows(TrainConfig, {"method": method, "model": model, "tasks": ratios, **settings})
-    config = TrainConfig.load(env={}, flags=flags)
+    flags = {"method": method, "model": model, "tasks": ratios, **settings}
+    config = TrainConfig.load(env={}, flags=_with_rows(TrainConfig, flags, out))
     folder = _path(out) or default_run_path(f"train-{method}", ratios)
-    return lambda: train(config, folder)
+    reporter = reporter_for(f"train {method}", progress, config.steps)
+    return TrainingResult.of(train(config, folder, reporter=reporter), folder)
+
+
+FLAG = re.compile(r"soul [a-z](?:(?![.] |[;`]).)*|--([a-z][a-z0-9-]+)(?:[= ](?=[A-Z\d]|\S+[=:]))?")
+"""A command, which stays as it is, or an option with the sign before its value."""
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn a missing optional package into a UserError that says how to install it."""
-    from soulkit.errors import MissingPackage
+    """Turn a missing optional package into a UserError that says how to install it, and options in
+    errors into arguments: `--max-tokens 9` becomes `max_tokens=9`."""
+    from soulkit.errors import MissingPackage, UserError
 
     try:
         yield
@@ -134,21 +146,85 @@ def _explained() -> Iterator[None]:
         if missing is None:
             raise
         raise missing from error
+    except UserError as error:
+        lines = (line.replace("the command line", "this call") for line in error.lines())
+        error.what, error.why, error.way_out = (FLAG.sub(_argument, line) for line in lines)
+        error.args = (error.what,)
+        raise
 
 
-def _with_rows(config: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with `data` converted from the notation of the command line: "synth:100" or
-    ["TASK=FILE", ...]."""
-    rest = {name: value for name, value in settings.items() if name != "data"}
-    if not isinstance(settings.get("data"), str | list):
-        return dict(settings)
-    return rest | config.from_file({"data": settings["data"]}, rest)[0]
+def _argument(match: re.Match[str]) -> str:
+    from soulkit.config import file_options
+    from soulkit.eval.config import EvalConfig
+    from soulkit.train.config import TrainConfig
+
+    name, switch = (match[1] or "").replace("-", "_"), ("force_mixed", "shared_rows", "yes")
+    options = {**file_options(TrainConfig), **file_options(EvalConfig)}
+    if name not in (*options, *switch, "out", "metric"):
+        return match[0]
+    value = "True" if name in switch else ""
+    return f"{options[name].setting if name in options else name}={value}"
+
+
+def _with_rows(
+    config: type[Settings], settings: Mapping[str, Any], out: str | Path | None
+) -> dict[str, Any]:
+    """`settings` with `data` as files. It may be rows, or a text as on the command line; rows are
+    written to a folder next to the run's."""
+    data, rest = settings.get("data"), {n: v for n, v in settings.items() if n != "data"}
+    folder = (Path(out).parent if out else Path("runs")) / "rows"
+    if isinstance(data, Mapping):
+        return rest | {"data": {task: _row_source(rows, folder) for task, rows in data.items()}}
+    if data is None:
+        return rest
+    if not (isinstance(data, list) and all(isinstance(one, str) for one in data)):
+        data = [_row_source(data, folder)]
+    return rest | config.from_file({"data": data}, rest)[0]
+
+
+def _row_source(rows: Any, folder: Path) -> str:
+    """`rows` if it is a text or path, else the file that they are written to. DataError for a row
+    that is not JSON."""
+    from soulkit.errors import DataError
+    from soulkit.runs.jsonl import write_aside
+
+    if isinstance(rows, str | Path):
+        return str(rows)
+    if hasattr(rows, "to_dict"):  # a data frame of polars or pandas
+        rows = rows.to_dicts() if hasattr(rows, "to_dicts") else rows.to_dict("records")
+    lines, column = [], None
+    for index, row in enumerate(rows):
+        try:
+            line = {}
+            for column, value in row.items():
+                if not (isinstance(value, float) and value != value):  # NaN is a missing value
+                    line[column] = json.loads(json.dumps(value, allow_nan=False, default=_plain))
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"Row {index} of data= cannot be used, column {column!r}: {error}.",
+                "A row is a dictionary of texts, numbers, lists and dictionaries.",
+                "Convert the value, or remove the row.",
+            ) from error
+    text = "".join(lines).encode()
+    write_aside(file := folder / f"{hashlib.sha256(text).hexdigest()[:12]}.jsonl", text)
+    return str(file)
+
+
+def _plain(value: Any) -> Any:
+    """The Python form of a value of NumPy or pandas."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    convert = getattr(value, "tolist", None) or getattr(value, "isoformat", None)
+    if convert is None:
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    return convert()
 
 
 def compare(
     a: str | Path, b: str | Path, metric: str = "headline", *, suite: str = "",
     force_mixed: bool = False, shared_rows: bool = False,
-) -> Comparison:  # fmt: skip
+) -> ComparisonResult:  # fmt: skip
     """The difference B - A per task on episodes that both runs scored, like `soul compare`.
 
         sk.compare("runs/before", "runs/after").tasks[0].paired.difference
@@ -157,9 +233,12 @@ def compare(
     episode or were measured differently.
     """
     from soulkit.eval.comparison.compare import compare_runs
+    from soulkit.notebook import ComparisonResult
 
-    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed, suite=suite,
-                        only_shared_rows=shared_rows)  # fmt: skip
+    with _explained():
+        compared = compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed, suite=suite,
+                                only_shared_rows=shared_rows)  # fmt: skip
+    return ComparisonResult.of(compared, Path(a), Path(b))
 
 
 def load_run(path: str | Path) -> RunData:

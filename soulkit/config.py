@@ -273,7 +273,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileOption:
+class FileOption:
     """An option as it may appear in a file."""
 
     setting: str
@@ -285,19 +285,20 @@ class _FileOption:
 
 
 @cache
-def _file_options(cls: type[BaseModel], under: str = "") -> dict[str, _FileOption]:
-    options: dict[str, _FileOption] = {}
+def file_options(cls: type[BaseModel], under: str = "") -> dict[str, FileOption]:
+    """The options of a command, by name with underscores."""
+    options: dict[str, FileOption] = {}
     for name, info in cls.model_fields.items():
         facts, group = about(info), nested_settings(info.annotation)
         flag = flag_of(name, info, under) if facts else None
         if facts and flag is None and group is not None and not under:
-            options |= _file_options(group, name)
+            options |= file_options(group, name)
         if flag is not None:
             flag = flag.partition("/")[0]
             form = text_form(info.annotation, facts["metavar"])
             setting = f"{under}.{name}" if under else name
             named = facts["metavar"] == "FILE" and not form
-            options[flag.lstrip("-").replace("-", "_")] = _FileOption(setting, flag, form, named)
+            options[flag.lstrip("-").replace("-", "_")] = FileOption(setting, flag, form, named)
     return options
 
 
@@ -305,7 +306,7 @@ def settings_in_file(
     cls: type[Settings], raw: Mapping[str, Any], over: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """`raw` as settings in their own form, and setting → its name in `raw`."""
-    options = _file_options(cls)
+    options = file_options(cls)
     by_setting = {option.setting: option for option in options.values()}
     keys: dict[str, str] = {}
     settings: dict[str, Any] = {}
@@ -331,9 +332,9 @@ def settings_in_file(
 
 
 def _meant(
-    cls: type[Settings], key: str, value: Any, options: Mapping[str, _FileOption],
-    by_setting: Mapping[str, _FileOption],
-) -> _FileOption | None:  # fmt: skip
+    cls: type[Settings], key: str, value: Any, options: Mapping[str, FileOption],
+    by_setting: Mapping[str, FileOption],
+) -> FileOption | None:  # fmt: skip
     """The option that `key` stands for; None for a setting without an option and for unknown keys.
     If another setting has this name, too, a text that looks like a file name means the file.
     """
@@ -463,7 +464,7 @@ def _unknown(
         return
     for key, value in layer.items():
         if key not in cls.model_fields:
-            yield f"{prefix}{key}", [*cls.model_fields, *_file_options(cls)]
+            yield f"{prefix}{key}", [*cls.model_fields, *file_options(cls)]
             continue
         group = nested_settings(cls.model_fields[key].annotation)
         if group is not None and isinstance(value, Mapping):

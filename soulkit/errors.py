@@ -14,6 +14,7 @@ import difflib
 from collections.abc import Callable, Iterable
 
 from soulkit.extras import EXTRAS, install_line
+from soulkit.text import sanitise
 from soulkit.types import Usage
 
 LIKELY = 0.65
@@ -33,6 +34,10 @@ class UserError(SoulError):
 
     def lines(self) -> tuple[str, str, str]:
         return self.what, self.why, self.way_out
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows instead of a traceback."""
+        return [sanitise(line) for line in self.lines()]
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
         return UserError, self.lines()  # subclasses have other arguments

@@ -14,8 +14,11 @@ For trainings see `steps`, `phase` and `step`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+
+from soulkit.text import duration, one_line
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,39 @@ class Bar:
     def begin(self, what: str, *, alone: bool = False) -> None:
         """Show `what` as the current activity. `alone`: other code, such as a download, may draw
         its own bars meanwhile, so a live bar is hidden."""
+
+
+class LoopState:
+    """Counts steps, and describes the rate and the remaining time."""
+
+    def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
+        self.total, self.done, self.note, self.unit = total, 0, "", unit
+        self.under_way = ""
+        self.start = time.monotonic()
+
+    def add(self, steps: int, note: str) -> None:
+        self.done += steps
+        self.note = one_line(note, 120) if note else self.note
+        self.under_way = ""
+
+    def amount(self, unknown: str = "") -> str:
+        shown = self.unit or str
+        of = unknown if self.total is None else f"/{shown(self.total)}"
+        return f"{shown(self.done)}{of}"
+
+    def words(self) -> str:
+        parts = [*(self._pace() if self.done else ()), self.under_way, self.note]
+        return ", ".join(part for part in parts if part)
+
+    def _pace(self) -> list[str]:
+        seconds = time.monotonic() - self.start
+        rate = self.done / seconds if seconds > 0 else 0.0
+        parts = [f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"]
+        if self.unit is not None:
+            parts = [f"{self.unit(rate)}/s"]
+        if self.total is not None and 0 < self.done < self.total:
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return parts
 
 
 class Reporter:

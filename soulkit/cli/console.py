@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
-from soulkit.reporting import Bar, Reporter
+from soulkit.reporting import Bar, LoopState, Reporter
 from soulkit.text import duration, one_line, sanitise
 
 __all__ = ["ConsoleReporter", "console", "err", "one_line", "out", "print_json", "print_next"]
@@ -78,41 +78,8 @@ def safe(text: str) -> str:
     return escape(sanitise(text))
 
 
-class _State:
-    """Counts steps, and describes the rate and the remaining time."""
-
-    def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
-        self.total, self.done, self.note, self.unit = total, 0, "", unit
-        self.under_way = ""
-        self.start = time.monotonic()
-
-    def add(self, steps: int, note: str) -> None:
-        self.done += steps
-        self.note = one_line(note, 120) if note else self.note
-        self.under_way = ""
-
-    def amount(self, unknown: str = "") -> str:
-        shown = self.unit or str
-        of = unknown if self.total is None else f"/{shown(self.total)}"
-        return f"{shown(self.done)}{of}"
-
-    def words(self) -> str:
-        parts = [*(self._pace() if self.done else ()), self.under_way, self.note]
-        return ", ".join(part for part in parts if part)
-
-    def _pace(self) -> list[str]:
-        seconds = time.monotonic() - self.start
-        rate = self.done / seconds if seconds > 0 else 0.0
-        parts = [f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"]
-        if self.unit is not None:
-            parts = [f"{self.unit(rate)}/s"]
-        if self.total is not None and 0 < self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
-        return parts
-
-
 class _LiveBar(Bar):
-    def __init__(self, bars: Progress, state: _State, description: str) -> None:
+    def __init__(self, bars: Progress, state: LoopState, description: str) -> None:
         self.bars, self.state, self.description = bars, state, description
         name, amount = escape(description), state.amount("/?")
         self.task = bars.add_task(name, total=state.total, words="", amount=amount)
@@ -147,7 +114,7 @@ class _LiveBar(Bar):
 class _PlainBar(Bar):
     """Plain lines; a thread prints the current activity while there is no progress."""
 
-    def __init__(self, state: _State, description: str) -> None:
+    def __init__(self, state: LoopState, description: str) -> None:
         self.state, self.description = state, description
         self.printed_at, self.printed, self.printed_what = state.start, 0, ""
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -226,13 +193,13 @@ class ConsoleReporter(Reporter):
     def progress(
         self, total: int | None, unit: Callable[[float], str] | None = None
     ) -> Iterator[Bar]:
-        with _bar(_State(total, unit), one_line(self.title, 60)) as bar:
+        with _bar(LoopState(total, unit), one_line(self.title, 60)) as bar:
             yield bar
 
     @contextmanager
     def working(self, what: str, *, alone: bool = False) -> Iterator[None]:
         if not err.is_terminal:
-            with _bar(_State(None), one_line(self.title, 60)) as bar:
+            with _bar(LoopState(None), one_line(self.title, 60)) as bar:
                 bar.begin(what)
                 yield
         elif alone:
@@ -258,7 +225,7 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def steps(self, total: int, title: str = "") -> Iterator[Reporter]:
-        with _bar(_State(total), one_line(title or self.title, 60)) as bar:
+        with _bar(LoopState(total), one_line(title or self.title, 60)) as bar:
             yield _StepReporter(bar)
 
 
@@ -294,7 +261,7 @@ class _StepReporter(ConsoleReporter):
 
 
 @contextmanager
-def _bar(state: _State, title: str) -> Iterator[Bar]:
+def _bar(state: LoopState, title: str) -> Iterator[Bar]:
     """A live bar in a terminal, else plain lines."""
     if not err.is_terminal:
         plain = _PlainBar(state, title)

@@ -366,7 +366,8 @@ def compare_command(
     from soulkit.cli.console import print_json
     from soulkit.eval.comparison.compare import compare_runs
     from soulkit.eval.comparison.gates import parse_gate
-    from soulkit.report.findings import comparison_parts
+    from soulkit.report.findings import comparison_blocks
+    from soulkit.report.tables import report_parts
 
     gates = [parse_gate(text) for text in gate or ()]
     comparison = compare_runs(
@@ -377,7 +378,7 @@ def compare_command(
     if as_json:
         print_json(comparison.as_dict())
     else:
-        for part in comparison_parts(comparison):
+        for part in report_parts(comparison_blocks(comparison)):
             console.print(part)
     if not comparison.passed:
         raise typer.Exit(1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from soulkit.errors import MissingPackage
 from soulkit.eval.results.summary import Cell
@@ -380,43 +382,50 @@ def write_figures(charts: Iterable[Chart], folder: Path) -> list[Path]:
     One panel has the width of a column, several panels have that of two. Texts stay texts, with
     their font embedded in the PDF. MissingPackage without matplotlib, which writes the PDF.
     """
+    paths = []
+    for chart in charts:
+        canvas, (marks, width, height) = matplotlib_figure(chart), _sheet(chart)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths += [folder / f"{chart.name}.{form}" for form in ("pdf", "svg")]
+        paths[-1].write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{canvas.get_figwidth()}in" height="{canvas.get_figheight():.4f}in" '
+            'font-family="Helvetica, Arial, sans-serif" font-size="13">'
+            f"<title>{html.escape(chart.title)}</title>{_elements(marks, PAPER)}</svg>\n",
+            encoding="utf-8",
+        )
+        with sys.modules["matplotlib"].rc_context({"pdf.fonttype": 42}):
+            canvas.savefig(paths[-2], metadata={"CreationDate": None})
+    return paths
+
+
+def matplotlib_figure(chart: Chart) -> Any:
+    """The chart as a figure of matplotlib, which a notebook shows. MissingPackage without it."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
         raise MissingPackage("matplotlib", "figures as PDF and SVG files") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for chart in charts:
-        marks, width, height = _sheet(chart)
-        inches = COLUMN if width == WIDTH else BOTH
-        paths += [folder / f"{chart.name}.{form}" for form in ("pdf", "svg")]
-        paths[-1].write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{inches}in" height="{inches * height / width:.4f}in" '
-            'font-family="Helvetica, Arial, sans-serif" font-size="13">'
-            f"<title>{html.escape(chart.title)}</title>{_elements(marks, PAPER)}</svg>\n",
-            encoding="utf-8",
-        )
-        scale = inches * 72 / width  # points per pixel
-        with mpl.rc_context({"pdf.fonttype": 42, "text.parse_math": False}):
-            canvas = Canvas(figsize=(inches, inches * height / width))
-            axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-            axes.axis("off")
-            for mark in marks:
-                colour, (x, y) = _colour(mark.colour, PAPER), zip(*mark.points, strict=True)
-                if mark.text:
-                    axes.text(x[0], y[0], one_line(mark.text, 46), color=colour, size=12 * scale,
-                              ha=_SIDES[mark.anchor], va="baseline")  # fmt: skip
-                elif mark.width:
-                    dash = (0, [d / mark.width for d in mark.dash]) if mark.dash else "-"
-                    axes.plot(x, y, color=colour, linewidth=mark.width * scale, linestyle=dash,
-                              alpha=mark.opacity, solid_capstyle="round",
-                              dash_capstyle="round")  # fmt: skip
-                else:
-                    axes.fill(x, y, color=colour, alpha=mark.opacity, linewidth=0)
-            canvas.savefig(paths[-2], metadata={"CreationDate": None})
-    return paths
+    marks, width, height = _sheet(chart)
+    inches = COLUMN if width == WIDTH else BOTH
+    scale = inches * 72 / width  # points per pixel
+    with mpl.rc_context({"text.parse_math": False}):
+        canvas = Canvas(figsize=(inches, inches * height / width))
+        axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        axes.axis("off")
+        for mark in marks:
+            colour, (x, y) = _colour(mark.colour, PAPER), zip(*mark.points, strict=True)
+            if mark.text:
+                axes.text(x[0], y[0], one_line(mark.text, 46), color=colour, size=12 * scale,
+                          ha=_SIDES[mark.anchor], va="baseline")  # fmt: skip
+            elif mark.width:
+                dash = (0, [d / mark.width for d in mark.dash]) if mark.dash else "-"
+                axes.plot(x, y, color=colour, linewidth=mark.width * scale, linestyle=dash,
+                          alpha=mark.opacity, solid_capstyle="round",
+                          dash_capstyle="round")  # fmt: skip
+            else:
+                axes.fill(x, y, color=colour, alpha=mark.opacity, linewidth=0)
+    return canvas
 
 
 _SIDES = {"start": "left", "middle": "center", "end": "right"}

@@ -34,10 +34,11 @@ from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, numb
 from soulkit.metrics.student import CONFIDENCE, significance
 from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.weights import ADAPTER_FILE
-from soulkit.report.grid import Grid, GridRow, grid_parts, md_text
+from soulkit.report.grid import Grid, GridRow, md_text
 from soulkit.report.load import EPISODES, JUDGEMENTS, RunData
 from soulkit.report.suites import common_suite, draft_steps, scales_of
 from soulkit.report.tables import (
+    Block,
     bounds_text,
     cell_text,
     comparable_runs,
@@ -504,20 +505,16 @@ def findings_markdown(found: Sequence[Finding]) -> str:
 _HEADS = ("A", "B", "B \u2212 A [95% CI]", "p", "p (Holm)", "shared", "clusters")
 
 
-def comparison_parts(result: Comparison) -> list[RenderableType]:
-    """The table of differences and its notes: rich renderables, top to bottom."""
-    from rich.text import Text
-
+def comparison_blocks(result: Comparison) -> list[Block]:
+    """The table of differences and its notes, top to bottom."""
     alike, rows = len(_metrics(result)) == 1, []
     for task in result.tasks:
         name = task.task if alike else task_label(task.task, task.metric)
         name += f" ({', '.join(task.over)})" if task.over else ""
         rows.append(_row(one_line(name), task.paired, p_text(task.p_holm)))
     rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
-    table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4))
-    gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
-    notes = [Text(one_line(note), style="dim") for note in _notes(result)]
-    return [Text("\n".join(map(one_line, _head(result)))), *table, *gates, *notes]
+    table = Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4)
+    return [*_head(result), table, *map(gate_text, result.gates), *_notes(result)]
 
 
 def _head(result: Comparison) -> list[str]:
