@@ -99,7 +99,7 @@ def summary_schema() -> Schema:
     provenance = {"type": "object", "description": "Models, rows and settings of the run."}
     schema["properties"] = {
         SCHEMA: {"const": SUMMARY_SCHEMA}, **schema["properties"], **TRAINING,
-        "distillation": {"type": "object", "description": "See distillation-1.json."},
+        "distillation": {"type": "object", "description": "See distillation-2.json."},
         "provenance": provenance,
     }  # fmt: skip
     return {**schema, "required": [SCHEMA, "tasks", "provenance"]}

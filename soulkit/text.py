@@ -24,7 +24,7 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 without tab and newline
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional marks, overrides and isolates
-    "\u2028\u2029\ufeff\ud800-\udfff]"  # line separators, byte order mark, lone surrogates
+    "\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]"  # line separators, noncharacters, surrogates
 )
 
 

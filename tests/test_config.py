@@ -129,6 +129,7 @@ def test_settings_are_frozen_finite_and_resolved(tmp_path: Path) -> None:
         load(tmp_path, "model: m\ntemperature: .nan")
 
 
+TESTS = "tests a finished run"
 SPEED = "changes only how fast, or how persistently, servers are asked"
 MONEY = "what calls may cost, not what they say"
 PLACE = "where the work is done or how it is reported"
@@ -149,7 +150,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     EvalConfig: {
         "concurrency": SPEED, "batch_size": SPEED, "batch": SPEED, "batch_judges": SPEED,
         "batch_poll_s": SPEED, "max_unscored": "decides the exit code alone",
-        "controls": "more are played when a run is resumed",
+        "controls": "more are played when a run is resumed", "gate": TESTS, "gates": TESTS,
     },
     TrainConfig: {
         "stop_flat": "decides when to stop; the steps before are the same",
@@ -159,7 +160,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     },
     DistillConfig: {
         "max_context": ROOM, "concurrency": SPEED, "batch_size": SPEED,
-        "gate": "judges a finished student",
+        "gate": TESTS, "gates": TESTS,
     },
     CheckConfig: {"concurrency": SPEED, "max_context": ROOM},
     BuildConfig: {

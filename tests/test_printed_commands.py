@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from tests.support.chats import chat
 from tests.support.chats import jsonl as write_chats
@@ -113,8 +115,12 @@ NOT_RUN = {
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
-EXITS = {"soul judge check RECEIVED": 2}
-"""Commands that the page shows because of their error."""
+EXITS = {
+    "soul judge check RECEIVED": 2,
+    "soul eval api --model MODEL --task tomi --data tomi=tomi.jsonl --gate 'tomi/accuracy>=.6' "
+    "--gate 'tomi>=.8'": 1,
+}  # fmt: skip
+"""Commands that the page shows because of their error, or of gates that do not pass."""
 
 MODEL = "runs/demo/warmup/model"
 SMALLER = (
@@ -451,3 +457,23 @@ def test_a_printed_program_runs(
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     exec(compile(source, "page", "exec", dont_inherit=True), vars(module))
+
+
+# --- the example for GitHub -----------------------------------------------------------------------
+
+
+def test_the_workflow_evaluates_gates_and_reports(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ScriptedServer
+) -> None:
+    text = (ROOT / "examples" / "github-actions.yml").read_text("utf-8")
+    steps = yaml.safe_load(text)["jobs"]["evaluate"]["steps"]
+    evaluate, report = (Printed("", s["run"].strip()) for s in steps if "soul " in s.get("run", ""))
+    assert run(evaluate, desk, tmp_path, monkeypatch, server.base_url) in (0, 1)  # a made model
+    (suite,) = ElementTree.parse("runs/ci/junit.xml").getroot()
+    assert [case.attrib["name"] for case in suite] == ["tomi/accuracy>=0.8"]
+    assert soul(*shlex.split(report.line)[1:]) == 0 and Path("runs/ci/report/index.html").is_file()
+    (upload,) = (step["with"]["path"] for step in steps if "upload" in step.get("uses", ""))
+    assert upload == "runs/ci"
+    assert evaluate.line.split("run: ")[-1] in " ".join(
+        (ROOT / "docs" / "guides" / "gates.md").read_text("utf-8").split()
+    )

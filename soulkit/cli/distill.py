@@ -16,7 +16,7 @@ from soulkit.cli.console import (
     print_note,
     warn_unsealed,
 )
-from soulkit.cli.options import build_command, options_for, settings_from
+from soulkit.cli.options import JUNIT, build_command, options_for, settings_from
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.option_texts import row_sources
 from soulkit.runs.folder import default_run_path
@@ -43,6 +43,7 @@ def make_command() -> Any:
     from soulkit.distill.config import DistillConfig
 
     options = [one for one in options_for(DistillConfig, TRAITS) if one.setting not in NOT_HERE]
+    options.append(JUNIT)
 
     def body(values: dict[str, Any]) -> None:
         file = values["config"]
@@ -116,6 +117,11 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
         print_note(f"distillation folder {out}")
         return
     _show(out, result, as_json=values["json"])
+    if values["junit"]:
+        from soulkit.eval.gates import write_junit
+        from soulkit.report.distillation import gate_line
+
+        write_junit(values["junit"], "soul distill", {gate_line(one): one for one in result.gates})
     if not result.passed:
         raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +17,7 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.options import (
     EVERYDAY,
+    JUNIT,
     PILOT,
     GroupFromSettings,
     build_command,
@@ -57,7 +57,7 @@ class Kinds(GroupFromSettings):
         from soulkit.eval.config import EvalConfig
 
         traits = frozenset({"eval", "plays", name})
-        options = in_reading_order([*options_for(EvalConfig, traits), PILOT])
+        options = in_reading_order([*options_for(EvalConfig, traits), JUNIT, PILOT])
 
         def body(values: dict[str, Any]) -> None:
             from soulkit.eval.run.runner import load_config
@@ -69,7 +69,7 @@ class Kinds(GroupFromSettings):
             if values["dry_run"]:
                 show_dry_run(settings, values)
             else:
-                _run(settings, values["out"], values["json"])
+                _run(settings, values)
 
         return build_command(name, KINDS[name], options, body, everyday=EVERYDAY | HERE)
 
@@ -103,33 +103,47 @@ def show_dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
         print_note(line)
 
 
-def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
-    from soulkit.eval.results.summary import summary_line
+def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.eval.run.runner import run_eval
 
-    run, summary = run_eval(config, folder, reporter=ConsoleReporter("eval"))
+    run, summary = run_eval(config, values["out"], reporter=ConsoleReporter("eval"))
     warn_unsealed()
-    if as_json:
-        print_json(summary_line(run.path))
-    else:
+    if not values["json"]:
         _print_run(run, config)
-    finish(config, run, summary, () if as_json else _next_lines(run, summary))
+    finish(config, run, summary, _next_lines(run, summary), values)
 
 
 def finish(
-    config: EvalConfig, run: Run, summary: Summary, next_lines: Sequence[str], failing: str = ""
-) -> None:
-    """Print what went wrong and the next commands; exit with code 1 if too much went wrong, or for
-    another reason, `failing`."""
+    config: EvalConfig, run: Run, summary: Summary, next_lines: Sequence[str],
+    values: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Print the gates (with --json the summary with them), what went wrong and the next commands;
+    exit with code 1 if too much went wrong or a gate did not pass."""
     from soulkit.cli.console import print_next
+    from soulkit.eval.gates import parse_gate, run_gates, write_junit
+    from soulkit.eval.results.summary import summary_line
+    from soulkit.runs.records import load_records
 
+    texts, as_json = config.gate_texts(), values["json"]
+    records = load_records(run.episodes, light=True) if texts else []
+    tested = run_gates([*map(parse_gate, texts)], summary, records, config.registry())
+    gates = {one.line(): one for one in tested}
+    if as_json:
+        listed = {"gates": [one.as_dict() for one in gates.values()]} if gates else {}
+        print_json({**summary_line(run.path), **listed})
+    for line in () if as_json else gates:
+        out.print(line, markup=False, soft_wrap=True)
+    if values["junit"]:
+        write_junit(values["junit"], f"soul {config.command}", gates)
     _say_failures(run, summary)
-    if next_lines:
+    if not as_json:
         print_next(*next_lines)
-    texts = [one for one in (_too_many(config, run, summary), _silent(summary), failing) if one]
-    for text in texts:
+    shut = sum(one.outcome != "pass" for one in gates.values())
+    failing = f"{shut} of {len(gates)} gates did not pass" if shut else ""
+    wrong = [one for one in (_too_many(config, run, summary), _silent(summary), failing) if one]
+    for text in wrong:
         print_note(text)
-    if texts:
+    if wrong:
         raise typer.Exit(1)
 
 

@@ -161,6 +161,7 @@ COMMON = (
     Option("--json", bool, JSON),
 )
 """Options of every command that makes a run folder from settings."""
+JUNIT = Option("--junit", Path, "Write the outcomes of the gates as JUnit XML.", metavar="FILE")
 PILOT = Option(
     "--pilot", int, "In a plan, play N rows first and measure the cost on them. The run continues "
     "with the other rows.", metavar="N", min=1,

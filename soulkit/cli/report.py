@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, JUNIT, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import RUNS, missing_run_error
 from soulkit.errors import ConfigError, RunError
 from soulkit.text import one_line
@@ -349,6 +349,9 @@ def compare_command(
     gate: Annotated[list[str] | None, typer.Option(metavar="GATE",
         help="Condition TASK/METRIC>=NUMBER: exit with code 1 unless the whole interval of B - A "
         "satisfies it. Repeatable.")] = None,
+    gates: Annotated[Path | None, typer.Option(metavar="FILE",
+        help="File with more gates, one per line or as a YAML list.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help=JUNIT.help)] = None,
     force_mixed: Annotated[bool, typer.Option("--force-mixed",
         help="Compare runs that were measured differently, and list the differences.")] = False,
     shared_rows: Annotated[bool, typer.Option("--shared-rows",
@@ -365,13 +368,14 @@ def compare_command(
     from soulkit.cli.console import out as console
     from soulkit.cli.console import print_json
     from soulkit.eval.comparison.compare import compare_runs
-    from soulkit.eval.comparison.gates import parse_gate
+    from soulkit.eval.gates import gates_in, parse_gate, write_junit
+    from soulkit.metrics.intervals import signed
     from soulkit.report.findings import comparison_blocks
     from soulkit.report.tables import report_parts
 
-    gates = [parse_gate(text) for text in gate or ()]
+    texts = [*(gate or ()), *(gates_in(gates) if gates else ())]
     comparison = compare_runs(
-        a, b, metric, allow_mixed=force_mixed, suite=suite, gates=gates,
+        a, b, metric, allow_mixed=force_mixed, suite=suite, gates=[*map(parse_gate, texts)],
         registry=registry_of(tasks, trust=trust), trust=trust,
         only_shared_rows=shared_rows,
     )  # fmt: skip
@@ -380,6 +384,8 @@ def compare_command(
     else:
         for part in report_parts(comparison_blocks(comparison)):
             console.print(part)
+    if junit:
+        write_junit(junit, "soul compare", {one.line(signed): one for one in comparison.gates})
     if not comparison.passed:
         raise typer.Exit(1)
 

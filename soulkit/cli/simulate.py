@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from soulkit.cli.console import ConsoleReporter, out, print_json, safe, warn_unsealed
+from soulkit.cli.console import ConsoleReporter, out, safe, warn_unsealed
 from soulkit.cli.eval import finish, show_dry_run
 from soulkit.cli.options import (
     COMMON,
     EVERYDAY,
+    JUNIT,
     Option,
     build_command,
     options_for,
@@ -51,8 +52,6 @@ OWN = (
     Option("--verdict", str, "Python function that gets the messages and the row, and returns "
            "True, False, a number from 0 to 1, or a dict with score and reason.", _players,
            metavar="FILE.py:NAME"),
-    Option("--fail-under", float, "Exit with code 1 unless the lower end of the score's interval "
-           "is at least X.", "Check", metavar="X"),
 )  # fmt: skip
 """Options of this command alone."""
 SHARED = frozenset({
@@ -60,6 +59,7 @@ SHARED = frozenset({
     *("--reasoning-effort", "--seed", "--concurrency", "--max-cost", "--yes", "--prices"),
     *("--requests-per-minute", "--tokens-per-minute", "--timeout", "--max-attempts", "--device"),
     *("--batch-size", "--max-context", "--allow-private", "--max-unscored", "--bounds"),
+    *("--gate", "--gates"),
     *(one.flag for one in COMMON if one.flag not in ("--config", "--set")),
 })  # fmt: skip
 """Options of an evaluation that apply here."""
@@ -70,7 +70,7 @@ def make_command() -> Any:
     from soulkit.eval.config import EvalConfig
 
     shared = options_for(EvalConfig, frozenset({"eval", "plays", "api", "local"}))
-    options = [*OWN, *(one for one in shared if one.flag in SHARED)]
+    options = [*OWN, *(one for one in shared if one.flag in SHARED), JUNIT]
 
     def body(values: dict[str, Any]) -> None:
         settings = settings_from(options, values, lambda *_: {})
@@ -100,8 +100,6 @@ def _config(values: Mapping[str, Any], settings: dict[str, Any], folder: Path) -
          "A conversation has one score.", "Leave out one of them."),
         (values["criterion"] and verdict != "judge", "--criterion has no effect without a judge.",
          "Only a judge reads it.", "Add --judge PLAYER, or leave out --criterion."),
-        (values["fail_under"] is not None and verdict == "none", "--fail-under needs a score.",
-         "No judge and no function decides.", "Add --judge PLAYER or --verdict FILE.py:NAME."),
     ):  # fmt: skip
         if wrong:
             raise ConfigError(*texts)
@@ -115,7 +113,6 @@ def _config(values: Mapping[str, Any], settings: dict[str, Any], folder: Path) -
 def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.eval.results.summary import summary_line
     from soulkit.eval.run.runner import run_eval
-    from soulkit.metrics.intervals import number
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.report.grid import plain_table
     from soulkit.report.load import NOTES
@@ -129,20 +126,15 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     facts = list(_facts(run, summary, cells, judged=config.option["verdict"] != "none"))
     notes = [" · ".join(f"{label}: {text}" for label, text in facts), *certificate]
     run.write_summary({**summary_line(run.path), NOTES: notes})
-    if values["json"]:
-        print_json(summary_line(run.path))
-    else:
+    if not values["json"]:
         table = plain_table(*facts[0])
         for fact in facts[1:]:
             table.add_row(*map(safe, fact))
         out.print(table)
-    name, failing, least = shell_path(run.path), "", values["fail_under"]
-    low = cells["value"].ci_low
-    if least is not None and (low is None or low < least):
-        failing = f"the score's interval begins at {number(low)}, below --fail-under {least:g}"
+    name = shell_path(run.path)
     lines = (f"{show_command(run.path)} --worst 5", f"soul report {name} --format html",
              f"soul compare OTHER {name}")  # fmt: skip
-    finish(config, run, summary, () if values["json"] else lines, failing)
+    finish(config, run, summary, lines, values)
 
 
 def _certificate(config: EvalConfig) -> list[str]:

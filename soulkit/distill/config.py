@@ -18,6 +18,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import section, setting
 from soulkit.errors import RunError
+from soulkit.eval.config import GateSettings
 from soulkit.play.settings import PlayConfig
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, read_environment
@@ -52,12 +53,12 @@ _objective = section("Objective")
 _optimizer = section("Optimizer and memory")
 
 
-class DistillConfig(PlayConfig):
+class DistillConfig(GateSettings, PlayConfig):
     """Settings of one distillation."""
 
     WHOLE: ClassVar[frozenset[str]] = PlayConfig.WHOLE | {"experts"}
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
-        "concurrency", "batch_size", "gate",
+        "concurrency", "batch_size", *GateSettings.model_fields,
     }  # fmt: skip
 
     experts: dict[str, str] = _task(
@@ -140,12 +141,6 @@ class DistillConfig(PlayConfig):
     )
     retention: bool = setting(
         False, section="Run", help="Also evaluate the `general` suite on base and generalist."
-    )
-    gate: tuple[str, ...] = setting(
-        (),
-        section="Run",
-        metavar="GATE",
-        help="Condition that the results must meet, else exit with code 1. Repeatable.",
     )
 
     @field_validator("experts", mode="before")

@@ -41,13 +41,7 @@ from soulkit.distill.sample import spent
 from soulkit.distill.select import TaskSelection, written_selection
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import differences, read_measured
-from soulkit.eval.comparison.gates import (
-    ComparisonGate,
-    GateResult,
-    gate_result,
-    paired_gate,
-    parse_gate,
-)
+from soulkit.eval.gates import Gate, GateResult, gate_result, paired_gate, parse_gate
 from soulkit.eval.results.summary import (
     VALUE,
     Cell,
@@ -87,13 +81,14 @@ class GateInputs:
     """Task → metric → width of its scale, if it has one."""
 
 
-def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonGate, ...]:
+def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[Gate, ...]:
     """The parsed gates; ConfigError if one tests a result that is not measured."""
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
     for gate in gates:
         alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
-        if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
+        mean = gate.target == MEAN and gate.metric != KEPT
+        if gate.target not in targets or alone or mean or "mean" in gate.how:
             about = f"{gate.target}/{gate.metric}" if gate.metric else gate.target
             raise ConfigError(
                 f"The gate '{gate.text}' tests '{about}', which is not measured.",
@@ -104,15 +99,15 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonG
     return gates
 
 
-def gate_results(gates: Sequence[ComparisonGate], of: GateInputs) -> tuple[GateResult, ...]:
+def gate_results(gates: Sequence[Gate], of: GateInputs) -> tuple[GateResult, ...]:
     """The result of each gate."""
     return tuple(_result(gate, of) for gate in gates)
 
 
-def _result(gate: ComparisonGate, of: GateInputs) -> GateResult:
+def _result(gate: Gate, of: GateInputs) -> GateResult:
     if gate.target == REGRESSIONS:
-        number = float(len(of.regressions))
-        return gate_result(gate, number, number, number, ", ".join(of.regressions))
+        number, counted = float(len(of.regressions)), replace(gate, how=("estimate",))
+        return gate_result(counted, number, None, None, ", ".join(of.regressions))
     if gate.target == KEPT:
         return _every_task(gate, of.kept)
     if gate.metric == KEPT:
@@ -125,12 +120,12 @@ def _result(gate: ComparisonGate, of: GateInputs) -> GateResult:
     return paired_gate(gate, paired, gate.metric or "headline", span)
 
 
-def _kept(gate: ComparisonGate, kept: Retention) -> GateResult:
+def _kept(gate: Gate, kept: Retention) -> GateResult:
     why = kept.why or f"{kept.n_shared} rows"
     return gate_result(gate, kept.ratio, kept.ci_low, kept.ci_high, why)
 
 
-def _every_task(gate: ComparisonGate, kept: Mapping[str, Retention]) -> GateResult:
+def _every_task(gate: Gate, kept: Mapping[str, Retention]) -> GateResult:
     """The worst result over all tasks: fail, then undecided, then pass."""
     order = {"fail": 0, "undecided": 1, "pass": 2}
     results = [(task, _kept(gate, one)) for task, one in kept.items()]
@@ -243,7 +238,7 @@ def is_regression(paired: PairedDifference, *, less_is_better: bool = False) -> 
 
 def distilled(
     config: DistillConfig, experts: Sequence[Expert], out: Path,
-    gates: Sequence[ComparisonGate] = (),
+    gates: Sequence[Gate] = (),
 ) -> Distillation:  # fmt: skip
     """The results of the runs in `out`; RunError if a measurement is missing."""
     for part in measurements(config, experts, out):

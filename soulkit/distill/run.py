@@ -48,8 +48,8 @@ from soulkit.distill.sample import (
 )
 from soulkit.distill.select import read_selection, select_samples, written_selection
 from soulkit.errors import ConfigError
-from soulkit.eval.comparison.gates import ComparisonGate
 from soulkit.eval.config import EvalConfig
+from soulkit.eval.gates import Gate
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.runner import prepare
@@ -129,12 +129,10 @@ def unread_words(config: DistillConfig) -> str:
     return f"ignored with --by {config.by}: {', '.join(unread)}" if unread else ""
 
 
-def checked_gates(
-    config: DistillConfig, experts: Sequence[Expert]
-) -> tuple[ComparisonGate, ...]:  # fmt: skip
+def checked_gates(config: DistillConfig, experts: Sequence[Expert]) -> tuple[Gate, ...]:
     """The gates in `config`; ConfigError if one tests a result that is not measured."""
     tasks = measured_tasks(config, experts)
-    return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
+    return parse_gates(config.gate_texts(), [*tasks, ABILITY] if config.retention else tasks)
 
 
 # -- stages ----------------------------------------------------------------------------------------
@@ -158,7 +156,7 @@ def _train(config: DistillConfig, experts: Sequence[Expert], out: Path, reporter
 
 
 def _report(
-    config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[ComparisonGate],
+    config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[Gate],
     reporter: Reporter,
 ) -> Distillation:  # fmt: skip
     if not measured_tasks(config, experts) and not config.retention:

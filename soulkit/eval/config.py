@@ -11,11 +11,12 @@ folder in SOULKIT_DATA, else from `data` (see `soulkit.data.files`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import section, setting
+from soulkit.config import Settings, section, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
@@ -36,12 +37,31 @@ _sampling = section("Sampling")
 _call = section("Calls", only=("api",))
 
 
-class EvalConfig(PlayConfig):
+class GateSettings(Settings):
+    """Conditions on the results, outside a run's identity: a finished run can be tested again."""
+
+    gate: tuple[str, ...] = setting(
+        (), metavar="GATE",
+        help="Condition such as TASK/METRIC>=0.8 that the whole interval of a result must meet, "
+             "else exit with code 1. Repeatable.",
+    )  # fmt: skip
+    gates: str | None = setting(
+        None, metavar="FILE", help="File with more gates, one per line or as a YAML list."
+    )
+
+    def gate_texts(self) -> list[str]:
+        """All gates."""
+        from soulkit.eval.gates import gates_in
+
+        return [*self.gate, *(gates_in(Path(self.gates)) if self.gates else ())]
+
+
+class EvalConfig(GateSettings, PlayConfig):
     """Settings of one evaluation: model, tasks, rows and sampling."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY - {"max_context"} | {
         "concurrency", "batch_size", "max_unscored", "controls", "batch", "batch_judges",
-        "batch_poll_s",
+        "batch_poll_s", *GateSettings.model_fields,
     }  # fmt: skip
 
     kind: Literal["local", "api"] = setting(

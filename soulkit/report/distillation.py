@@ -5,6 +5,7 @@ Everything is read from the folder's summary.json; nothing is computed here.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,18 @@ from soulkit.distill.measure import SIDES
 from soulkit.distill.report import KEPT, REGRESSIONS, Distillation, TaskResult
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import NOT_ALIKE
-from soulkit.eval.comparison.gates import GateResult
+from soulkit.eval.gates import GateResult
 from soulkit.metrics.intervals import (
     DASH,
     estimate_text,
     interval_remark,
     number,
     percent,
+    signed,
 )
 from soulkit.metrics.retention import Retention
 from soulkit.report.figures import Chart, Dot, Plot
-from soulkit.report.findings import difference_text, gate_text
+from soulkit.report.findings import difference_text
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.tables import cell_text, task_label
 from soulkit.runs.jsonl import write_json
@@ -122,17 +124,10 @@ def _lacking(kept: Retention) -> str:
 
 def gate_line(result: GateResult) -> str:
     """`gate retention>=0.6: pass, 83% [71%, 96%] (TASK: 480 rows)`; others as `soul compare`."""
-    gate = result.gate
-    if gate.target == REGRESSIONS:
-        shown = f"{result.difference:.0f}"
-    elif KEPT in (gate.target, gate.metric):
-        shown = retention_text(
-            Retention(ratio=result.difference, ci_low=result.low, ci_high=result.high, why="-")
-        )
-    else:
-        return gate_text(result)
-    why = f" ({result.why})" if result.why else ""
-    return f"gate {gate.text}: {result.outcome}, {shown}{why}"
+    if result.gate.target == REGRESSIONS:
+        return result.line(partial(number, digits=0))
+    kept = KEPT in (result.gate.target, result.gate.metric)
+    return result.line(percent if kept else signed)
 
 
 def _results(result: Distillation) -> list[TaskResult]:

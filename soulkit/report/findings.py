@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from soulkit.eval.comparison.contrasts import MeanDifference
-    from soulkit.eval.comparison.gates import GateResult
     from soulkit.metrics.comparisons import PairedDifference
 
 BETTER, WORSE, UNCLEAR, ONE_RUN, REFUSED = "better", "worse", "unclear", "one run", "not comparable"
@@ -514,7 +513,8 @@ def comparison_blocks(result: Comparison) -> list[Block]:
         rows.append(_row(one_line(name), task.paired, p_text(task.p_holm)))
     rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
     table = Grid(head=("task", *_HEADS), rows=tuple(rows), n_below=4)
-    return [*_head(result), table, *map(gate_text, result.gates), *_notes(result)]
+    gates = (gate.line(signed) for gate in result.gates)
+    return [*_head(result), table, *gates, *_notes(result)]
 
 
 def _head(result: Comparison) -> list[str]:
@@ -527,14 +527,6 @@ def _head(result: Comparison) -> list[str]:
         rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
         lines += [f"shared rows only: {', '.join(rows)}"]
     return [*lines, f"suite: {result.suite}"] if result.suite else lines
-
-
-def gate_text(result: GateResult) -> str:
-    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120, +0.020] (METRIC, 450 episodes)`."""
-    where = estimate_text(result.difference, result.low, result.high, signed)
-    where = where if "[" in where else "no interval"
-    why = f" ({result.why})" if result.why else ""
-    return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
 
 
 def _notes(result: Comparison) -> list[str]:

@@ -155,9 +155,10 @@ def test_the_score_stands_with_and_without_the_simulators_faults(capsys: Any) ->
 
 
 @pytest.mark.parametrize(("least", "code"), [(0.3, 0), (0.9, 1)])
-def test_fail_under_looks_at_the_lower_end_of_the_interval(least: float, code: int) -> None:
-    options = ("-n", 9, "--verdict", "agent.py:polite", "--fail-under", least)
-    assert simulate("agent.py:helpful", *options) == code
+def test_a_gate_looks_at_the_lower_end_of_the_interval(least: float, code: int) -> None:
+    gate = ("--gate", f"agent_chat>={least}", "--junit", "j.xml")
+    assert simulate("agent.py:helpful", "-n", 9, "--verdict", "agent.py:polite", *gate) == code
+    assert ("undecided" in Path("j.xml").read_text()) is bool(code)
 
 
 def test_more_conversations_contain_fewer_and_the_same_ones_resume(folder: Path) -> None:
@@ -197,7 +198,7 @@ def test_what_stands_for_an_agent_and_for_a_user(folder: Path) -> None:
     (("--verdict", "agent.py:nothing"), "The function 'agent.py:nothing' cannot be used."),
     (("--verdict", "agent.py:polite", "--judge", "scripted:user.yaml"), "Both --judge and"),
     (("--criterion", "Is it kind?"), "--criterion has no effect without a judge."),
-    (("--fail-under", 0.5), "--fail-under needs a score."),
+    (("--gate", "tomi>=0.5"), "The gate 'tomi>=0.5' is for 'tomi', which is not a task of this"),
     (("--user", "nobody.yaml:x"), "--user nobody.yaml:x cannot be used."),
 ])  # fmt: skip
 def test_what_cannot_be_played_is_named(options: Any, what: str, capsys: Any) -> None:

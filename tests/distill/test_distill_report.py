@@ -50,7 +50,7 @@ from soulkit.models.local.loading import adapter_hash
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
 from soulkit.report.grid import parts_text
 from soulkit.runs.folder import Run
-from soulkit.runs.jsonl import schema_file, write_json
+from soulkit.runs.jsonl import DISTILLATION_SCHEMA, SUMMARY_SCHEMA, schema_file, write_json
 from tests.support.distilling import distillation, save_expert, small_base
 from tests.support.evaluation import Body, api, oracle
 from tests.support.servers.openai_server import ScriptedServer
@@ -101,10 +101,13 @@ def good(played: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return measured(out, played, base=0.1, expert=0.9, generalist=0.5)
 
 
+SCHEMAS = {"summary": SUMMARY_SCHEMA, "distillation": DISTILLATION_SCHEMA}
+
+
 def against(schema: str, value: Any) -> list[str]:
     """What a schema has against a value."""
     jsonschema = pytest.importorskip("jsonschema")
-    loaded = json.loads(schema_file(f"soulkit/{schema}@1").read_text(encoding="utf-8"))
+    loaded = json.loads(schema_file(SCHEMAS[schema]).read_text(encoding="utf-8"))
     return [e.message for e in jsonschema.Draft202012Validator(loaded).iter_errors(value)]
 
 

@@ -20,7 +20,7 @@ from soulkit.cli import report as cli
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.eval.comparison.compare import compare_runs
 from soulkit.eval.comparison.contrasts import TaskPair, contrast, metric_names, suite_differences
-from soulkit.eval.comparison.gates import ComparisonGate, gate_result, parse_gate, unseen_interval
+from soulkit.eval.gates import Gate, gate_result, parse_gate, unseen_interval
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import metric_values, summarise
 from soulkit.metrics.comparisons import PairedDifference, paired_difference
@@ -463,16 +463,16 @@ def test_a_suite_without_a_member_has_no_mean_but_bounds(tmp_path: Path, capfd: 
     ("text", "gate"),
     [
         ("sotopia/secret>=-0.2",
-         ComparisonGate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
-        (" tomi > 0 ", ComparisonGate("tomi > 0", "tomi", "", ">", 0.0)),
+         Gate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
+        (" tomi > 0 ", Gate("tomi > 0", "tomi", "", ">", 0.0)),
         ("tomi/value/order=2<=.1", None),
         ("sotopia/judge/quoted<=0.05",
-         ComparisonGate("sotopia/judge/quoted<=0.05", "sotopia", "judge/quoted", "<=", 0.05)),
+         Gate("sotopia/judge/quoted<=0.05", "sotopia", "judge/quoted", "<=", 0.05)),
         ("tomi", None), ("tomi>=", None), (">=1", None), ("tomi>=x", None), ("tomi/>=1", None),
         ("tomi==1", None), ("tomi>=1e999", None),
     ],
 )  # fmt: skip
-def test_reading_a_gate(text: str, gate: ComparisonGate | None) -> None:
+def test_reading_a_gate(text: str, gate: Gate | None) -> None:
     if text == "tomi/value/order=2<=.1":
         assert parse_gate(text).metric == "value/order=2"
     elif gate is not None:
@@ -494,7 +494,7 @@ def test_reading_a_gate(text: str, gate: ComparisonGate | None) -> None:
 def test_a_gate_asks_the_whole_interval(
     sign: str, low: float | None, high: float | None, outcome: str
 ) -> None:
-    gate = ComparisonGate("g", "tomi", "", sign, -0.2)
+    gate = Gate("g", "tomi", "", sign, -0.2)
     assert gate_result(gate, 0.0, low, high).outcome == outcome
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from soulkit.eval.comparison.compare import compare_runs
-from soulkit.eval.comparison.gates import parse_gate
+from soulkit.eval.gates import parse_gate
 from soulkit.eval.results.batch_statistics import (
     MAX_PARTS,
     LeaveOneOut,

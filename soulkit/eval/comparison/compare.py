@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
+from soulkit.errors import DataError, RunError
 from soulkit.eval.comparison.comparability import (
     MeasuredRun,
     SharedRows,
@@ -37,7 +37,7 @@ from soulkit.eval.comparison.contrasts import (
     suite_differences,
     unknown_metric,
 )
-from soulkit.eval.comparison.gates import ComparisonGate, GateResult, gate_result, paired_gate
+from soulkit.eval.gates import Gate, GateResult, check_gates, gate_result, paired_gate
 from soulkit.eval.results.recorded import recorded_cells, recorded_tasks, summary_steps
 from soulkit.eval.results.summary import DEV, records_by_task
 from soulkit.eval.run.resume import SharedControls, shared_controls
@@ -188,7 +188,7 @@ class _Sides:
 
 def compare_runs(
     a: Path, b: Path, metric: str = HEADLINE, *, allow_mixed: bool = False, suite: str = "",
-    gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
+    gates: Sequence[Gate] = (), registry: Registry | None = None, trust: bool = False,
     only_shared_rows: bool = False, breakdowns: bool = False, read: ReadRecords = READ_LIGHT,
 ) -> Comparison:  # fmt: skip
     """Compare two run folders on `metric`, task by task; with `suite`, only its members.
@@ -206,7 +206,7 @@ def compare_runs(
     members = registry.suite(suite) if suite else None
     sides, last = _sides(a, b, members, suite, read, only_shared_rows=only_shared_rows)
     runs_a, runs_b, shared = sides.a, sides.b, sides.tasks
-    _check_gates(gates, shared, registry, suite)
+    check_gates(gates, shared, registry, suite=suite)
     mixed, beside = (unlike := differences(*sides.runs, shared)).lines()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
@@ -407,7 +407,7 @@ class _Pairs:
         scale = self.pairs[task].scale(metric) if task in self.pairs else scale
         return None if scale is None else scale[1] - scale[0]
 
-    def gate(self, gate: ComparisonGate) -> GateResult:
+    def gate(self, gate: Gate) -> GateResult:
         """The result of a gate on a task or a suite."""
         if gate.target in self.pairs:
             return self._task_gate(gate, contrast(self.pairs[gate.target], gate.metric))
@@ -417,7 +417,7 @@ class _Pairs:
         why = f"{', '.join(mean.missing)} missing" if mean.missing else f"{mean.members} members"
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
-    def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
+    def _task_gate(self, gate: Gate, made: Contrast) -> GateResult:
         name = self.pairs[gate.target].shown(made.metric)
         name += f" over {', '.join(made.over)}" if made.over else ""
         return paired_gate(gate, made.paired, name, self.span(gate.target, made.metric))
@@ -444,25 +444,6 @@ def _by_tag(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 # -- errors ----------------------------------------------------------------------------------------
-
-
-def _check_gates(
-    gates: Sequence[ComparisonGate], shared: Sequence[str], registry: Registry, suite: str
-) -> None:
-    for gate in gates:
-        if suite and gate.target in registry.suites and gate.target != suite:
-            raise ConfigError(
-                f"The gate '{gate.text}' is for the suite '{gate.target}', but --suite is "
-                f"'{suite}'.",
-                f"Tasks of '{gate.target}' that are not in '{suite}' would count as missing.",
-                f"Write the gate for '{suite}', or leave out --suite.",
-            )
-        if gate.target not in shared and gate.target not in registry.suites:
-            raise ConfigError(
-                f"The gate '{gate.text}' is for '{gate.target}', which is not a task of both runs.",
-                f"A gate needs a suite or a shared task: {', '.join(shared)}.",
-                did_you_mean(gate.target, [*shared, *registry.suites]),
-            )
 
 
 def _nothing_shared(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -227,21 +228,42 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
     ]
 
 
-def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
+def worst_case(
+    task: str, cells: Mapping[str, Cell], records: Sequence[Record], end: int
+) -> dict[str, Cell]:
+    """A task's cells as if every missing value were the lowest (`end` 0) or highest (1) of its
+    scale. A batch statistic has no such values: it gets its recorded bound, without an interval."""
+    scales = {f"{task}/{name}": cell.scale for name, cell in cells.items() if cell.scale}
+    scales |= {task: scales[f"{task}/{VALUE}"]} if f"{task}/{VALUE}" in scales else {}
+    filled = _task(task, records, scales, end)
+    made = dict(cells)
+    for name, cell in cells.items():
+        if cell.n_scored < cell.n:
+            rows = name in filled and cell.scale is not None and not cell.of_batch
+            new = filled[name] if rows else Cell(mean=(cell.worst, cell.best)[end])
+            made[name] = replace(cell, mean=new.mean, ci_low=new.ci_low, ci_high=new.ci_high,
+                                 variance=new.variance, df=new.df)  # fmt: skip
+    return made
+
+
+def _task(
+    name: str, records: Sequence[Record], scale: Mapping[str, Interval], end: int | None = None
+) -> dict[str, Cell]:
     origins, everything = origins_of(records), drafts(records)
     if len(origins) > 1:
         records = of_origin(records, "")
     main = drafts(records)
-    cells = {"value": _cell(metric_values(main, "value"), scale.get(name), hides=True)}
+    cell = partial(_cell, end=end)
+    cells = {"value": cell(metric_values(main, "value"), scale.get(name), hides=True)}
     for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
         ends = scale.get(f"{name}/{metric}")
-        cells[metric] = _cell(metric_values(main, metric), ends, hides=ends is not None)
+        cells[metric] = cell(metric_values(main, metric), ends, hides=ends is not None)
     for label, rows in _breakdowns(main, records).items():
         pairs = metric_values(rows, "value")
-        cells[f"value/{label}"] = _cell(pairs, scale.get(name), hides=True)
+        cells[f"value/{label}"] = cell(pairs, scale.get(name), hides=True)
     for origin in filter(None, origins if len(origins) > 1 else ()):
         pairs = metric_values(of_origin(everything, origin), "value")
-        own = _cell(pairs, scale.get(name), hides=True)
+        own = cell(pairs, scale.get(name), hides=True)
         cells[of_one_origin("value", origin)] = replace(own, origin=origin)
     return cells
 
@@ -260,10 +282,14 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
 
 
 def _cell(
-    pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False
-) -> Cell:
+    pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False,
+    end: int | None = None,
+) -> Cell:  # fmt: skip
     """The mean of a metric. With `hides`, truncated episodes count as unscored in its bounds,
-    because the score of a cut dialogue may differ from that of a complete one."""
+    because the score of a cut dialogue may differ from that of a complete one. With `end`, missing
+    values are that end of the scale."""
+    if end is not None and scale is not None:
+        pairs = [(r, scale[end] if v is None else v) for r, v in pairs]
     values = [v for _, v in pairs]
     scored = [v for v in values if v is not None]
     # Scores that are all 0 or 1 are not binary if the task declares a wider scale.

@@ -22,6 +22,7 @@ from typing import Any
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
+from soulkit.eval.gates import check_gates, parse_gate
 from soulkit.eval.pilot import plan_from_pilot, played_rows
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
@@ -293,8 +294,9 @@ def prepare(
     """Check everything that needs no model, and return the configuration with default players and
     its work. Without `asking`, no keys or checkpoints are needed.
     """
-    registry = config.registry()
+    registry, gates = config.registry(), [*map(parse_gate, config.gate_texts())]
     work, gaps = work_and_missing(config, registry)
+    check_gates(gates, [part.task.name for part in work], registry, whose="this run")
     config = with_default_players(config, work, registry, suite=config.suite)
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
