@@ -43,7 +43,7 @@ ROWS = ("data", "eval_data", "held_out")
 """Settings that name files with rows, or a number of rows to generate."""
 FILES = frozenset((
     "adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file",
-    "experts", "corpora", "validation", "path", "gates",
+    "experts", "corpora", "validation", "path", "gates", "system_prompt",
 ))  # fmt: skip
 CODE = frozenset((
     "vllm_python", "vllm_arg", "args", "module", "reference", "rows", "binder", "synth", "importer",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,6 +29,7 @@ from soulkit.cli.options import (
     tasks_in,
 )
 from soulkit.cli.parse_errors import CommandTable
+from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources
 
 if TYPE_CHECKING:
@@ -38,9 +41,11 @@ KINDS = {
     "local": "Evaluate a checkpoint on this machine, with or without an adapter.",
     "api": "Evaluate a model behind an OpenAI-compatible server.",
 }
+SEVERAL = ("model", "system_prompt")
+"""Settings whose options can be repeated: all combinations are played."""
 HERE = {
-    "--base-url", "--adapter", "--protocol", "--repeats", "--temperature", "--max-tokens",
-    "--concurrency",
+    "--base-url", "--adapter", "--system-prompt", "--protocol", "--repeats",
+    "--temperature", "--max-tokens", "--concurrency",
 }  # fmt: skip
 """Options that `--help` shows in addition to the everyday ones."""
 
@@ -58,20 +63,40 @@ class Kinds(GroupFromSettings):
 
         traits = frozenset({"eval", "plays", name})
         options = in_reading_order([*options_for(EvalConfig, traits), JUNIT, PILOT])
+        options = [replace(one, kind=list[str], help=f"{one.help} Repeatable.")
+                   if one.setting in SEVERAL else one for one in options]  # fmt: skip
 
         def body(values: dict[str, Any]) -> None:
+            from soulkit.eval.grid import combinations
             from soulkit.eval.run.runner import load_config
 
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
-            settings = load_config(file, {"kind": name, **flags}, trust=values["trust"],
-                                   asking=not values["dry_run"])  # fmt: skip
-            if values["dry_run"]:
+            models, paths = (_given(flags.pop(one, None)) for one in SEVERAL)
+            grid = combinations(
+                models, [file for path in paths for file in _prompt_files(path)],
+                lambda **one: load_config(file, {"kind": name, **flags, **one},
+                                          trust=values["trust"], asking=not values["dry_run"]),
+            )  # fmt: skip
+            settings = next(iter(grid.values()))
+            if len(grid) > 1:
+                _run_several(grid, values)
+            elif values["dry_run"]:
                 show_dry_run(settings, values)
             else:
                 _run(settings, values)
 
         return build_command(name, KINDS[name], options, body, everyday=EVERYDAY | HERE)
+
+
+def _given(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _prompt_files(path: str) -> list[str]:
+    """The text files of a folder by name; any other path is one file."""
+    inside = (file for file in sorted(Path(path).glob("*")) if file.suffix in (".md", ".txt"))
+    return [str(file) for file in inside] or [path]
 
 
 app = CommandTable(cls=Kinds, rich_markup_mode=None)
@@ -101,6 +126,38 @@ def show_dry_run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     show_plan(plan, values["json"], bounds=values["bounds"], offered=True)
     for line in (*batch_words(config), *config.servers()):
         print_note(line)
+
+
+def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> None:
+    """Play every combination of models and system prompts, or print the plan of all."""
+    from soulkit.cli.console import print_next
+    from soulkit.cli.plan import show_plan
+    from soulkit.eval.grid import grid_plan, grid_rows, run_grid
+    from soulkit.report.episode_search import shell_path
+    from soulkit.report.grid import grid_parts
+    from soulkit.report.tables import combinations_grid
+
+    for one in ("pilot", "gate", "gates", "junit"):
+        if values[one]:
+            raise ConfigError(f"--{one} does not work with several models or system prompts.",
+                              "It is for one run.", f"Leave out --{one}.")  # fmt: skip
+    if values["dry_run"]:
+        show_plan(grid_plan(grid), values["json"], bounds=values["bounds"])
+        return
+    folder, played = run_grid(grid, values["out"], ConsoleReporter("eval"))
+    warn_unsealed()
+    rows = grid_rows(folder)
+    if values["json"]:
+        print_json(rows)
+    else:
+        for part in grid_parts(combinations_grid(rows)):
+            out.print(part)
+        print_next(f"soul report {shell_path(folder)} --format html")
+    texts = [text for one in played for text in (_too_many(*one), _silent(one[-1])) if text]
+    for text in texts:
+        print_note(text)
+    if texts or len(played) < len(grid):
+        raise typer.Exit(1)
 
 
 def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:

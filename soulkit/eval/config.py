@@ -10,17 +10,19 @@ folder in SOULKIT_DATA, else from `data` (see `soulkit.data.files`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from soulkit.config import Settings, section, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
+from soulkit.models.base import ModelPrompt
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
+from soulkit.models.players.settings import PANELS, VERSION, RoleSettings, endpoint_named
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, configured_tasks
 from soulkit.types import Sampling
 
@@ -35,6 +37,26 @@ _task = section("Task and model")
 _api_task = section("Task and model", only=("api",))
 _sampling = section("Sampling")
 _call = section("Calls", only=("api",))
+
+
+INSTEAD = "in place of the task's"
+"""Ends the label of a system prompt that replaces the task's own."""
+
+
+class SystemPrompt(Settings):
+    """A system prompt of the model's own. A string is the path of its text file."""
+
+    name: str
+    text: str = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, raw: Any) -> Any:
+        try:
+            text = Path(raw).read_text(encoding="utf-8").strip() if isinstance(raw, str) else ""
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the file cannot be read: {error}") from None
+        return {"name": Path(raw).stem, "text": text} if isinstance(raw, str) else raw
 
 
 class GateSettings(Settings):
@@ -78,6 +100,14 @@ class EvalConfig(GateSettings, PlayConfig):
         "OPENAI_API_KEY", metavar="NAME", help="Environment variable that holds the API key."
     )
 
+    system_prompt: SystemPrompt | None = _task(
+        None, metavar="FILE",
+        help="Text file with instructions of the model's own, a folder of them, or none: a "
+             "system prompt before the task's prompt.",
+    )  # fmt: skip
+    prompt_mode: Literal["before", "replace"] = _task(
+        "before", help="Put the system prompt before the task's, or in its place (dialogues)."
+    )
     headers: dict[str, str] = _api_task(
         factory=dict, metavar="NAME=ENV",
         help="Send the HTTP header NAME with the value of the environment variable ENV. "
@@ -195,10 +225,16 @@ class EvalConfig(GateSettings, PlayConfig):
     @model_validator(mode="before")
     @classmethod
     def _addressed(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and raw.get("system_prompt") == "none":
+            raw = {**raw, "system_prompt": None}
         served = isinstance(raw, Mapping) and raw.get("kind") == "api"
         if not served or raw.get("actor_kind", "endpoint") != "endpoint":
             return raw
-        return with_address(raw)
+        entry = endpoint_named(raw.get("endpoints"), raw.get("model"))
+        if entry and raw.get("base_url") not in (None, entry.get("base_url")):
+            raise ValueError(f"--base-url contradicts the endpoint '{raw['model']}' in --endpoints")
+        over = {k: v for k, v in raw.items() if k not in entry or (v is not None and k != "model")}
+        return with_address({**entry, **over})
 
     @field_validator("headers")
     @classmethod
@@ -211,6 +247,8 @@ class EvalConfig(GateSettings, PlayConfig):
             raise self.no_tasks()
         if self.tasks and self.suite is not None:
             raise ValueError(TASKS_OR_SUITE)
+        if self.prompt_mode == "replace" and self.system_prompt is None:
+            raise ValueError("--prompt-mode replace needs --system-prompt FILE")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost estimate needs both --price-in and --price-out")
         if self.base_url is not None:
@@ -256,6 +294,19 @@ class EvalConfig(GateSettings, PlayConfig):
             price_in=self.price_in,
             price_out=self.price_out,
         )
+
+    @property
+    def instructions(self) -> ModelPrompt:
+        text = self.system_prompt.text if self.system_prompt else ""
+        return ModelPrompt(text, self.prompt_mode == "replace")
+
+    @property
+    def prompt_label(self) -> str:
+        """`plain (1a2b3c4d)`: name and hash of the model's own system prompt, if it has one."""
+        if (own := self.system_prompt) is None:
+            return ""
+        digest = hashlib.sha256(own.text.encode()).hexdigest()[:8]
+        return f"{own.name} ({digest})" + f", {INSTEAD}" * (self.prompt_mode == "replace")
 
     @property
     def batched(self) -> bool:

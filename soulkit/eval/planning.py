@@ -108,6 +108,7 @@ def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
         prices=prices_of(config, endpoint, "actor") if endpoint else None,
         served=endpoint is not None,
         paid=endpoint is not None and is_paid(config, endpoint),
+        instructions=config.instructions,
     )
 
 

@@ -94,13 +94,33 @@ class Sampler(ChatModel, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPrompt:
+    """A model's own system prompt, before the task's or in its place; empty for none."""
+
+    text: str = ""
+    replaces: bool = False
+
+    def added_to(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
+        """The context as the model sees it."""
+        if not self.text:
+            return tuple(context)
+        start = [one.text for one in context[:1] if one.role == "system"]
+        text = "\n\n".join([self.text, *([] if self.replaces else start)])
+        return (Segment("system", text), *context[len(start) :])
+
+
+NO_PROMPT = ModelPrompt()
+
+
+@dataclass(frozen=True, slots=True)
 class Player:
-    """A model with the sampling settings of its role."""
+    """A model with the sampling settings of its role, and its own instructions."""
 
     model: ChatModel
     sampling: Sampling = field(default_factory=Sampling)
     repeated: Sampling | None = None
     """Sampling when one question is asked several times; None: the same as `sampling`."""
+    instructions: ModelPrompt = NO_PROMPT
 
     def asked_times(self, times: int) -> Player:
         """The player with the sampling settings for asking a question `times` times."""
@@ -119,7 +139,7 @@ class Player:
         """
         keeps = getattr(self.model, "set_aside", None)
         if keeps is not None:
-            keeps(context, self.sampling, call)
+            keeps(self.instructions.added_to(context), self.sampling, call)
 
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
         """The model's reply. Failures are raised as errors of the role that was called.
@@ -127,7 +147,8 @@ class Player:
         A refusal by a partner or coach is a failure, never a line of dialogue or feedback.
         """
         try:
-            reply = await self.model.complete(context, self.sampling, call)
+            seen = self.instructions.added_to(context)
+            reply = await self.model.complete(seen, self.sampling, call)
         except (ProviderError, ContextOverflow) as error:
             blamed = _BLAME.get(call.role)
             if blamed is None:

@@ -36,6 +36,8 @@ from soulkit.types import (
     LeakCheck,
     Record,
     Score,
+    Trace,
+    Turn,
     record_key,
     unscored,
 )
@@ -232,7 +234,10 @@ class Engine:
         # Judges use the step in their call keys, so tasks need not set it.
         episode = replace(episode, step=job.step)
         score = await job.task.judged(job.example, episode, self.cast)
-        return record_of(job, rollout, episode, score)
+        seen = self.cast.actor.instructions.added_to
+        traces = [Trace(one.seat, tuple(Turn(seen(t.context), t.completion) for t in one.turns))
+                  for one in episode.traces]  # fmt: skip
+        return record_of(job, rollout, replace(episode, traces=tuple(traces)), score)
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

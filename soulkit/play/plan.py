@@ -16,6 +16,7 @@ from soulkit.errors import ConfigError
 from soulkit.judge.pairwise import purposes_asked
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.api.prices import load_prices
+from soulkit.models.base import NO_PROMPT, ModelPrompt
 from soulkit.models.local.footprint import Machine
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
@@ -32,12 +33,14 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 """Role → prefixes of its template names; templates of a seat start with the seat's name."""
 
 
-def words_by_seat(task: Task, example: Example, published: bool = True) -> list[int]:
-    """The number of words in the first prompt of each acted seat; for rows that are not here, as
-    `published`."""
+def words_by_seat(
+    task: Task, example: Example, published: bool = True, own: ModelPrompt = NO_PROMPT
+) -> list[int]:
+    """The number of words in the first prompt of each acted seat, with the actor's `own`
+    instructions; for rows that are not here, as `published`."""
     if published and example.source == STAND_IN and task.spec.size is not None:
-        return [task.spec.size.words] * len(task.acted_seats(example))
-    contexts = task.previews(example).values()
+        return [task.spec.size.words + len(own.text.split())] * len(task.acted_seats(example))
+    contexts = map(own.added_to, task.previews(example).values())
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
 
@@ -150,6 +153,7 @@ class PlayerTerms:
     """Whether it runs on a server and not in this process."""
     paid: bool = False
     """Whether its calls cost money; unknown prices count as paid."""
+    instructions: ModelPrompt = NO_PROMPT
 
     @property
     def reply(self) -> int:
@@ -393,7 +397,8 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
     task, players = work.task, load.players(work)
     parts: Sequence[tuple[Control | None, Example]] = load.controls
     parts = parts or [(None, example) for example in work.examples]
-    by_seat = {example.id: words_by_seat(task, example) for _, example in parts}
+    own = players[0].instructions
+    by_seat = {example.id: words_by_seat(task, example, own=own) for _, example in parts}
     words = {name: round(sum(seats) / max(len(seats), 1)) for name, seats in by_seat.items()}
     longest = max((max(seats, default=0) for seats in by_seat.values()), default=0)
     if task.spec.size and any(row.source == STAND_IN for _, row in parts):

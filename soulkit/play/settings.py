@@ -14,6 +14,7 @@ from pydantic import PrivateAttr, field_validator, model_validator
 
 from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, DataError
+from soulkit.models.base import NO_PROMPT, ModelPrompt
 from soulkit.models.local.quantize import Quantize
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
@@ -163,6 +164,11 @@ class PlayConfig(RolesConfig):
     def _sampled(cls, engine: str) -> str:
         parse_engine(engine)
         return engine
+
+    @property
+    def instructions(self) -> ModelPrompt:
+        """The actor's own system prompt."""
+        return NO_PROMPT
 
     @property
     def planned(self) -> bool:

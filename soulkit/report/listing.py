@@ -24,6 +24,7 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.metrics.intervals import number
+from soulkit.models.ledger.view import paid_so_far
 from soulkit.report.grid import plain_table
 from soulkit.report.load import (
     EPISODES,
@@ -31,11 +32,11 @@ from soulkit.report.load import (
     METRICS,
     RunProgress,
     command_in,
-    paid_so_far,
     run_progress,
 )
 from soulkit.report.suites import scales_of
 from soulkit.report.tables import bounds_text, mean_text, task_label
+from soulkit.runs.conditions import prompt_in
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import dollars, one_line
@@ -166,7 +167,7 @@ def _read(path: Path, name: str) -> ListedFolder:
         name=name,
         state="running" if running else "finished" if line else "unfinished",
         command=command,
-        model=_model(summary, settings),
+        model=_model(summary, settings) + (f" · {prompt}" if (prompt := prompt_in(line)) else ""),
         started=str(read_environment(path).get("started", "")) if is_run(path) else "",
         progress=run_progress(path, command) if unfinished else None,
         headlines=tuple(_headlines(summary)),

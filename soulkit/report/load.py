@@ -16,7 +16,7 @@ from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
 from soulkit.eval.run.resume import control_counts
 from soulkit.eval.run.run_lock import CLOCK
-from soulkit.models.ledger.view import LedgerView
+from soulkit.models.ledger.view import paid_so_far
 from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.jsonl import has_lines, placed_objects
@@ -151,23 +151,6 @@ def _seconds(path: Path) -> float:
         return float(json.loads((path / CLOCK).read_text(encoding="utf-8"))["seconds"])
     except (OSError, ValueError, KeyError, TypeError):  # only the time is unknown
         return 0.0
-
-
-def paid_so_far(path: Path) -> tuple[float | None, int]:
-    """(US dollars of priced calls, number of unpriced calls) from a run's ledger.
-
-    (None, 0) without a readable ledger; `soul ledger verify` gives the reason.
-    """
-    ledger = path / "ledger.sqlite"
-    if not ledger.is_file():
-        return None, 0
-    try:
-        with LedgerView(ledger) as view:
-            groups = view.groups()
-    except RunError:
-        return None, 0
-    costs = [group.cost for group in groups if group.cost is not None]
-    return sum(costs) if costs else None, sum(group.calls - group.priced for group in groups)
 
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")

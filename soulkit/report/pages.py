@@ -86,6 +86,7 @@ def render(
         scored=_scored_tasks(runs),
         runs=runs,
         notes=notes,
+        grid=tables.grid_of(runs),
         reload=reload,
         origin_text=provenance_json,
         table=tables,
@@ -133,7 +134,6 @@ def write_comparison_page(
     it."""
     page = environment().get_template("comparison.html.j2").render(
         title=title, finding=finding, grid=grid, facts=facts, version=__version__,
-        rows=[[_mean_and_more(cell.text) for cell in row.cells] for row in grid.rows],
         figures=[*map(on_page, charts)],
     )  # fmt: skip
     write_aside(path, page.encode("utf-8", "replace"))
@@ -158,7 +158,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["line"] = one_line
+    made.filters["line"], made.filters["parts"] = one_line, _mean_and_more
     return made
 
 
@@ -257,15 +257,17 @@ class ReportView:
 
     def blocks(self) -> list[tables.Block]:
         """The tables, heads and notes below the findings."""
+        if not self.details and (grid := tables.grid_of(self.runs)):
+            return [grid]
         if self.suite is None:
             return tables.blocks(self.runs, details=self.details)
-        grid = suite_grid(self.suite)
+        table = suite_grid(self.suite)
         if self.details:
-            return [grid, *tables.blocks(self.runs, details=True)]
+            return [table, *tables.blocks(self.runs, details=True)]
         trained = [run for run in self.runs if run.steps]
         several = len(self.runs) > 1
         steps = (steps_grid(run, run.name if several else "") for run in trained)
-        return [*self.runs, grid, *steps]
+        return [*self.runs, table, *steps]
 
     def findings(self) -> list[Finding]:
         """The findings on models of people, then those on scores."""

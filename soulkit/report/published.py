@@ -18,10 +18,11 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.eval.comparison.comparability import MeasuredRun, read_measured
+from soulkit.eval.config import INSTEAD
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.runs.conditions import Conditions
+from soulkit.runs.conditions import Conditions, prompt_in
 from soulkit.tasks.kit.spec import Suite
 
 CAVEAT = (
@@ -143,6 +144,8 @@ def published_beside(runs: Sequence[RunData], suite: Suite | None = None) -> Pub
     """The published tables that `suite` names, whole; without a suite those of evaluated tasks, cut
     to them, because draft means of training runs get none."""
     runs = runs if suite else [run for run in runs if run.kind == "eval"]
+    if any(prompt_in({"provenance": run.provenance}).endswith(INSTEAD) for run in runs):
+        return PublishedBeside(left_out=f"No published figures: a system prompt is {INSTEAD}.")
     played = {task for run in runs for task in run.tasks}
     partial = {task for run in runs for task, cells in run.tasks.items()
                if not has_published(headline(cells))}  # fmt: skip

@@ -64,6 +64,8 @@ class PlayerFacts:
     """Flags of its vLLM server."""
     trained: bool = False
     """Whether the run trains this model."""
+    system_prompt: str = ""
+    """Name and hash of the actor's own system prompt."""
     sampling: Facts = field(default_factory=dict)
 
     def known(self) -> dict[str, Any]:
@@ -224,6 +226,11 @@ def with_provenance(folder: Path, summary: Facts) -> dict[str, Any]:
         **summary,
         "provenance": {**origin, "dates": {**origin["dates"], "finished": now}},
     }
+
+
+def prompt_in(summary: Facts) -> str:
+    """Name and hash of the system prompt of a summary's model, if it has its own."""
+    return str(summary.get("provenance", {}).get("actor", {}).get("system_prompt", ""))
 
 
 def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Run:
         if resumed:
             _same_run(path, command, plain)
         elif not there:
-            _may_start(path)
+            refuse_other_files(path)
             path.mkdir(parents=True, exist_ok=True)
         text = _yaml_text(plain).encode()
         seal = seal_of(path, command, text, plain) if sealed and not resumed else ""
@@ -267,7 +267,8 @@ CHANGES = 8
 """Maximum number of changed settings in an error."""
 
 
-ADDED = {"quantize": "none", "actor_kind": "endpoint"}
+ADDED = {"quantize": "none", "actor_kind": "endpoint", "system_prompt": None,
+         "prompt_mode": "before"}  # fmt: skip
 """Settings that runs of earlier versions do not record, with the values that they had."""
 SWITCHED = {False: ("off", "auto"), True: ("on", "auto")}
 """What a recorded switch means if the setting is a choice now; auto keeps what the run has."""
@@ -315,7 +316,8 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key], ensure_ascii=False)[:80] if key in values else "(unset)"
 
 
-def _may_start(path: Path) -> None:
+def refuse_other_files(path: Path) -> None:
+    """RunError if `path` is a file, or a folder with files of something else."""
     if path.exists() and not path.is_dir():
         raise _not_ours(path, "it is a file")
     if path.is_dir() and any(not _is_leftover(p) for p in path.iterdir()):

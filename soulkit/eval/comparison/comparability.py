@@ -31,7 +31,8 @@ from soulkit.runs.jsonl import has_lines, read_object
 from soulkit.runs.records import stream_records
 from soulkit.types import Record
 
-ACTOR = (*SAMPLING, "max_context", "quantize", "seed", "repeats")
+PROMPT = "system prompt of the model"
+ACTOR = (*SAMPLING, "max_context", "quantize", "seed", "repeats", PROMPT)
 """Settings of the actor. A difference is a remark and does not block a comparison."""
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 
@@ -102,7 +103,8 @@ class MeasuredRun:
     def actor(self, task: str) -> dict[str, Any]:
         """Sampling settings of the actor in a task."""
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
-        return {**settings, **self.of_task(task).sampling}
+        prompt = (self.conditions.actor.system_prompt if self.conditions else "") or "none"
+        return {**settings, PROMPT: prompt, **self.of_task(task).sampling}
 
     def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
         """Settings that servers rejected, for each affected player of a role: setting → share of

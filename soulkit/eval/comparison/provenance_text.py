@@ -25,6 +25,7 @@ def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = (rows_text(name, entry) for name, entry in tasks.items())
     lines += [("rows", "; ".join(text for text in rows if text))]
     lines += [("revision", revision_text(_members(origin, "actor")))]
+    lines += [("system prompt", str(_members(origin, "actor").get("system_prompt", "")))]
     lines += [("engine", engine_text(_members(origin, "engine")))]
     return [(label, text) for label, text in lines if text]
 

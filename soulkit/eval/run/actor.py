@@ -258,7 +258,7 @@ def longest_episode(work: Sequence[Work], config: PlayConfig, reader: Reader | N
         reply, seen = config.reply_limit(part.task.spec.sampling), config.thinking
         for row in part.examples:
             if reader is not None:
-                contexts = part.task.previews(row).values()
+                contexts = map(config.instructions.added_to, part.task.previews(row).values())
                 prompt = max((reader.prompt_length(one, seen) for one in contexts), default=0)
             longest = max(longest, episode_tokens(part.task, row, reply, prompt))
     return longest
@@ -306,8 +306,9 @@ def _overlong(
     for part in work:
         sampling = config.sampling(part.task.spec)
         lengths = [
-            max(reader.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
+            max(reader.prompt_length(config.instructions.added_to(c), sampling.thinking)
+                for c in part.task.previews(e).values())
             for e in part.examples
-        ]
+        ]  # fmt: skip
         if over := sum(not max_reply_tokens(n, sampling.max_tokens, limit) for n in lengths):
             yield part, over, lengths

@@ -56,14 +56,15 @@ def find_resumable(
             if not is_run(path) or older_file(path):
                 continue
             same_command = read_environment(path).get("command") == command
-            if same_command and not _finished(path) and same_settings(read_config(path), settings):
+            if same_command and not is_scored(path) and same_settings(read_config(path), settings):
                 return path
         except RunError:  # skip damaged folders
             continue
     return None
 
 
-def _finished(path: Path) -> bool:
+def is_scored(path: Path) -> bool:
+    """Whether every episode and control of the run in `path` has a score."""
     try:
         line = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         counts = [line, *(c for part in line.get("controls", {}).values() for c in part.values())]

@@ -300,6 +300,13 @@ def prepare(
     config = with_default_players(config, work, registry, suite=config.suite)
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
+    fixed = [part.task.name for part in work if not part.task.plain_talk]
+    if fixed and config.prompt_mode == "replace":
+        raise ConfigError(
+            f"--prompt-mode replace does not work with {', '.join(fixed)}.",
+            "Only dialogues in plain messages need no answer format from the task's prompt.",
+            "Leave out --prompt-mode: the system prompt then comes before the task's.",
+        )
     there = [part for part in work if part.examples]
     refuse_private_rows(work if asking else [], config)
     refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
@@ -368,6 +375,7 @@ def eval_conditions(
     actor = actor_facts(config.model_dump(), players.actor)
     conditions = with_rows(played_conditions(config, players, work, actor, sampling), work)
     measured = model_facts(config.model_dump(), players.actor)
+    measured = replace(measured, system_prompt=config.prompt_label)
     return replace(conditions, actor=measured, engine=engine)
 
 
@@ -427,7 +435,8 @@ def eval_players(
 def eval_cast(config: EvalConfig, players: Players) -> Cast:
     """The cast of `config`; each task sets the actor's sampling."""
     assert players.actor is not None
-    return cast_of(config, players, Player(players.actor), config.seed)
+    actor = Player(players.actor, instructions=config.instructions)
+    return cast_of(config, players, actor, config.seed)
 
 
 def check_endpoints(config: EvalConfig) -> None:

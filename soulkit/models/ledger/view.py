@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from soulkit.errors import RunError
 from soulkit.models.api.protocol import Unreadable, WireReply, parse_reply
 from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
 from soulkit.models.ledger.storage import (
@@ -369,3 +370,15 @@ def _talk(record: Record, counts: Mapping[EpisodeRole, int]) -> int:
 
 def _episode_role(record: Record, role: Role) -> EpisodeRole:
     return role, record.example_id, record.rollout, record.kind, record.step
+
+
+def paid_so_far(run: Path) -> tuple[float | None, int]:
+    """(US dollars of priced calls, number of unpriced calls) from the ledger of a run; (None, 0)
+    without a readable one; `soul ledger verify` gives the reason."""
+    try:
+        with LedgerView(run / "ledger.sqlite") as view:
+            groups = view.groups()
+    except RunError:
+        return None, 0
+    costs = [group.cost for group in groups if group.cost is not None]
+    return sum(costs) if costs else None, sum(group.calls - group.priced for group in groups)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
 from soulkit.config import ASKING, Settings, section, setting
 from soulkit.models.api.addresses import account_headers, checked_url, is_loopback
+from soulkit.models.api.limits import Budget
 from soulkit.models.base import Panel
 from soulkit.models.players.settings import REPLY, RoleSettings, TaskPlayers, players_by_name
 from soulkit.models.vllm.settings import VllmSettings
@@ -76,6 +77,8 @@ class RolesConfig(CallSettings, VllmSettings):
     )  # fmt: skip
     """Settings that only affect speed, retries and prices. A resumed run may change them."""
 
+    _budget: Budget | None = PrivateAttr(default=None)
+    """The budget that several runs share."""
     allow_private: bool = setting(
         False, section="Calls",
         help="Allow private data (e-mails, phone numbers) of people in your own chats: learn it "
@@ -148,6 +151,12 @@ class RolesConfig(CallSettings, VllmSettings):
     def roles(cls) -> list[str]:
         """The roles that these settings may fill, except the actor."""
         return [name for name in REPLY if name in cls.model_fields]
+
+    def within(self, budget: Budget | None) -> Self:
+        """These settings for one of several runs with a common budget and a confirmed cost."""
+        copy = self.model_copy(update={"yes": True})
+        copy._budget = budget
+        return copy
 
     @property
     def panel(self) -> Panel:
@@ -240,13 +249,12 @@ class RolesConfig(CallSettings, VllmSettings):
 
     def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:
         """Arguments shared by every Endpoint of the run: time limits, prices and budget."""
-        from soulkit.models.api.limits import Budget
         from soulkit.models.api.prices import load_prices
 
         money: dict[str, Any] = {"prices": load_prices(self.prices)}
         if self.max_cost is not None:
             spent = ledger.totals()["cost"] if ledger is not None else None
-            money["budget"] = Budget(self.max_cost, spent or 0.0)
+            money["budget"] = self._budget or Budget(self.max_cost, spent or 0.0)
         return {
             "timeout_s": self.timeout_s,
             "max_attempts": self.max_attempts,

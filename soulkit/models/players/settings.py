@@ -570,6 +570,14 @@ def players_in_tasks(file: str | None) -> dict[str, TaskPlayers]:
         ) from error
 
 
+def endpoint_named(file: Any, name: Any) -> dict[str, Any]:
+    """The settings of the endpoint `name` in an endpoints file; empty if it has none."""
+    entry = dict(_opened(file).endpoints.get(str(name), {}))
+    if (kind := entry.pop("kind", "endpoint")) != "endpoint":
+        raise ValueError(f"'{name}' in --endpoints is a {kind} player, not a model on a server")
+    return entry
+
+
 def _problem(error: ValueError) -> str:
     """The problem without the value itself, which may be a misplaced key."""
     if not isinstance(error, ValidationError):

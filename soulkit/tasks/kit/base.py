@@ -131,7 +131,7 @@ class Task(ABC):
     """Whether `gold` is only for self-checks: generic lines that are useless for training."""
     plain_talk = False
     """Whether the actor's replies are the messages that others read, so that a server can play the
-    actor of a row."""
+    actor of a row, and `--prompt-mode replace` may replace its system prompt."""
     pair_calls = 0
     """How many of a judge's calls per episode compare a pair, counting both orders."""
     code_files: Sequence[Path] = ()

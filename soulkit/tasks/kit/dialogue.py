@@ -410,6 +410,7 @@ def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segmen
     count = getattr(player.model, "prompt_length", None)
     if count is not None:
         thinking = player.sampling.thinking
+        context = player.instructions.added_to(context)
         return int(count(context, thinking)) - len(first.completion.prompt_ids)
     counted, usage = first.completion.usage.prompt_tokens, last.completion.usage
     if not counted or not usage.prompt_tokens:
