@@ -18,14 +18,12 @@ from soulkit.text import sanitise
 from soulkit.types import Feedback
 
 if TYPE_CHECKING:
-    from soulkit.models.players.settings import RoleSettings
     from soulkit.serving.chat import LiveChat
     from soulkit.types import Score
 
 COMMANDS = {
     "feedback": "what the coach says about the last message (needs --coach)",
     "again": "the last message again, with the coach's feedback; or /again YOUR FEEDBACK",
-    "first": "keep the first message after /again",
     "why": "how the judge rates the person so far (needs --judge)",
     "end": "save the chat and leave, as Ctrl-D and Ctrl-C do",
     "help": "this list",
@@ -48,7 +46,7 @@ def command(
     judge: Annotated[list[str] | None, typer.Option("--judge", metavar="PLAYER",
         help="Model that /why asks, and that scores the chat. Repeatable.")] = None,
     coach: Annotated[str | None, typer.Option("--coach", metavar="PLAYER",
-        help="Model that /feedback asks; symbolic for the rules of the task.")] = None,
+        help="Model that /feedback asks.")] = None,
     endpoints: Annotated[str | None, typer.Option("--endpoints", metavar="FILE",
         help="YAML file with named models.")] = None,
     adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
@@ -85,20 +83,14 @@ def command(
     printer = _Printer()
     with opened_chat(
         model, settings, brief, folder or default_run_path("chat", []), printer.show,
-        adapter=adapter, coach=_coach(coach, endpoints), engine=engine, device=device,
+        adapter=adapter, coach=coach, engine=engine, device=device,
         max_context=max_context, reporter=ConsoleReporter("chat"),
     ) as chat:  # fmt: skip
         for line in certificate_lines(find_certificate(model, adapter)):
             print_note(line)
         print_note(f"{chat.cast.actor.model.name} plays {brief.name}; you are the agent. "
                    "/help lists the commands.")  # fmt: skip
-        _Terminal(chat, printer, has_coach=coach is not None).run()
-
-
-def _coach(text: str | None, endpoints: str | None) -> RoleSettings | None:
-    from soulkit.eval.results.rejudge import judges_named
-
-    return judges_named([text], endpoints)[0] if text and text != "symbolic" else None
+        _Terminal(chat, printer).run()
 
 
 class _Printer:
@@ -125,8 +117,8 @@ class _Printer:
 class _Terminal:
     """Reads the user's lines and commands until the chat ends."""
 
-    def __init__(self, chat: LiveChat, printer: _Printer, *, has_coach: bool) -> None:
-        self.chat, self.printer, self.has_coach = chat, printer, has_coach
+    def __init__(self, chat: LiveChat, printer: _Printer) -> None:
+        self.chat, self.printer = chat, printer
         self.advice: Feedback | None = None
         """What the coach said about the last message."""
 
@@ -172,7 +164,7 @@ class _Terminal:
             _say("note", f"The person {ended} the chat.")
 
     def feedback(self, words: str) -> None:
-        if not self.has_coach:
+        if not self.chat.cast.coach:
             _say("note", f"{MISSING.format('coach')} Or give it yourself: /again YOUR FEEDBACK")
             return
         self.advice = self.wait(self.chat.feedback())
@@ -185,11 +177,6 @@ class _Terminal:
             self.feedback("")
         if self.advice is not None:
             self.hear(self.advice)
-            _say("note", "/first keeps the first message instead.")
-
-    def first(self, words: str) -> None:
-        kept = self.chat.keep_first()
-        _say("note", "The first message counts." if kept else "There is no other message.")
 
     def why(self, words: str) -> None:
         if not self.chat.cast.judges:

@@ -84,11 +84,11 @@ def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder:
 def agent_settings(text: str, endpoints: str | None = None) -> dict[str, Any]:
     """The settings of the model under test: `URL#KEY`, a player, or `FILE.py:NAME`."""
     if text.startswith(("http://", "https://")):
-        server = _player(f"endpoint:{TO_BE_LISTED}@{text}", endpoints, "agent")
+        server = named_player(f"endpoint:{TO_BE_LISTED}@{text}", endpoints, "agent")
         text = f"endpoint:{asyncio.run(_only_model(server))}@{text}"
     elif ":" in text and parse_kind(text) is None:
         text = f"function:{text}"
-    player = _player(text, endpoints, "agent")
+    player = named_player(text, endpoints, "agent")
     if player.kind in ("actor", "vllm"):
         raise ConfigError(
             f"The agent cannot be '{text}'.", "It is a server, a function, a model or a script.",
@@ -118,11 +118,12 @@ async def _only_model(server: RoleSettings) -> str:
 def user_player(text: str, endpoints: str | None = None) -> dict[str, Any]:
     """The partner's settings: a player, a name in `endpoints`, a model, or a training run."""
     if (is_spec(text) or endpoints) and not Path(text).exists():
-        return _player(text, endpoints, "user").model_dump(exclude_unset=True)
+        return named_player(text, endpoints, "user").model_dump(exclude_unset=True)
     return {"kind": "local", "model": str(final_weights(Path(text))), "max_tokens": MAX_TOKENS}
 
 
-def _player(text: str, endpoints: str | None, role: str) -> RoleSettings:
+def named_player(text: str, endpoints: str | None, role: str) -> RoleSettings:
+    """The player that the option of a `role` names; ConfigError if it cannot be used."""
     try:
         read = players_by_name({"endpoints": endpoints, "partner": text}, ["partner"])["partner"]
         return RoleSettings.model_validate(read)

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.players import Players, check_players
-from soulkit.models.players.settings import RoleSettings
 from soulkit.people.continuations import models_of
+from soulkit.people.simulation import named_player
 from soulkit.play.engine import Job, record_of
 from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import Run
@@ -47,7 +48,6 @@ from soulkit.types import (
     Sampling,
     Score,
     Segment,
-    Turn,
     Usage,
     unscored,
 )
@@ -58,11 +58,10 @@ if TYPE_CHECKING:
 SEATS = {"person": "actor", "agent": "partner"}
 """Seats of the task that a chat is an episode of."""
 PERSON, AGENT = SEATS
-ROWS = "rows.jsonl"
+ROWS, NOT_JUDGED = "rows.jsonl", Failure("not_judged", "no judge was asked")
 _PARTIAL = re.compile(rf"(?:{PARTIAL_MARK}|<[^<>]{{0,12}})?\Z")
 Show = Callable[[str], None]
 """Gets the person's message so far, again and again while it arrives."""
-State = tuple[list[Segment], list[Line], list[Turn], str]
 
 
 class StreamedModel:
@@ -120,70 +119,47 @@ class LiveChat:
     talk: Conversation = field(init=False)
     stop: str = field(default="", init=False)
     """Why the person ended the chat; empty while it goes on."""
-    _states: list[State] = field(default_factory=list, init=False)
-    """Before the person's last turn, and after its first try if there are two."""
 
     def __post_init__(self) -> None:
         self.task: Any
         self.task, (self.example, *_) = self.work.task, self.work.examples
-        self.talk = self.task.conversation(self.example, None)
+        self.talk = self._before = self.task.conversation(self.example, None)
 
     async def person(self, feedback: Feedback | None = None) -> None:
         """The person's next message; with feedback, its last message again."""
-        talk = self.talk
-        now: State = ([*talk.context], [*talk.lines], [*talk.turns], self.stop)
-        before = self._states[0] if feedback else now
-        self._restore(before)
-        empty = talk.context[0]
-        talk.context[0] = self.task.slot(self.example, PERSON, feedback)
-        try:
-            call = Rollout().call("actor", self.example, len(talk.turns))
-            reply = await talk.speak(self.cast.actor, call)
-        except BaseException:
-            self._restore(now)
-            raise
-        talk.context[0] = empty
-        self.stop = self.task.take_turn(talk, reply.text)
-        self._states = [before, now] if feedback else [before]
+        if feedback is None:
+            self._before = self.talk
+        talk, task = deepcopy(self._before), self.task
+        talk.usage, plain = self.talk.usage, talk.context[0]
+        talk.context[0] = task.slot(self.example, PERSON, feedback)
+        reply = await talk.speak(
+            self.cast.actor, Rollout().call("actor", self.example, len(talk.turns))
+        )
+        talk.context[0] = plain
         if feedback:
-            note = {"feedback": feedback.text, "first": now[1][-1].text if now[1] else ""}
-            talk.notes.setdefault("again", []).append(note)
-
-    def keep_first(self) -> bool:
-        """Return to the first try of the last turn; False if there is only one."""
-        if len(self._states) < 2:
-            return False
-        self._restore(self._states.pop())
-        self.talk.notes["again"].pop()
-        return True
-
-    def _restore(self, state: State) -> None:
-        context, lines, turns, self.stop = state
-        self.talk.context, self.talk.lines, self.talk.turns = [*context], [*lines], [*turns]
+            first = self.talk.lines[-1].text if self.talk.lines else ""
+            again = {"feedback": feedback.text, "first": first}
+            talk.notes["again"] = [*self.talk.notes.get("again", ()), again]
+        self.stop, self.talk = task.take_turn(talk, reply.text), talk
 
     def answer(self, text: str) -> None:
         """The user's message, as the agent."""
         self.talk.hear(Line(AGENT, text))
 
-    async def feedback(self) -> Feedback | None:
-        """What the coach says about the person's messages so far."""
-        critique = self.task.critique
-        feedback: Feedback | None = await critique(
-            self.example, self.episode(), self._unjudged(), self.cast, Rollout()
+    async def feedback(self) -> Any:
+        """What the coach says about the person's messages so far: a Feedback, or None."""
+        unjudged = unscored(NOT_JUDGED, self.task.protocol)
+        return await self.task.critique(
+            self.example, self.episode(), unjudged, self.cast, Rollout()
         )
-        return feedback
 
-    async def judged(self) -> Score:
-        """The judges' score of the chat so far."""
-        score: Score = await self.task.judged(self.example, self.episode(), self.cast)
-        return score
+    async def judged(self) -> Any:
+        """The judges' Score of the chat so far."""
+        return await self.task.judged(self.example, self.episode(), self.cast)
 
     def episode(self) -> Episode:
         """The chat so far."""
         return self.talk.episode(self.example, Rollout(), self.stop or "left")
-
-    def _unjudged(self) -> Score:
-        return unscored(Failure("not_judged", "no judge was asked"), self.task.protocol)
 
     async def save(self) -> Score | None:
         """Score the episode if there is a judge, and write the run. If the person never wrote, the
@@ -193,7 +169,7 @@ class LiveChat:
                 shutil.rmtree(self.run.path)
                 return None
             self.task.note_faults(self.example, self.talk)
-            score = self._unjudged()
+            score = unscored(NOT_JUDGED, self.task.protocol)
             with suppress(asyncio.CancelledError):  # Ctrl-C again: the chat is saved all the same
                 score = await self.judged() if self.cast.judges else score
             job = Job(self.task, self.example)
@@ -214,22 +190,21 @@ class LiveChat:
 @contextmanager
 def opened_chat(
     model: str, settings: Mapping[str, Any], brief: Brief, folder: Path, show: Show, *,
-    adapter: str | None = None, coach: RoleSettings | None = None, **machine: Any,
+    adapter: str | None = None, coach: str | None = None, **machine: Any,
 ) -> Iterator[LiveChat]:  # fmt: skip
     """A chat with this brief in a new run folder.
 
     `settings` are those of an evaluation without model and rows; `machine` goes to `opened_model`.
     """
     specs, rows = load_registry().specs, folder / ROWS
+    asked = named_player(coach, settings["endpoints"], "coach") if coach else None
     task = next(name for name, spec in specs.items() if spec.seats == SEATS)
     with ExitStack() as stack:
         backend = stack.enter_context(opened_model(model, adapter=adapter, running=1, **machine))
-        who: dict[str, Any] = {
-            "kind": "api",
-            "model": backend.name,
-            "base_url": f"{model.rstrip('/').removesuffix('/v1')}/v1",
-        }
-        if not model.startswith(WEB):
+        if model.startswith(WEB):
+            url = f"{model.rstrip('/').removesuffix('/v1')}/v1"
+            who = {"kind": "api", "model": backend.name, "base_url": url}
+        else:
             subject = models_of(model, {}, adapter)[-1]
             who = {"kind": "local", "model": subject.player.model, "adapter": subject.adapter}
         config = EvalConfig.load(
@@ -246,5 +221,5 @@ def opened_chat(
         sampling = replace(config.sampling(work.task.spec), seed=config.seed)
         yield LiveChat(run, config, work, players, replace(
             eval_cast(config, players), actor=Player(actor, sampling),
-            coach=players.player("coach", coach, config.seed) if coach else None,
+            coach=asked and players.player("coach", asked, config.seed),
         ))  # fmt: skip
