@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import ConsoleReporter, out, print_next, print_note
-from soulkit.cli.options import COMPLETERS, MaxContext
+from soulkit.cli.options import COMPLETERS, Adapter, Device, MaxContext
 from soulkit.errors import CallError
 from soulkit.report.episode_search import shell_path
 from soulkit.text import sanitise
@@ -49,8 +49,7 @@ def command(
         help="Model that /feedback asks.")] = None,
     endpoints: Annotated[str | None, typer.Option("--endpoints", metavar="FILE",
         help="YAML file with named models.")] = None,
-    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
-        help="LoRA adapter of MODEL.")] = None,
+    adapter: Adapter = None,
     temperature: Annotated[float, typer.Option("--temperature", metavar="X", min=0,
         help="Sampling temperature; 0 is greedy.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1,
@@ -60,8 +59,7 @@ def command(
     engine: Annotated[str, typer.Option("--engine", metavar="auto|local|vllm",
         help="Engine of the model; auto: vLLM if it is installed and there is a GPU.",
         autocompletion=COMPLETERS["engines"])] = "auto",
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
-        help="Device of a local model: auto, cpu, cuda.")] = "auto",
+    device: Device = "auto",
     max_context: MaxContext = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER",
         help="Run folder to write. [default: a new folder under runs/]")] = None,

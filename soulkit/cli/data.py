@@ -32,7 +32,7 @@ from soulkit.cli.data_checks import (
     say_bad_rows,
     show_lesson,
 )
-from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, Json, Seed, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import DataError
 from soulkit.option_texts import given_twice, split_names
@@ -180,7 +180,7 @@ def split(
         help="Columns to split by, such as job,town. [default for conversations: person]")] = None,
     share: Annotated[float, typer.Option("--share", metavar="X",
         help="Share of the combinations to hold out.")] = 0.1,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    seed: Seed = 0,
     folder: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", readable=False,
         help="Target folder. [default: FILE_split]")] = None,
     as_json: Json = False,

@@ -50,6 +50,13 @@ Json = Annotated[bool, typer.Option("--json", help=JSON)]
 MaxContext = Annotated[int | None, typer.Option("--max-context", metavar="N", min=1,
     help="Maximum tokens of prompt and reply together, of models on this machine. "
     "[default: what prompts and replies need]")]  # fmt: skip
+Adapter = Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
+    help="LoRA adapter of MODEL.")]  # fmt: skip
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE",
+    help="Device of the model: auto, cpu, cuda.")]  # fmt: skip
+Side = Annotated[str, typer.Option("--side", metavar="SIDE",
+    help="The person's side: human, or a speaker's name.")]  # fmt: skip
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")]
 # The parser does not check files: the functions that read them raise better errors.
 TaskFiles = Annotated[list[Path] | None, typer.Option("--tasks", metavar="FILE", readable=False,
     help="YAML file that declares your own tasks.")]  # fmt: skip

@@ -20,7 +20,7 @@ from soulkit.cli.console import (
     warn_unsealed,
 )
 from soulkit.cli.data_build import OWN_OPTIONS
-from soulkit.cli.options import Json, MaxContext
+from soulkit.cli.options import Adapter, Device, Json, MaxContext, Seed, Side
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.cli.people_build import build_road
 from soulkit.metrics.intervals import estimate_text, number, signed
@@ -55,8 +55,7 @@ def _drafting(kind: str) -> None:
             help="Conversations: a file, a folder or a glob pattern.")],
         output: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
             help="File to write. [default: personas.jsonl or scenarios.jsonl]")] = None,
-        side: Annotated[str, typer.Option("--side", metavar="SIDE",
-            help="Whose messages are described: human, or a speaker's name.")] = "human",
+        side: Side = "human",
         drafter: drafting.Drafter = None, filter_: drafting.Filter = None,
         n: drafting.Rows = None, endpoints: drafting.Endpoints = None,
         folder: drafting.Folder = None, concurrency: drafting.Concurrency = None,
@@ -92,19 +91,17 @@ def closeness(
         help="Training run, folder with weights, Hub model, or player: endpoint:MODEL@URL, …")],
     data: Annotated[str, typer.Option("--data", metavar="FILE",
         help="Conversations of people that the model has not seen.")],
-    side: Annotated[str, typer.Option("--side", metavar="SIDE",
-        help="Whose turns are continued: human, or a speaker's name.")] = "human",
+    side: Side = "human",
     against: Annotated[str | None, typer.Option("--against", metavar="BASE",
         help="Second model, compared with the first, paired by person.")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints",
         help="Measure every checkpoint of the training run, too.")] = False,
-    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
-        help="Adapter of MODEL.")] = None,
+    adapter: Adapter = None,
     prompt: Annotated[Path | None, typer.Option("--prompt", metavar="FILE", readable=False,
         help="Text file with a system prompt for conversations without one.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1,
         help="Only the first N conversations. [default: all]")] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    seed: Seed = 0,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1,
         help="Maximum tokens of a turn. [default: 512, and 4096 of an API model]")] = None,
     concurrency: drafting.Concurrency = None, max_cost: drafting.MaxCost = None,
@@ -193,8 +190,7 @@ def memory(
         help="List of secrets. [default: the one that the run has recorded]")] = None,
     held_out: Annotated[Path | None, typer.Option("--held-out", metavar="FILE", readable=False,
         help="Conversations that were not learned. [default: the run's --validation]")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE",
-        help="Device of the model: auto, cpu, cuda.")] = "auto",
+    device: Device = "auto",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1,
         help="Number of held-in and held-out messages.")] = 200,
     as_json: Json = False,
@@ -255,12 +251,10 @@ def certify_command(
     people: Annotated[str | None, typer.Option("--people", metavar="FILE",
         help="Conversations of people that the model has not seen. [default: use what soul "
         "people closeness has recorded]")] = None,
-    side: Annotated[str, typer.Option("--side", metavar="SIDE",
-        help="Whose turns are continued: human, or a speaker's name.")] = "human",
+    side: Side = "human",
     runs: Annotated[list[Path] | None, typer.Option("--run", metavar="RUN", readable=False,
         help="Evaluation of this model whose scores to include. Repeatable.")] = None,
-    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
-        help="Adapter of MODEL.")] = None,
+    adapter: Adapter = None,
     target: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", readable=False,
         help="File to write. [default: certificate.json in the folder of MODEL]")] = None,
     as_json: Json = False,

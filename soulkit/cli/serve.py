@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from enum import StrEnum
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soulkit.cli.console import ConsoleReporter, err, print_next, safe
-from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, Adapter, Device, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.serving.backend import Ending, SystemPolicy
 from soulkit.text import counted
 
 if TYPE_CHECKING:
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
 SCRIPTED = ("partner", "environment")
 """Roles that a script can play."""
-
-
-class End(StrEnum):
-    """Forms of an end; see bound.py."""
-
-    marker, tool, finish = "marker", "tool", "finish"
-
-
-class System(StrEnum):
-    """What happens to a client's system prompt; see bound.py."""
-
-    refuse, ignore, append = "refuse", "ignore", "append"
 
 
 Script = Annotated[str | None, typer.Option("--script", metavar="TASK|FILE.py:FUNCTION",
@@ -53,8 +41,6 @@ MaxConcurrency = Annotated[int, typer.Option("--max-concurrency", metavar="N", m
 MaxContext = Annotated[int | None, typer.Option("--max-context", metavar="N", min=1,
     help="Maximum tokens of prompt and reply together. [default: the model's; on vLLM at most "
     "16384]")]  # fmt: skip
-Device = Annotated[str, typer.Option("--device", metavar="DEVICE",
-    help="Device of the model: auto, cpu, cuda.")]  # fmt: skip
 ModelName = Annotated[str | None, typer.Option("--model-name", metavar="NAME",
     help="Id of the model for clients. [default: from MODEL]")]  # fmt: skip
 Personas = Annotated[Path | None, typer.Option("--persona", metavar="FILE", exists=True,
@@ -66,24 +52,22 @@ Actor = Annotated[str | None, typer.Option("--task", metavar="TASK",
     autocompletion=COMPLETERS["tasks"])]  # fmt: skip
 Rows = Annotated[str | None, typer.Option("--data", metavar="FILE|synth:N",
     help="Rows of --task.")]  # fmt: skip
-Ends = Annotated[End, typer.Option("--end", metavar="|".join(End),
+Ends = Annotated[Ending, typer.Option("--end", metavar="marker|tool|finish",
     help="How a person ends a conversation: with ###STOP### in the text, with a call of the tool "
     "end_conversation, or with a stop_reason.")]  # fmt: skip
-Systems = Annotated[System, typer.Option("--system", metavar="|".join(System),
+Systems = Annotated[SystemPolicy, typer.Option("--system", metavar="refuse|ignore|append",
     help="What a person does with a client's system prompt.")]  # fmt: skip
 
 
 def command(
     model: Annotated[str | None, typer.Argument(metavar="MODEL",
         help="Training run, folder with weights, or Hub model; tiny for a random one.")] = None,
-    script: Script = None,
-    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FOLDER",
-        help="LoRA adapter of MODEL.")] = None,
-    engine: Engine = "auto", host: Host = "127.0.0.1", port: Port = 8799,
-    api_key_env: KeyEnv = None, max_context: MaxContext = None,
+    script: Script = None, adapter: Adapter = None, engine: Engine = "auto",
+    host: Host = "127.0.0.1", port: Port = 8799, api_key_env: KeyEnv = None,
+    max_context: MaxContext = None,
     max_concurrency: MaxConcurrency = 64, device: Device = "auto", model_name: ModelName = None,
     persona: Personas = None, scenario: Scenarios = None, task: Actor = None, data: Rows = None,
-    end: Ends = End.marker, system: Systems = System.refuse,
+    end: Ends = "marker", system: Systems = "refuse",
     tasks: TaskFiles = None, trust: Trust = False,
 ) -> None:  # fmt: skip
     """Serve a model, or a script without a model, as an OpenAI-compatible server.
@@ -93,10 +77,11 @@ def command(
     it listens on this machine only; other addresses need --api-key-env. Ctrl-C stops it; running
     replies have 30 s to finish.
     """
-    import fastapi  # noqa: F401 - a missing extra is found before a model is loaded
-
+    # First, since a missing extra is found before a model is loaded.
     from soulkit.serving.app import Limits, make_app, make_listener, make_server
     from soulkit.serving.bound import BoundBackend
+    from soulkit.serving.certificate import certificate_lines, find_certificate
+    from soulkit.serving.engines import opened_model
 
     if (model is None) == (script is None):
         raise ConfigError(
@@ -108,7 +93,7 @@ def command(
     opening: dict[str, Any] = {"adapter": adapter, "max_context": max_context}
     opening |= {"engine": engine, "device": device}
     briefs = _briefs(persona, scenario, task, data, registry)
-    if not briefs and (end is not End.marker or system is not System.refuse):
+    if not briefs and (end, system) != ("marker", "refuse"):
         raise _no_effect("--end and --system", "They are for a person: add --persona FILE.")
     with make_listener(host, port) as listener, ExitStack() as stack:
         if script is not None:
@@ -117,12 +102,15 @@ def command(
                                  "They are for MODEL, not for a script.")  # fmt: skip
             backend, option = _script(script, registry, model_name)
         else:
-            backend, option = stack.enter_context(_model(
+            backend, option = stack.enter_context(opened_model(
                 str(model), **opening, running=max_concurrency, name=model_name or "",
+                reporter=ConsoleReporter("serve"),
             )), ""  # fmt: skip
-        certificate = _certificate(model, adapter)
+        certificate = find_certificate(model, adapter) if model else None
+        for line in certificate_lines(certificate) if model else ():
+            err.print(safe(line), soft_wrap=True)
         if briefs:
-            backend = BoundBackend(backend, briefs, end.value, system.value)
+            backend = BoundBackend(backend, briefs, end, system)
         limits = Limits(running=max_concurrency)
         server = make_server(make_app(backend, limits=limits, key=key, certificate=certificate))
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
@@ -137,22 +125,6 @@ def command(
 
 def _no_effect(options: str, why: str) -> ConfigError:
     return ConfigError(f"{options} have no effect here.", why, "Leave them out.")
-
-
-def _model(model: str, **options: Any) -> AbstractContextManager[ChatBackend]:
-    from soulkit.serving.engines import opened_model
-
-    return opened_model(model, **options, reporter=ConsoleReporter("serve"))
-
-
-def _certificate(model: str | None, adapter: str | None) -> Mapping[str, Any] | None:
-    """Print what is known of a model, and return it."""
-    from soulkit.serving.certificate import certificate_lines, find_certificate
-
-    certificate = find_certificate(model, adapter) if model else None
-    for line in certificate_lines(certificate) if model else ():
-        err.print(safe(line), soft_wrap=True)
-    return certificate
 
 
 def _briefs(
@@ -198,23 +170,14 @@ def _script(text: str, registry: Registry, name: str | None) -> tuple[ChatBacken
     file = text.rpartition(":")[0]
     if file.endswith(".py"):
         return ScriptBackend(name or Path(file).stem, load_function(text)[0]), ""
-    task = _scripted(registry, text)
-    hook = registry.hook(task, "scripted_partner")
-    assert hook is not None
-    seats = registry.spec(task).seats.items()
-    seat, role = next((seat, role) for seat, role in seats if role in SCRIPTED)
-    return ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "
-
-
-def _scripted(registry: Registry, task: str) -> str:
-    """`task`, if it has a scripted partner."""
     able = registry.with_hook("scripted_partner")
-    if task in registry.specs:
-        registry.spec(task)  # loads an installed task
-    if task in able:
-        return task
-    raise ConfigError(
-        f"'{task}' is neither a task with a scripted partner nor FILE.py:FUNCTION.",
-        f"Tasks with a scripted partner: {', '.join(able)}.",
-        did_you_mean(task, able),
-    )
+    spec = registry.spec(text) if text in registry.specs else None  # loads an installed task
+    hook = registry.hook(text, "scripted_partner") if spec else None
+    if spec is None or hook is None:
+        raise ConfigError(
+            f"'{text}' is neither a task with a scripted partner nor FILE.py:FUNCTION.",
+            f"Tasks with a scripted partner: {', '.join(able)}.",
+            did_you_mean(text, able),
+        )
+    seat, role = next(pair for pair in spec.seats.items() if pair[1] in SCRIPTED)
+    return ScriptBackend(name or f"scripted-{seat}", hook.function), f"--{role} "

@@ -21,14 +21,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.addresses import is_loopback
 from soulkit.serving.backend import Body, ChatBackend, RequestError, assembled
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI, Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ CONVERSATION = "x-conversation-id"
 """Header that names a conversation; `metadata.conversation_id` in the body does, too."""
 BODY_S = 60.0
 """Seconds in which a body must arrive."""
+GRACE_S = 30
+"""Seconds that running replies have to finish when the server stops."""
 CLIENT_LEFT = 499
 STREAM = b"text/event-stream; charset=utf-8"
 PATH_ERRORS = {404: "This path does not exist.", 405: "This path has another method."}
@@ -56,8 +58,6 @@ class Limits:
     """Replies that are generated at the same time."""
     waiting: int = 1024
     """Requests that may wait for a place; more get status 429."""
-    grace_s: int = 30
-    """Seconds that running replies have to finish when the server stops."""
 
 
 class ClientLeft(Exception):
@@ -170,8 +170,6 @@ class ChatService:
         return _json(200, {"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        from fastapi import Response
-
         lines = ["# TYPE soulkit_requests_total counter"]
         lines += [f'soulkit_requests_total{{status="{s}"}} {n}' for s, n in self.requests.items()]
         lines += ["# TYPE soulkit_tokens_total counter"]
@@ -292,8 +290,6 @@ def _start(status: int, kind: bytes) -> Message:
 
 
 def _json(status: int, payload: Mapping[str, Any]) -> Response:
-    from fastapi.responses import JSONResponse
-
     again = {"Retry-After": "1"}
     more = {401: {"WWW-Authenticate": "Bearer"}, 429: again, 503: again}
     return JSONResponse(payload, status, more.get(status))
@@ -372,8 +368,6 @@ def make_app(
 ) -> FastAPI:  # fmt: skip
     """The application; it closes `backend` when it stops. Without a `key` it answers only requests
     to this machine's own names."""
-    from fastapi import FastAPI
-
     service = ChatService(backend, limits or Limits(), certificate)
 
     @asynccontextmanager
@@ -390,7 +384,6 @@ def make_app(
     for path, answer in service.pages.items():
         app.add_route(path, answer, methods=["POST" if path == CHAT else "GET"])
     app.add_middleware(_Guard, service=service, key=key)
-    app.state.grace_s = service.limits.grace_s
     return app
 
 
@@ -412,5 +405,5 @@ def make_server(app: FastAPI) -> Any:
 
     return uvicorn.Server(uvicorn.Config(
         app, log_config=None, log_level="error", access_log=False, backlog=2048,
-        server_header=False, timeout_graceful_shutdown=app.state.grace_s,
+        server_header=False, timeout_graceful_shutdown=GRACE_S,
     ))  # fmt: skip

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 from uuid import uuid4
 
+Ending = Literal["marker", "tool", "finish"]
+"""How a person ends a conversation; see bound.py."""
+SystemPolicy = Literal["refuse", "ignore", "append"]
+"""What happens to a client's system prompt: it is refused, or left out, or follows the person's."""
 Body = Mapping[str, Any]
 """The JSON object of a request to `/v1/chat/completions`; `model` and `messages` are checked."""
 Chunk = dict[str, Any]
@@ -134,29 +138,23 @@ async def assembled(chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
             choice = choices.setdefault(
                 piece["index"], {"message": {"role": "assistant", "content": ""}}
             )
-            _merge(choice, {("message" if k == "delta" else k): v for k, v in piece.items()})
+            _join(choice, {("message" if k == "delta" else k): v for k, v in piece.items()})
     ordered = [choices[number] for number in sorted(choices)]
     return {**whole, "object": "chat.completion", "choices": ordered}
 
 
-def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add a piece: texts are joined, lists extended, and tool calls merged by their index."""
+def _join(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add a piece: texts are joined, and lists extended. A tool call comes in one piece."""
     for key, value in piece.items():
         before: Any = whole.get(key)
-        if key == "tool_calls":
-            calls = whole.setdefault(key, [])
-            for call in value or ():
-                calls += [{}] * (call["index"] + 1 - len(calls))
-                calls[call["index"]] = dict(calls[call["index"]])
-                _merge(calls[call["index"]], {k: v for k, v in call.items() if k != "index"})
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             whole[key] = dict(before or {})
-            _merge(whole[key], value)
+            _join(whole[key], value)
         elif key in _JOINED and before is not None and value is not None:
             whole[key] = before + value
         elif value is not None or key not in whole:
             whole[key] = value
 
 
-_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "arguments", "token_ids")
+_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "tool_calls", "token_ids")
 """Texts and lists that come in pieces; `content` is also the list of log-probs."""

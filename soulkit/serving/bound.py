@@ -31,7 +31,9 @@ from soulkit.serving.backend import (
     Body,
     ChatBackend,
     Chunk,
+    Ending,
     RequestError,
+    SystemPolicy,
     refuse_settings,
     text_of,
 )
@@ -39,10 +41,6 @@ from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.person.brief import END_MARK, PARTIAL_MARK, Brief, as_heard, draw
 from soulkit.types import Example, Segment
 
-Ending = Literal["marker", "tool", "finish"]
-SystemPolicy = Literal["refuse", "ignore", "append"]
-"""What happens to a system prompt of the client: it is refused, or left out, or follows the
-person's."""
 END_TOOL, ENDED = "end_conversation", "end_of_conversation"
 NOT_PASSED = ("tools", "tool_choice", "parallel_tool_calls", "metadata")
 SPEAKERS: Mapping[str, Literal["user", "assistant"]] = {"user": "user", "assistant": "assistant"}
@@ -69,12 +67,7 @@ class BoundBackend:
         system: SystemPolicy = "refuse",
     ) -> None:  # fmt: skip
         self.inner, self.briefs, self.ending, self.system = inner, briefs, ending, system
-        self.name = inner.name
-
-    @property
-    def context_limit(self) -> int | None:
-        """Maximum tokens of prompt and reply together; None: unknown."""
-        return self.inner.context_limit
+        self.name, self.context_limit = inner.name, inner.context_limit
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`; chunks have the brief's name under `soulkit`."""
@@ -85,8 +78,7 @@ class BoundBackend:
         checked = {**body, "tools": []} if listed else body
         refuse_settings(checked, TEXT_ONLY, "this server plays a person")
         extra, talk = self._read(body["messages"])
-        named = conversation or (body.get("metadata") or {}).get("conversation_id")
-        brief = draw(self.briefs, str(named or body.get("user") or _opening(extra, talk)))
+        brief = draw(self.briefs, conversation or body.get("user") or _opening(extra, talk))
         prompt = "\n\n".join([brief.prompt().text, *(extra if self.system == "append" else ())])
         context = [Segment("system", prompt), *as_heard(talk)]
         messages = [{"role": part.role, "content": part.text} for part in context]

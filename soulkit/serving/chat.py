@@ -203,7 +203,7 @@ def opened_chat(
         backend = stack.enter_context(opened_model(model, adapter=adapter, running=1, **machine))
         if model.startswith(WEB):
             url = f"{model.rstrip('/').removesuffix('/v1')}/v1"
-            who = {"kind": "api", "model": backend.name, "base_url": url}
+            who: dict[str, Any] = {"kind": "api", "model": backend.name, "base_url": url}
         else:
             subject = models_of(model, {}, adapter)[-1]
             who = {"kind": "local", "model": subject.player.model, "adapter": subject.adapter}
@@ -221,5 +221,5 @@ def opened_chat(
         sampling = replace(config.sampling(work.task.spec), seed=config.seed)
         yield LiveChat(run, config, work, players, replace(
             eval_cast(config, players), actor=Player(actor, sampling),
-            coach=asked and players.player("coach", asked, config.seed),
+            coach=players.player("coach", asked, config.seed) if asked else None,
         ))  # fmt: skip

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from soulkit.types import MAX_TOKENS, Call, Sampling, Segment
 
 if TYPE_CHECKING:
     from soulkit.models.codec import Codec
-    from soulkit.models.local.continuous import Row
+    from soulkit.models.local.continuous import Row, SchemaRule
     from soulkit.models.local.sampler import LocalModel
 
 ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
@@ -194,29 +194,6 @@ def _failure(error: Exception) -> RequestError:
     return RequestError(f"The model failed: {type(error).__name__}: {error}", status=500)
 
 
-class SchemaRule:
-    """A `TokenRule` that lets a reply, after its reasoning, only be JSON of one schema."""
-
-    def __init__(self, matcher: Any, codec: Codec, *, thinks: bool) -> None:
-        self.matcher, self.codec, self.thinks = matcher, codec, thinks
-
-    def allowed(self, ids: Sequence[int]) -> Any:
-        """See `TokenRule`."""
-        import numpy as np
-
-        return None if self.thinks else np.frombuffer(self.matcher.compute_logit_bias(), bool)
-
-    def complete(self, ids: Sequence[int]) -> bool:
-        """See `TokenRule`; called once after every token."""
-        if self.thinks:
-            self.thinks = END_OF_THINKING not in self.codec.text(ids[-8:])
-            return False
-        self.matcher.consume_token(ids[-1])
-        if self.matcher.is_error():  # too complex, noticed late
-            raise ValueError(f"the schema cannot be enforced: {self.matcher.get_error()}")
-        return bool(self.matcher.is_stopped())
-
-
 class ReplyStream:
     """Converts the tokens of a row into the deltas of one choice.
 
@@ -291,11 +268,7 @@ class LocalBackend:
         from soulkit.models.local.continuous import ContinuousBatching
 
         self.model, self.name, self.engine = model, model.name, ContinuousBatching(model)
-
-    @property
-    def context_limit(self) -> int | None:
-        """Maximum tokens of prompt and reply together; None: unknown."""
-        return self.model.context_limit
+        self.context_limit = model.context_limit
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`."""
@@ -345,6 +318,8 @@ class LocalBackend:
         if request.schema is None:
             return None
         from llguidance import LLMatcher
+
+        from soulkit.models.local.continuous import SchemaRule
 
         # Without a limit, a model may write white space for ever.
         grammar = LLMatcher.grammar_from_json_schema(

@@ -16,28 +16,45 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from soulkit.errors import ProviderError
+from soulkit.models.codec import Codec
 from soulkit.models.local.batching import EXPECTED
+from soulkit.models.local.chat_template import END_OF_THINKING
 from soulkit.models.local.decode import Columns, Decoder, Windows, grouping, left_pad
 from soulkit.models.local.draw import Draw
 from soulkit.models.local.sampler import LocalModel, batch_tokens
 from soulkit.types import Sampling
 
 
-class TokenRule(Protocol):
-    """Restricts the tokens of a reply, as a grammar does."""
+@dataclass(slots=True)
+class SchemaRule:
+    """Lets a reply, after its reasoning, only be JSON of one schema."""
 
-    def allowed(self, ids: Sequence[int]) -> np.ndarray | None:
-        """Which tokens may follow `ids` (bool [vocabulary]); None: all."""
+    matcher: Any
+    """llguidance's state of the reply."""
+    codec: Codec
+    thinks: bool
+
+    def allowed(self) -> np.ndarray | None:
+        """Which tokens may come next (bool [vocabulary]); None: all."""
+        return None if self.thinks else np.frombuffer(self.matcher.compute_logit_bias(), bool)
 
     def complete(self, ids: Sequence[int]) -> bool:
-        """Whether the reply must end after `ids`. ValueError if the rule failed."""
+        """Take the last of these tokens; whether the reply must end. ValueError if the schema
+        cannot be enforced."""
+        if self.thinks:
+            self.thinks = END_OF_THINKING not in self.codec.text(ids[-8:])
+            return False
+        self.matcher.consume_token(ids[-1])
+        if self.matcher.is_error():  # too complex, noticed late
+            raise ValueError(f"the schema cannot be enforced: {self.matcher.get_error()}")
+        return bool(self.matcher.is_stopped())
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +67,7 @@ class Row:
     """One random number for each token that the reply may have."""
     streams: bool = False
     """Whether `changed` is set after every token, not only at the end."""
-    rule: TokenRule | None = None
+    rule: SchemaRule | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -260,7 +277,7 @@ class ContinuousBatching:
         for place, row in enumerate(rows):
             one = row.sampling
             groups[one.temperature, one.top_p, one.top_k, one.min_p].append(place)
-            allowed = None if row.rule is None else row.rule.allowed(row.ids)
+            allowed = None if row.rule is None else row.rule.allowed()
             if allowed is not None:
                 logits[place, torch.from_numpy(~allowed).to(logits.device)] = -torch.inf
         wide = torch.float32 if logits.device.type == "mps" else torch.float64
