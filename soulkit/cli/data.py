@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import (
-    ConsoleReporter,
-    console,
-    out,
-    print_json,
-    print_note,
-    safe,
-)
+from soulkit.cli.console import ConsoleReporter, console, out, print_json, print_note, safe
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, plant, redact, synth
 from soulkit.cli.data_checks import (
     LessonSide,
@@ -95,13 +88,7 @@ def pull(
         registry = registry_of(tasks, trust=trust)
         names = _task_names(registry, task, suite)
         downloads = released({name: registry.spec(name).files for name in names}, splits)
-    files = pull_files(
-        hub,
-        downloads,
-        where,
-        revision=revision,
-        reporter=ConsoleReporter("pull"),
-    )
+    files = pull_files(hub, downloads, where, revision=revision, reporter=ConsoleReporter("pull"))
     _print_pulled(files, where, as_json)
 
 

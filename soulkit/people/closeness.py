@@ -279,12 +279,7 @@ def _with_holm(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ends(line: PairedDifference) -> dict[str, float | None]:
-    return {
-        "difference": line.difference,
-        "low": line.ci_low,
-        "high": line.ci_high,
-        "p": line.p,
-    }
+    return {"difference": line.difference, "low": line.ci_low, "high": line.ci_high, "p": line.p}
 
 
 def _share(sums: Any, counts: Any) -> Floats:

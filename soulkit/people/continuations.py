@@ -36,12 +36,7 @@ from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.local.loading import NOTE
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.players import (
-    Players,
-    Serve,
-    base_and_adapter,
-    checkpoint_player,
-)
+from soulkit.models.players.players import Players, Serve, base_and_adapter, checkpoint_player
 from soulkit.models.players.settings import RoleSettings, is_spec
 from soulkit.models.vllm.manager import player_servers
 from soulkit.people.closeness import Closeness, Population, distance_beyond
