@@ -28,7 +28,7 @@ from tests.support.servers.openai_server import ScriptedServer
 ROOT = Path(__file__).parents[2]
 NO_TORCH = Path(__file__).parent
 NEED_TORCH = {
-    "chat.py", "distill.py", "export.py", "people.py", "people_build.py", "serve.py", "train.py",
+    "chat.py", "distill.py", "export.py", "people.py", "serve.py", "train.py",
 }  # fmt: skip
 """Commands that print a `next:` line and cannot run here."""
 
@@ -37,7 +37,7 @@ ESSAYS = f"--tasks {TASKS} --task essay --data essay=essays.jsonl --judge endpoi
 FIRST = {
     "demo.py": "demo --scripted --out demo",
     "data_build.py": "data synth tomi -n 6 -o tomi.jsonl",
-    "data_chats.py": "data import chats export.json -o chats.jsonl",
+    "data_build.py, chats": "data import chats export.json -o chats.jsonl",
     "eval.py": "eval api --model m --task tomi --data synth:6 --out other",
     "eval.py, judged": f"eval api --model m {ESSAYS} --repeats 2 --out essays",
     "report.py": "runs .",
