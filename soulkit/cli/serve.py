@@ -64,10 +64,9 @@ def command(
         help="Training run, folder with weights, or Hub model; tiny for a random one.")] = None,
     script: Script = None, adapter: Adapter = None, engine: Engine = "auto",
     host: Host = "127.0.0.1", port: Port = 8799, api_key_env: KeyEnv = None,
-    max_context: MaxContext = None,
-    max_concurrency: MaxConcurrency = 64, device: Device = "auto", model_name: ModelName = None,
-    persona: Personas = None, scenario: Scenarios = None, task: Actor = None, data: Rows = None,
-    end: Ends = "marker", system: Systems = "refuse",
+    max_context: MaxContext = None, max_concurrency: MaxConcurrency = 64, device: Device = "auto",
+    model_name: ModelName = None, persona: Personas = None, scenario: Scenarios = None,
+    task: Actor = None, data: Rows = None, end: Ends = "marker", system: Systems = "refuse",
     tasks: TaskFiles = None, trust: Trust = False,
 ) -> None:  # fmt: skip
     """Serve a model, or a script without a model, as an OpenAI-compatible server.
@@ -77,7 +76,6 @@ def command(
     it listens on this machine only; other addresses need --api-key-env. Ctrl-C stops it; running
     replies have 30 s to finish.
     """
-    # First, since a missing extra is found before a model is loaded.
     from soulkit.serving.app import Limits, make_app, make_listener, make_server
     from soulkit.serving.bound import BoundBackend
     from soulkit.serving.certificate import certificate_lines, find_certificate
