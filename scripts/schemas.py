@@ -9,6 +9,8 @@ A change that older versions of soulkit would misread needs a new version in the
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import sys
 from dataclasses import fields
@@ -16,6 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from soulkit.data import rows as rows_module
 from soulkit.distill.report import Distillation
 from soulkit.doctor.checks import Checkup
 from soulkit.eval.results.summary import Summary
@@ -28,10 +31,15 @@ from soulkit.runs.jsonl import (
     METRICS_SCHEMA,
     SCHEMA,
     SUMMARY_SCHEMA,
+    TASKS_SCHEMA,
     schema_file,
 )
 from soulkit.runs.record_lines import ControlLine, RecordLine
 from soulkit.serving.certificate import Certificate
+from soulkit.tasks.kit import spec as spec_module
+from soulkit.tasks.kit.declared import keys as keys_module
+from soulkit.tasks.kit.declared.keys import KIND_KEYS
+from soulkit.tasks.kit.spec import RegistryFile
 from soulkit.train.state.metrics import StepLine
 
 Schema = dict[str, Any]
@@ -59,6 +67,7 @@ def schemas() -> dict[str, Schema]:
         DISTILLATION_SCHEMA: distillation_schema(),
         DOCTOR_SCHEMA: doctor_schema(),
         CERTIFICATE_SCHEMA: certificate_schema(),
+        TASKS_SCHEMA: tasks_schema(),
     }
 
 
@@ -131,6 +140,94 @@ def certificate_schema() -> Schema:
     schema = _of_type(Certificate, "certificate.json")
     schema["properties"] = {SCHEMA: {"const": CERTIFICATE_SCHEMA}, **schema["properties"]}
     return {**schema, "required": [SCHEMA, *schema["required"]]}
+
+
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+SHORT_FORMS: dict[str, list[Schema]] = {
+    "metric": [TEXT], "cluster": [TEXT], "tags": [TEXTS], "options": [TEXT, TEXTS], "ends": [TEXT],
+}  # fmt: skip
+"""Keys of tasks without code that take simpler values, too; `expand` writes them in full."""
+
+
+def tasks_schema() -> Schema:
+    """The schema of a tasks file. A task has the keys of its kind, or those of a Python task."""
+    schema = RegistryFile.model_json_schema()
+    defs = schema["$defs"]
+    for name, docs in field_docs().items():
+        for field, part in defs.get(name, {}).get("properties", {}).items():
+            part.pop("title", None)
+            part |= {"description": docs[field]} if field in docs else {}
+    python, keys = defs["TaskSpec"], defs.pop("Declaration")["properties"]
+    del python["properties"]["declaration"], keys["feedback"]
+    shared = {
+        name: {"$ref": f"#/$defs/TaskSpec/properties/{name}"} for name in python["properties"]
+    }
+    feedback = {**defs["FeedbackSpec"]["properties"], **defs["FeedbackKeys"]["properties"]}
+    defs["Feedback"] = {**defs["FeedbackSpec"], "properties": feedback}
+    defs["ColumnChange"] = {k: v for k, v in defs["Column"].items() if k != "required"}
+    ends = defs["DialogueKeys"]["properties"]
+    ends["ends"] = with_short_forms("ends", ends["ends"])
+    scorers = [defs["Scorer"]["properties"]["kind"], {"$ref": "#/$defs/Scorer"}]
+    keys["scorer"] = {"anyOf": [*scorers, {"type": "array", "items": {"anyOf": scorers}}]}
+    shared["columns"] = {
+        "type": "object",
+        "additionalProperties": {"anyOf": [TEXT, {"$ref": "#/$defs/ColumnChange"}]},
+    }
+    shared |= {"feedback": {"$ref": "#/$defs/Feedback"}, **keys}
+    defs["Declaration"] = {
+        "type": "object", "required": ["prompt"], "additionalProperties": False,
+        "properties": {name: with_short_forms(name, part) for name, part in shared.items()},
+        "allOf": [{"if": kind_is(kind), "then": kind_rule(kind)} for kind in KIND_KEYS],
+    }  # fmt: skip
+    python["properties"]["kind"] = False
+    defs["Task"] = {
+        "type": "object",
+        "allOf": [
+            {"if": {"properties": {"kind": False}}, "then": {"$ref": "#/$defs/TaskSpec"}},
+            {"if": {"required": ["kind"]}, "then": {"$ref": "#/$defs/Declaration"}},
+        ],
+    }
+    schema["properties"]["tasks"]["additionalProperties"] = {"$ref": "#/$defs/Task"}
+    schema["properties"]["suites"]["additionalProperties"] = {
+        "anyOf": [TEXTS, {"$ref": "#/$defs/Suite"}]
+    }
+    return {"$schema": DIALECT, **schema, "title": "A tasks file of soulkit"}
+
+
+def kind_is(kind: str) -> Schema:
+    return {"required": ["kind"], "properties": {"kind": {"const": kind}}}
+
+
+def kind_rule(kind: str) -> Schema:
+    """The keys that a task of this kind needs, and those that it cannot have."""
+    required, others = KIND_KEYS[kind]
+    special = {key for keys in KIND_KEYS.values() for part in keys for key in part}
+    excluded = sorted(special - {*required, *others})
+    return {"required": [*required], "properties": dict.fromkeys(excluded, False)}
+
+
+def with_short_forms(key: str, schema: Schema) -> Schema:
+    """The schema of a key's value, or of its short forms."""
+    about = {k: v for k, v in schema.items() if k == "description"}
+    full = {k: v for k, v in schema.items() if k != "description"}
+    return {**about, "anyOf": [*SHORT_FORMS[key], full]} if key in SHORT_FORMS else schema
+
+
+def field_docs() -> dict[str, dict[str, str]]:
+    """Class → field → the docstring below it, of the classes of declarations."""
+    docs: dict[str, dict[str, str]] = {}
+    for module in (keys_module, spec_module, rows_module):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ClassDef):
+                pairs = zip(node.body, node.body[1:], strict=False)
+                docs[node.name] = {
+                    one.target.id: " ".join(after.value.value.split())
+                    for one, after in pairs
+                    if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+                    and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                }  # fmt: skip
+    return docs
 
 
 def text_of(schema: Schema) -> str:

@@ -47,6 +47,10 @@ class ConfigError(UserError):
     """A setting is wrong, unknown or missing."""
 
 
+class BrokenFile(ConfigError):
+    """A file of the user has problems; `why` has one line for each."""
+
+
 class RunStopped(UserError):
     """A rule stopped a run before its last step; the run can be resumed. Exit code 1."""
 

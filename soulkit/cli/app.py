@@ -34,7 +34,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from soulkit.api_keys import printable
 from soulkit.cli.parse_errors import USAGE, WORDS, CommandTable, help_instead, usage_error
-from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
+from soulkit.errors import BrokenFile, CallError, MissingPackage, RunStopped, SoulError, UserError
 from soulkit.text import one_line
 from soulkit.version import __version__
 
@@ -369,7 +369,7 @@ def _explain(error: Exception) -> int:
     """Print the error on stderr and return the exit code."""
     soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
-        _three_lines(*soul_error.lines())
+        _three_lines(*soul_error.lines(), several=isinstance(soul_error, BrokenFile))
         return 1 if isinstance(soul_error, RunStopped) else 2
     if isinstance(soul_error, CallError):
         _three_lines(
@@ -410,10 +410,12 @@ def _system_error(error: OSError) -> UserError:
     )
 
 
-def _three_lines(what: str, why: str, way_out: str) -> None:
+def _three_lines(what: str, why: str, way_out: str, *, several: bool = False) -> None:
+    """Print an error; `several`: `why` has a line for each problem of a file."""
     # Masked again: the error of a library may quote a server's reply.
     _say(f"error: {one_line(printable(what))}")
-    _say(f"why: {one_line(printable(why))}")
+    for n, line in enumerate(why.splitlines() if several else [why]):
+        _say(f"{'    ' if n else 'why:'} {one_line(printable(line))}")
     _say(f"fix: {one_line(printable(way_out))}")
 
 

@@ -117,9 +117,11 @@ def _data(
 
 
 def _at_hand(name: str, registry: Registry) -> str | None:
-    """Rows to check without --data: the downloaded files, else generated rows."""
+    """Rows to check without --data: the task's own file, the downloaded ones, or generated rows."""
     from soulkit.data.files import data_folder, released_files
 
+    if registry.spec(name).rows:
+        return str(registry.spec(name).rows_file)
     if released_files(name, registry.spec(name).files.eval):
         return str(data_folder())
     return MADE_ROWS if registry.spec(name).synth else None

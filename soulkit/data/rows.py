@@ -15,9 +15,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from soulkit.data.chats import has_messages, owner_of
 from soulkit.data.files import RawRow, without_absent
@@ -28,6 +28,14 @@ from soulkit.types import Example
 from soulkit.types import row_id as row_id
 
 
+def as_list(value: Any) -> Any:
+    """A single text as a list, the short form of many keys."""
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(as_list)]
+
+
 class Column(BaseModel):
     """One field of a row: its type, its other names, and the seats that may see it."""
 
@@ -36,7 +44,7 @@ class Column(BaseModel):
     type: Literal["text", "list", "int", "number", "bool", "any"] = "text"
     """`list` also accepts a JSON or Python literal of a list (parsed, not evaluated)."""
     required: bool = True
-    aliases: tuple[str, ...] = ()
+    aliases: Texts = ()
     """Other names of this column in files, tried in order after its own."""
     audience: tuple[str, ...]
     """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: hidden from all."""

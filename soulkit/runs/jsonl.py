@@ -38,6 +38,8 @@ SUMMARY_SCHEMA = "soulkit/summary@1"
 CERTIFICATE_SCHEMA = "soulkit/certificate@1"
 DISTILLATION_SCHEMA = "soulkit/distillation@2"
 """Schema of `distillation.json`, and of `distillation` in a summary."""
+TASKS_SCHEMA = "soulkit/tasks@1"
+"""Schema of tasks files."""
 DOCTOR_SCHEMA = "soulkit/doctor@1"
 """Schema of the output of `soul doctor --json`."""
 

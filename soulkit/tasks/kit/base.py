@@ -160,14 +160,14 @@ class Task(ABC):
         fields = self.prepare(bind_columns(opened, self.spec.columns, self.name, source))
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
-        labels = {k: v for k, v in opened.items() if self._labels(k, v)}
+        others = self.other_columns(opened)
         cluster_fields = self._cluster_fields(fields)
         cluster = content_hash("", cluster_fields)
         return Example(
             id=key,
             task=self.name,
-            fields={**fields, **labels},
-            audience={**self.audience(fields), **dict.fromkeys(labels, ("gold",))},
+            fields={**fields, **{name: opened[name] for name in others}},
+            audience={**self.audience(fields), **others},
             seats=self.seats(fields),
             split=split,
             source=source,
@@ -187,10 +187,13 @@ class Task(ABC):
         own = self.spec.columns[ORIGIN] != Column.model_validate(BOOKKEEPING[ORIGIN])
         return "" if own else str(fields.get(ORIGIN) or "")
 
-    def _labels(self, column: str, value: Any) -> bool:
-        """Whether a column is a human label that the task does not declare."""
-        declared = column in self.spec.columns
-        return column.startswith(HUMAN) and not declared and isinstance(value, str | int | float)
+    def other_columns(self, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        """Columns of a row that the task does not declare but keeps, with their audience: human
+        labels. They are no part of the row's id."""
+        labels = {
+            k for k, v in row.items() if k.startswith(HUMAN) and isinstance(v, str | int | float)
+        }
+        return {name: ("gold",) for name in row if name in labels - set(self.spec.columns)}
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"

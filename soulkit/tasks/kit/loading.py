@@ -4,7 +4,8 @@
     synth:N                       rows made here                 rows made here
     a file                        its rows                       its rows, else by the importer
     a folder                      the released files in it       these, or the whole release
-    nothing                       the pulled files               –
+    nothing                       the task's `rows` (eval), or   the task's `rows`
+                                  the pulled files
 
 Training rows and evaluation rows never mix: `tasks.yaml` assigns released files to a split, and
 generated rows use a different seed per split. `RowsOnly` binds rows of tasks without a class.
@@ -108,9 +109,11 @@ def stand_ins(task: Task, split: Split, limit: int | None = None) -> tuple[Examp
 
 
 def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
-    """The file that `source` names, or the split's released files; DataError if there is no
-    file."""
+    """The file that `source` names, the task's `rows` (not for training), or the split's released
+    files; DataError if there is no file."""
     files = task.spec.files
+    if source is None and split != "train" and task.spec.rows:
+        return [task.spec.rows_file]
     names = files.train if split == "train" else files.eval
     paths = data_files(task.name, names, source)
     if paths:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from soulkit.config import once_loader
-from soulkit.data.rows import Column
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.kit.declared.keys import expand
+from soulkit.tasks.kit.declared.problems import (
+    Problem,
+    broken_file,
+    misfits,
+    parsed,
+    placed,
+)
 from soulkit.tasks.kit.spec import (
-    DefaultPlayers,
-    FeedbackSpec,
-    Files,
     HookKey,
-    Metric,
     RegistryFile,
     Suite,
     TaskSpec,
@@ -209,90 +210,67 @@ def builtin_file() -> Path:
 @cache
 def builtin_declarations() -> RegistryFile:
     """The built-in tasks file."""
-    return read_file(builtin_file(), loader=once_loader(fast=True))
+    return read_file(builtin_file(), ours=True)
 
 
-def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
-    """Parse and validate a tasks file; ConfigError names the place and the nearest known key."""
+def read_file(path: Path, *, ours: bool = False) -> RegistryFile:
+    """Parse and validate a tasks file; BrokenFile lists every problem with its line.
+
+    `ours`: the file comes with soulkit, so that the fast loader may read it.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        # Based on SafeLoader: it builds plain values only.
-        raw = yaml.load(text, Loader=loader or once_loader())
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks needs a YAML file that declares your tasks.",
             "Check the path; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"The tasks file '{path}' cannot be read as YAML.",
+            f"The tasks file '{path}' cannot be read.",
             " ".join(str(error).split()),
             "Correct the file; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
+    node = None
+    if ours:
+        raw = yaml.load(text, Loader=once_loader(fast=True))
+    else:
+        raw, node = parsed(path, text)
     if raw is None:
         raise ConfigError(
             f"The tasks file '{path}' is empty.",
             "It declares no task and no suite.",
             "Fill it in, or omit --tasks; docs/tutorials/write-a-task.md shows a complete example.",
         )
+    problems: list[Problem] = []
+    file = _read_tasks(raw, path.parent, problems)
+    if problems:
+        raise broken_file(path, [placed(node, problem, RegistryFile) for problem in problems])
+    return file
+
+
+def _read_tasks(raw: Any, folder: Path, problems: list[Problem]) -> RegistryFile:
+    """The tasks and suites of a file; what is wrong with them joins `problems`."""
+    kinds: dict[str, type[TaskSpec | Suite]] = {"tasks": TaskSpec, "suites": Suite}
+    made: dict[str, Any] = dict(raw) if isinstance(raw, Mapping) else raw
+    for group in kinds if isinstance(raw, Mapping) else ():
+        entries = raw.get(group)
+        made |= {group: {}} if isinstance(entries, Mapping) else {}
+        for name, entry in entries.items() if isinstance(entries, Mapping) else ():
+            full, before = entry, len(problems)
+            if group == "tasks" and isinstance(entry, Mapping) and "kind" in entry:
+                full = expand(entry, str(name), folder, problems)
+            try:
+                made[group][name] = kinds[group].model_validate(full)
+            except ValidationError as error:
+                rules = len(problems) == before  # keys with problems lack columns
+                problems += misfits(error, entry, (group, name), rules=rules)
     try:
-        return RegistryFile.model_validate(_expanded(raw, path.parent))
+        return RegistryFile.model_validate(made)
     except ValidationError as error:
-        raise _explained(path, error) from error
-
-
-def _expanded(raw: Any, folder: Path) -> Any:
-    """The content of a tasks file with the entries of tasks without code expanded."""
-    tasks = raw.get("tasks") if isinstance(raw, Mapping) else None
-    if not isinstance(tasks, Mapping):
-        return raw
-    entries = {
-        name: expand(entry, str(name), folder)
-        if isinstance(entry, Mapping) and "kind" in entry
-        else entry
-        for name, entry in tasks.items()
-    }
-    return {**raw, "tasks": entries}
-
-
-def _explained(path: Path, error: ValidationError) -> ConfigError:
-    problems = error.errors()
-    first = problems[0]
-    where = ".".join(str(part) for part in first["loc"])
-    more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
-    entry = f"the entry '{where}' is not valid" if where else "it is not a tasks file"
-    reason = first["msg"].removeprefix("Value error, ").rstrip(".") + more
-    return ConfigError(
-        f"{path}: {entry}.",
-        reason if reason.endswith("?") else f"{reason}.",
-        _way_out(first["type"], first["loc"], first["input"], first.get("ctx", {})),
-    )
-
-
-def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping[str, Any]) -> str:
-    if kind == "extra_forbidden":
-        return did_you_mean(str(loc[-1]), _fields_at(loc))
-    if kind == "literal_error":
-        return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
-    return "Correct the entry; docs/reference/task-keys.md lists every key."
-
-
-def _fields_at(loc: Sequence[int | str]) -> list[str]:
-    nested: dict[str, type[BaseModel]] = {
-        "columns": Column,
-        "metric": Metric,
-        "files": Files,
-        "feedback": FeedbackSpec,
-        "players": DefaultPlayers,
-    }
-    parts = [str(part) for part in loc[:-1]]
-    if parts[:1] == ["suites"] and len(parts) == 2:
-        return list(Suite.model_fields)
-    if parts[:1] != ["tasks"]:
-        return list(RegistryFile.model_fields)
-    inner = next((nested[p] for p in parts[2:3] if p in nested), TaskSpec)
-    return list(inner.model_fields)
+        problems += misfits(error, raw, ())
+        return RegistryFile()
 
 
 @cache

@@ -16,14 +16,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from soulkit.data.rows import Column
+from soulkit.data.rows import Column, Texts, as_list
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.kit.declared.keys import Declaration
+from soulkit.tasks.kit.declared.problems import Misfit, Problem
 from soulkit.tasks.kit.user_code import Home, Hook, hook
 from soulkit.types import Protocol, Role
 
@@ -309,7 +311,7 @@ class TaskSpec(Strict):
     columns: dict[str, Column]
     unpack: tuple[str, ...] = ()
     """Keys of a row whose value is an object, or its JSON text, with further columns."""
-    cluster: tuple[str, ...] = ()
+    cluster: Texts = ()
     """Columns that together identify the resampling unit (the story); empty: the row itself."""
     person: str = ""
     """Column that names the row's person. All rows of a person form one cluster; `cluster` applies
@@ -318,6 +320,9 @@ class TaskSpec(Strict):
     """Breakdown name → column."""
     metric: Metric = Metric()
     files: Files = Files()
+    rows: str = ""
+    """A file with rows beside the tasks file, which checks, plans and evaluations read without
+    `--data`; training does not. Or `file.py:function`, the same as `synth: file:function`."""
     size: PublishedSize | None = None
     formats: tuple[str, ...] = ()
     """Original file formats that the importer reads."""
@@ -344,6 +349,12 @@ class TaskSpec(Strict):
     @classmethod
     def _with_bookkeeping(cls, entry: Any) -> Any:
         columns = entry.get("columns") if isinstance(entry, Mapping) else None
+        file, colon, function = str(isinstance(columns, Mapping) and entry.get("rows")).partition(
+            ":"
+        )
+        if colon and file.endswith(".py"):
+            code = file.removesuffix(".py").replace("/", ".")
+            entry = {**entry, "rows": "", "synth": f"{code}:{function}"}
         if not isinstance(columns, Mapping):
             return entry
         return {**entry, "columns": {**columns, **{n: c for n, c in BOOKKEEPING.items()
@@ -385,23 +396,31 @@ class TaskSpec(Strict):
         return hook(name, key, reference, self.home) if reference else None
 
     @property
+    def rows_file(self) -> Path:
+        """The file that `rows` names."""
+        return self.home.folder / self.rows
+
+    @property
     def rows_only(self) -> bool:
         """Whether rows of the task can be read and checked but not played."""
         return not self.module and self.declaration is None
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:
+        problems = []
         if "actor" not in self.seats.values():
-            raise ValueError("no seat has the role 'actor'")
-        for name, column in self.columns.items():
-            _check_names(
-                column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
-            )
+            problems.append(Problem(("seats",), "no seat has the role 'actor'"))
         if self.original and not self.importer:
-            raise ValueError("'original' names columns for an importer, but there is no 'importer'")
-        _check_names(self.cluster, self.columns, "'cluster'")
-        _check_names([self.person] if self.person else [], self.columns, "'person'")
-        _check_names(self.tags.values(), self.columns, "'tags'")
+            why = "it names columns for an importer, but there is no 'importer'"
+            problems.append(Problem(("original",), why))
+        readers, columns = (*self.seats, *READERS), self.columns
+        for name, column in columns.items():
+            problems += _strange(column.audience, readers, "columns", name, "audience")
+        problems += _strange(self.cluster, columns, "cluster")
+        problems += _strange(as_list(self.person or ()), columns, "person")
+        problems += _strange(self.tags.values(), columns, "tags")
+        if problems:
+            raise Misfit(*problems)
         return self
 
 
@@ -437,11 +456,11 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 
-def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> None:
+def _strange(used: Iterable[str], declared: Iterable[str], *spot: str) -> Iterator[Problem]:
     names = list(declared)
     for name in used:
         if name not in names:
-            raise ValueError(f"{where} names '{name}'. {did_you_mean(name, names)}")
+            yield Problem(spot, f"there is no '{name}'. {did_you_mean(name, names)}")
 
 
 def cannot_play(

@@ -73,7 +73,7 @@ COLUMN = {"audience": ["driver"]}
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"task": {}}, ["'task'", "Did you mean 'tasks'?"]),
+        ({"task": {}}, ["1: task: there is no such key", "Did you mean 'tasks'?"]),
         (lights(titel="x"), ["tasks.lights.titel", "Did you mean 'title'?"]),
         (lights(metric={"nam": "x"}), ["metric.nam", "Did you mean 'name'?"]),
         (lights(files={"evals": []}), ["files.evals", "Did you mean 'eval'?"]),
@@ -92,21 +92,27 @@ COLUMN = {"audience": ["driver"]}
         ),
         (lights(seats={"driver": "acter"}), ["seats.driver", "Did you mean 'actor'?"]),
         (lights(feedback={"coaches": ["models"]}), ["Did you mean 'model'?"]),
-        (lights(columns={"scene": {"audience": ["diver"]}}), ["'scene'", "'driver'"]),
-        (lights(cluster=["scen"]), ["'cluster'", "Did you mean 'scene'?"]),
-        (lights(tags={"hue": "color"}), ["'tags'", "Did you mean 'colour'?"]),
+        (
+            lights(columns={"scene": {"audience": ["diver"]}}),
+            ["columns.scene.audience", "'diver'", "'driver'"],
+        ),
+        (lights(cluster=["scen"]), ["lights.cluster", "Did you mean 'scene'?"]),
+        (lights(tags={"hue": "color"}), ["lights.tags", "Did you mean 'colour'?"]),
         (lights(seats={"driver": "partner"}), ["actor"]),
-        (lights(columns={"scene": {}}), ["columns.scene.audience", "Field required"]),
-        (lights(columns={"scene": {**COLUMN, "max_words": 0}}), ["max_words", "greater than 0"]),
-        ({"tasks": {"lights": {}}}, ["Field required", "more like it"]),
+        (lights(columns={"scene": {}}), ["columns.scene: the key 'audience' is missing"]),
+        (
+            lights(columns={"scene": {**COLUMN, "max_words": 0}}),
+            ["max_words: 0 does not fit; expected a number > 0"],
+        ),
+        ({"tasks": {"lights": {}}}, ["4 problems", "'columns' is missing", "'title' is missing"]),
         ({"suites": {"s": ["tomy"]}}, ["suite 's'", "Did you mean 'tomi'?"]),
         ({"suites": {"small": ["tomi"]}}, ["suite 'small'", "twice"]),
         ({"tasks": {"tomi": TASK}}, ["task 'tomi'", "twice"]),
-        (["tasks"], ["not a tasks file"]),
-        ("just words", ["not a tasks file"]),
-        ("tasks: [", ["cannot be read as YAML"]),
+        (["tasks"], ['1: the file: ["tasks"] does not fit; expected keys with values']),
+        ("just words", ["expected keys with values"]),
+        ("tasks: [", ["1: not YAML"]),
         ("tasks: {}\ntasks: {}\n", ["'tasks' appears twice"]),
-        ("x: !!python/object/apply:os.getcwd []", ["cannot be read as YAML"]),
+        ("x: !!python/object/apply:os.getcwd []", ["1: not YAML", "a tag"]),
     ],
 )
 def test_what_is_refused(tmp_path: Path, raw: Any, words: list[str]) -> None:
@@ -130,7 +136,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_nested_file_of_a_user_is_refused(tmp_path: Path) -> None:
     """The fast loader of the built-in file would end the process here."""
-    assert "cannot be read" in error_of(write(tmp_path, "[" * 100_000))
+    assert "not YAML" in error_of(write(tmp_path, "[" * 100_000))
 
 
 def test_both_loaders_read_the_same() -> None:

@@ -16,21 +16,36 @@ the partner's prompt names is for that reader; `gold` is for no reader but the j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from soulkit.data.rows import Texts, as_list
+from soulkit.tasks.kit.declared.problems import Misfit, Problem, misfits
 
 TaskKind = Literal["choice", "text", "judged", "dialogue"]
 ACTOR, PARTNER = "actor", "partner"
 """Seats of a task without code."""
 PROMPT, SYSTEM, COACH, JUDGE = "prompt", "system", "coach", "judge"
 """Names of the templates of a task without code; the partner's is named like its seat."""
-MADE = frozenset({"options", "feedback", "reply", "transcript", "attempt", "reward"})
-"""Values of templates that no column holds."""
+MADE: Mapping[str, frozenset[str]] = {
+    PROMPT: frozenset({"feedback"}), SYSTEM: frozenset({"feedback"}),
+    COACH: frozenset({"attempt", "reward"}), JUDGE: frozenset({"reply", "transcript"}),
+    PARTNER: frozenset(),
+}  # fmt: skip
+"""Template → its values that no column holds; a choice also has `options`."""
 OPTIONS_BY_LETTER, GOLD_LETTER = "options_by_letter", "gold_letter"
 """Columns that a choice adds to a row: letter → option, and the letter of the gold."""
 PROMPT_FILES = (".md", ".txt", ".jinja", ".j2")
@@ -38,6 +53,33 @@ PROMPT_FILES = (".md", ".txt", ".jinja", ".j2")
 
 class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _template(value: Any, info: ValidationInfo) -> Any:
+    """A prompt, read from the file that it names; Misfit if it is not valid Jinja."""
+    if not isinstance(value, str):
+        return value
+    where = ""
+    if "\n" not in value and value.endswith(PROMPT_FILES):
+        where = f"{value}: "
+        try:
+            value = ((info.context or {}).get("folder", Path()) / value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{where}this prompt file cannot be read; expected a text file"
+            raise Misfit(Problem((), why)) from error
+    try:
+        SandboxedEnvironment().compile(value)
+    except TemplateSyntaxError as error:
+        why = f"{where}not valid Jinja in line {error.lineno}: {error.message}"
+        raise Misfit(Problem((), why, 0 if where else error.lineno)) from error
+    return value
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str | Mapping) else value
+
+
+Template = Annotated[str, BeforeValidator(_template)]
 
 
 class Scorer(Keys):
@@ -54,6 +96,11 @@ class Scorer(Keys):
     json_schema: dict[str, Any] = Field(default_factory=dict)
     """`json_schema`: the schema that the reply must fit."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, entry: Any) -> Any:
+        return {"kind": entry} if isinstance(entry, str) else entry
+
 
 class Options(Keys):
     """Where the options of a choice come from: exactly one of the three."""
@@ -64,6 +111,13 @@ class Options(Keys):
     """A column with a list of texts, or a mapping of letters to texts."""
     columns: tuple[str, ...] = ()
     """Columns with one option each."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, entry: Any) -> Any:
+        if isinstance(entry, str | list):
+            return {"column" if isinstance(entry, str) else "texts": entry}
+        return entry
 
 
 class RubricDimension(Keys):
@@ -82,7 +136,7 @@ class JudgeKeys(Keys):
     """What the judge should look at; with `dimensions`, an introduction to them."""
     dimensions: dict[str, RubricDimension] = Field(default_factory=dict)
     """Name → rubric; the score is their weighted mean. Empty: one score from 1 to 10."""
-    prompt: str = ""
+    prompt: Template = ""
     """A template for the judge, in place of the shared one."""
     samples: Annotated[int, Field(gt=0)] = 1
     """Number of opinions of each judge."""
@@ -93,14 +147,14 @@ class JudgeKeys(Keys):
 class DialogueKeys(Keys):
     """The other side of a dialogue, and when it ends."""
 
-    partner: str
+    partner: Template
     """The partner's prompt."""
     begins: Literal["actor", "partner"] = "partner"
     start: str = "(The conversation begins.)"
     """What the side that begins reads first."""
     turns: Annotated[int, Field(gt=0)] = 10
     """Maximum number of turns of each side."""
-    ends: tuple[str, ...] = ()
+    ends: Texts = ()
     """Texts, or `/patterns/`, that end the dialogue when either side says them."""
 
 
@@ -116,7 +170,7 @@ class FeedbackKeys(Keys):
     """Where feedback comes from."""
 
     rules: tuple[Rule, ...] = ()
-    coach: str = ""
+    coach: Template = ""
     """The prompt of a model coach, in place of the shared one."""
     critique: bool = False
     """Whether the judge's words are the feedback."""
@@ -126,9 +180,9 @@ class Declaration(Keys):
     """The keys of a task without code, besides those of every task."""
 
     kind: TaskKind
-    prompt: str
+    prompt: Template
     """The actor's prompt: a Jinja template, or the path of a file with one."""
-    system: str = ""
+    system: Template = ""
     """A system message before the prompt."""
     gold: str = ""
     """The column with the right answer."""
@@ -138,27 +192,60 @@ class Declaration(Keys):
     options: Options = Options()
     orders: Annotated[int, Field(gt=0)] = 1
     """In how many orders the options of a row are presented."""
-    scorer: tuple[Scorer, ...] = ()
+    scorer: Annotated[tuple[Scorer, ...], BeforeValidator(_one_or_more)] = ()
     judge: JudgeKeys | None = None
     dialogue: DialogueKeys | None = None
-    rules: FeedbackKeys = FeedbackKeys()
+    feedback: FeedbackKeys = FeedbackKeys()
     """The keys of `feedback:` that only tasks without code have."""
     macro: str = ""
-    """A tag: the headline is the mean over its values, each with equal weight."""
+    """A tag or column: the headline is the mean over its values, each with equal weight."""
+    limits: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    """Column → the largest number of its words that prompts show."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if problems := [*self._problems()]:
+            raise Misfit(*problems)
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        required, others = KIND_KEYS[self.kind]
+        special = {key for keys in KIND_KEYS.values() for part in keys for key in part}
+        for key in sorted(self.model_fields_set & special - {*required, *others}):
+            kinds = " or ".join(kind for kind, keys in KIND_KEYS.items() if key in sum(keys, ()))
+            yield Problem((key,), f"this key needs another kind: {kinds}")
+        for key in sorted({*required} - self.model_fields_set):
+            yield Problem((), f"the key '{key}' is missing")
+        sizes = [len(self.options.texts), 2 * bool(self.options.column), len(self.options.columns)]
+        if "options" in required and (sum(map(bool, sizes)) != 1 or max(sizes) < 2):
+            yield Problem(("options",), "expected two or more texts, a column, or columns: [a, b]")
+        for name, spot in {PROMPT: [PROMPT], SYSTEM: [SYSTEM], COACH: ["feedback", COACH]}.items():
+            text = self.templates().get(name, "")
+            if self.gold in template_names(text):
+                line = next(n for n, part in enumerate(text.splitlines(), 1) if self.gold in part)
+                why = f"the {name} names '{self.gold}', the column with the gold; leave it out"
+                yield Problem((*spot,), why, line)
 
     def templates(self) -> dict[str, str]:
         """Template name → text; without empty ones."""
         texts = {
             PROMPT: self.prompt,
             SYSTEM: self.system,
-            COACH: self.rules.coach,
+            COACH: self.feedback.coach,
             JUDGE: self.judge.prompt if self.judge else "",
             PARTNER: self.dialogue.partner if self.dialogue else "",
         }
         return {name: text for name, text in texts.items() if text}
 
 
-DECLARATION_KEYS = frozenset(Declaration.model_fields) - {"rules"}
+KIND_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "choice": (("options", "gold"), ("orders", "answer")),
+    "text": ((), ("gold", "scorer", "answer")),
+    "judged": (("judge",), ("gold",)),
+    "dialogue": (("dialogue",), ("judge", "gold", "scorer")),
+}
+"""Kind → the keys that it needs, besides `prompt`, and others that only some kinds have."""
+DECLARATION_KEYS = frozenset(Declaration.model_fields) - {"feedback"}
 FEEDBACK_KEYS = frozenset(FeedbackKeys.model_fields)
 
 
@@ -170,82 +257,67 @@ def template_names(text: str) -> frozenset[str]:
         return frozenset()
 
 
-def expand(entry: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+def expand(
+    entry: Mapping[str, Any], name: str, folder: Path, problems: list[Problem]
+) -> dict[str, Any]:
     """The entry of a task without code as that of an ordinary task, with its keys under
-    `declaration`. Values of a wrong type are left for the validation that follows."""
+    `declaration`. What is wrong with these keys joins `problems`; the others stay as they are."""
     keys = {key: value for key, value in entry.items() if key in DECLARATION_KEYS}
     rest = {key: value for key, value in entry.items() if key not in DECLARATION_KEYS}
-    feedback = rest.get("feedback")
+    feedback = entry.get("feedback", {})
     if isinstance(feedback, Mapping):
-        keys["rules"] = {k: v for k, v in feedback.items() if k in FEEDBACK_KEYS}
+        keys["feedback"] = {k: v for k, v in feedback.items() if k in FEEDBACK_KEYS}
         rest["feedback"] = {k: v for k, v in feedback.items() if k not in FEEDBACK_KEYS}
-    keys = _with_files(_in_full(keys), folder)
     try:
-        declaration = Declaration.model_validate(keys)
-    except ValueError:
-        return {**rest, "declaration": keys}
-    return {**_defaults(declaration, name, rest), **rest, "declaration": keys,
-            "columns": _columns(declaration, rest)}  # fmt: skip
+        declaration = Declaration.model_validate(keys, context={"folder": folder})
+    except ValidationError as error:
+        problems += misfits(error, entry, ("tasks", name))
+        return {"title": name, "summary": name, "seats": {ACTOR: "actor"}, "columns": {}, **rest}
+    usual, tags = _defaults(declaration, name), rest.get("tags", {})
+    tags = {tag: tag for tag in tags} if isinstance(tags, list) else tags
+    changes = {
+        "metric": _over(usual["metric"], rest.get("metric", {}), "name"),
+        "feedback": _over(usual["feedback"], rest.get("feedback", {})),
+        "tags": _over({declaration.macro: declaration.macro} if declaration.macro else {}, tags),
+        "columns": _columns(declaration, rest),
+    }
+    return {**usual, **rest, **changes, "declaration": declaration}
 
 
-def _in_full(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Short forms in full: one scorer for a list, a column's name or texts for `options`."""
-    full = dict(keys)
-    options, scorer = keys.get("options"), keys.get("scorer")
-    if isinstance(options, str):
-        full["options"] = {"column": options}
-    elif isinstance(options, list):
-        full["options"] = {"texts": [str(text) for text in options]}
-    if scorer is not None:
-        scorers = scorer if isinstance(scorer, list) else [scorer]
-        full["scorer"] = [{"kind": one} if isinstance(one, str) else one for one in scorers]
-    return full
+def _over(usual: Mapping[str, Any], changes: Any, short: str = "") -> Any:
+    """The usual values with changes; a text changes `short`. Other types are left to validation."""
+    changes = {short: changes} if short and isinstance(changes, str) else changes
+    return {**usual, **changes} if isinstance(changes, Mapping) else changes
 
 
-def _with_files(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Prompts that name a file, replaced by its text."""
-
-    def text_of(value: Any) -> Any:
-        named = isinstance(value, str) and "\n" not in value and value.endswith(PROMPT_FILES)
-        return (folder / value).read_text(encoding="utf-8") if named else value
-
-    for key, inner in (("prompt", ""), ("system", ""), ("judge", "prompt"),
-                       ("dialogue", "partner"), ("rules", "coach")):  # fmt: skip
-        value = keys.get(key)
-        if inner and isinstance(value, Mapping) and inner in value:
-            keys[key] = {**value, inner: text_of(value[inner])}
-        elif not inner and value is not None:
-            keys[key] = text_of(value)
-    return keys
-
-
-def _defaults(keys: Declaration, name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(keys: Declaration, name: str) -> dict[str, Any]:
     """What an ordinary declaration has to state."""
     judged = keys.judge is not None
     right_or_wrong = keys.kind == "choice" or (
         keys.kind == "text" and all(s.kind not in ("token_f1", "rouge_l") for s in keys.scorer)
     )
     words = "accuracy" if right_or_wrong else "score"
-    coaches = ["model"] if judged or keys.rules.coach else []
-    coaches += ["symbolic"] if keys.rules.rules or not judged else []
+    coaches = ["model"] if judged or keys.feedback.coach else []
+    coaches += ["symbolic"] if keys.feedback.rules or not judged else []
     seats = {ACTOR: "actor"} | ({PARTNER: "partner"} if keys.dialogue else {})
-    defaults: dict[str, Any] = {
+    headline = {"headline": f"macro_{keys.macro}"} if keys.macro else {}
+    return {
         "title": name, "summary": f"A task without code, of the kind {keys.kind}.", "seats": seats,
-        "metric": {"name": words, "binary": right_or_wrong and len(keys.scorer) < 2},
+        "metric": {"name": words, "binary": right_or_wrong and len(keys.scorer) < 2, **headline},
+        "feedback": {"coaches": coaches},
     }  # fmt: skip
-    if "feedback" not in rest:
-        defaults["feedback"] = {"coaches": coaches}
-    return defaults
 
 
-def _columns(keys: Declaration, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
     """Column → its declaration: derived from the templates, changed by the entry's `columns`."""
     readers: dict[str, list[str]] = {}
     for name, reader in _readers(keys):
         readers.setdefault(name, [])
         readers[name] += [reader] if reader and reader not in readers[name] else []
-    for name in _extra(keys, rest):
-        readers.setdefault(name, [])
+    for value in (keys.macro, rest.get("tags"), rest.get("cluster"), rest.get("person")):
+        names = value.values() if isinstance(value, Mapping) else as_list(value) or ()
+        for name in (name for name in names if name and isinstance(name, str)):
+            readers.setdefault(name, ["judge"])
     columns: dict[str, Any] = {
         name: {"type": "any", "audience": audience} for name, audience in readers.items()
     }
@@ -253,19 +325,24 @@ def _columns(keys: Declaration, rest: Mapping[str, Any]) -> dict[str, Any]:
         computed = {"type": "any", "required": False, "identity": False}
         columns[OPTIONS_BY_LETTER] = {**computed, "audience": [ACTOR, "coach"]}
         columns[GOLD_LETTER] = {**computed, "audience": ["gold"]}
-    changes = rest.get("columns")
-    for name, change in changes.items() if isinstance(changes, Mapping) else ():
-        change = {"aliases": [change]} if isinstance(change, str) else change
-        usual = columns.get(name, {"type": "any", "audience": ["judge"], "required": False})
-        columns[name] = {**usual, **change} if isinstance(change, Mapping) else change
-    return columns
+    unnamed = {"type": "any", "audience": ["judge"], "required": False}
+    for name, words in keys.limits.items():
+        columns[name] = {**columns.get(name, unnamed), "max_words": words}
+    changes = rest.get("columns", {})
+    if not isinstance(changes, Mapping):
+        return changes
+    return columns | {
+        name: _over(columns.get(name, unnamed), change, "aliases")
+        for name, change in changes.items()
+    }
 
 
 def _readers(keys: Declaration) -> Iterator[tuple[str, str]]:
     """(column, reader) of every column that a template, the options or the gold names."""
     seats = {PROMPT: ACTOR, SYSTEM: ACTOR, PARTNER: PARTNER, COACH: "coach", JUDGE: "judge"}
     for template, text in keys.templates().items():
-        for name in sorted(template_names(text) - MADE):
+        made = MADE[template] | ({"options"} if keys.kind == "choice" else set())
+        for name in sorted(template_names(text) - made):
             yield name, seats[template]
             if seats[template] == ACTOR:
                 yield name, "coach"
@@ -273,13 +350,3 @@ def _readers(keys: Declaration) -> Iterator[tuple[str, str]]:
         yield from ((name, ACTOR), (name, "coach")) if name else ()
     if keys.gold and keys.gold not in keys.options.columns:
         yield keys.gold, "gold"
-
-
-def _extra(keys: Declaration, rest: Mapping[str, Any]) -> Iterable[str]:
-    """Columns that only clusters, tags and the person name."""
-    tags = rest.get("tags")
-    yield from map(str, tags.values()) if isinstance(tags, Mapping) else ()
-    cluster = rest.get("cluster")
-    yield from map(str, cluster) if isinstance(cluster, list) else ()
-    if isinstance(rest.get("person"), str):
-        yield str(rest["person"])

@@ -5,14 +5,32 @@ A class of one kind is `class YamlChoice(YamlTask, LetteredTask)`: this class co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from soulkit.errors import ConfigError
+from soulkit.judge.verdict import plain
 from soulkit.tasks.kit.base import READABLE, Task
-from soulkit.tasks.kit.declared.keys import PROMPT, SYSTEM, Declaration, Rule, template_names
+from soulkit.tasks.kit.declared.keys import (
+    PROMPT,
+    SYSTEM,
+    Declaration,
+    Rule,
+    template_names,
+)
+from soulkit.tasks.kit.scoring import macro
 from soulkit.tasks.kit.spec import TaskSpec
-from soulkit.types import Episode, Example, Feedback, Protocol, Score, Segment
+from soulkit.types import (
+    BatchMetric,
+    Episode,
+    Example,
+    Feedback,
+    Protocol,
+    Record,
+    Score,
+    Segment,
+)
 
 CLASSES: Mapping[str, str] = {
     "choice": "soulkit.tasks.kit.declared.single:YamlChoice",
@@ -47,6 +65,37 @@ class YamlTask(Task):
             texts[PROMPT] += _SLOT
         return texts
 
+    def other_columns(self, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        """Human labels, and for the judge every other column."""
+        columns = self.spec.columns
+        declared = {n for name, column in columns.items() for n in (name, *column.aliases)}
+        others = dict.fromkeys(sorted(row.keys() - declared - {"data_source"}), ("judge",))
+        return {**others, **super().other_columns(row)}
+
+    def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """The same examples. ConfigError if a column that the actor's prompt names is the gold in
+        nine of ten rows."""
+        texts = (self.keys.templates().get(name, "") for name in (PROMPT, SYSTEM))
+        for name in sorted(template_names(" ".join(texts)) & set(self.spec.columns)):
+            golds = [
+                {plain(self.gold_text(e)), plain(str(e.fields.get(self.keys.gold)))}
+                for e in examples
+            ]
+            values = [plain(str(e.fields.get(name) or "")) for e in examples]
+            same = sum(bool(v) and v in gold for v, gold in zip(values, golds, strict=True))
+            if self.keys.gold and same and same >= 0.9 * len(examples):
+                raise ConfigError(
+                    f"The prompt of the task '{self.name}' shows the answer: the column '{name}' "
+                    f"has the text of '{self.keys.gold}' in {same} of {len(examples)} rows.",
+                    "A model that copies the column would be right.",
+                    f"Leave '{name}' out of the prompt, or choose another column for 'gold'.",
+                )
+        return examples
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        mean = macro(records, self.keys.macro) if self.keys.macro else None
+        return {} if mean is None else {self.spec.metric.headline: mean}
+
     def prompt_values(self, example: Example, seat: str) -> dict[str, Any]:
         """The values of the actor's templates: the columns that the seat may see."""
         view, _ = self.within_budget(example.visible(seat))
@@ -64,7 +113,7 @@ class YamlTask(Task):
         """The first rule whose conditions all hold; None if there is none."""
         facts = {**{k: str(v) for k, v in example.fields.items()}, **example.tags}
         facts["outcome"] = outcome(score, self.spec.metric.high)
-        for rule in (*self.keys.rules.rules, *self.usual_rules):
+        for rule in (*self.keys.feedback.rules, *self.usual_rules):
             if all(facts.get(name) == value for name, value in rule.when.items()):
                 return rule.say
         return None
@@ -72,7 +121,7 @@ class YamlTask(Task):
     @property
     def usual_rules(self) -> tuple[Rule, ...]:
         """Rules for a task that declares none."""
-        return () if self.keys.rules.rules else USUAL_RULES
+        return () if self.keys.feedback.rules else USUAL_RULES
 
 
 def outcome(score: Score | None, best: float) -> str:
