@@ -40,6 +40,7 @@ EXTRAS = {
     "sacrebleu": "metrics",
     "rouge_score": "metrics",
     "bpe_openai": "metrics",
+    "jsonschema": "metrics",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",

@@ -90,7 +90,12 @@ def answer_words(text: str) -> list[str]:
 
 def token_f1(gold: str, answer: str) -> float:
     """F1 of the words of both with multiplicity, in [0, 1]; 0 if either has none."""
-    gold_counts, answer_counts = Counter(answer_words(gold)), Counter(answer_words(answer))
+    return overlap_f1(answer_words(gold), answer_words(answer))
+
+
+def overlap_f1(gold: Iterable[str], answer: Iterable[str]) -> float:
+    """F1 of two lists of words with multiplicity, in [0, 1]; 0 if either is empty."""
+    gold_counts, answer_counts = Counter(gold), Counter(answer)
     shared = (gold_counts & answer_counts).total()
     if not shared:
         return 0.0

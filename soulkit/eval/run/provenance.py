@@ -251,8 +251,9 @@ def _task_options(task: Task) -> dict[str, str]:
 
     Values are hashed because a tasks file may contain private data.
     """
-    metric = task.spec.metric
+    metric, declaration = task.spec.metric, task.spec.declaration
     parts = {**task.spec.options, "metric": [metric.name, metric.low, metric.high]}
+    parts |= declaration.scoring if declaration is not None else {}
     hashes = {name: _hash(value) for name, value in parts.items()}
     kind = type(task)
     file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)

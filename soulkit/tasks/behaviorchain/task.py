@@ -31,7 +31,7 @@ Chain = tuple[float, ...]
 
 
 class BehaviorChain(LetteredTask):
-    question_column = "current_context"
+    question_column, letter_column = "current_context", "right_option_letter"
     hears_thinking = True
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -54,9 +54,6 @@ class BehaviorChain(LetteredTask):
             "right_option_letter": letter or None,
             "node": _node(fields.get("node"), steps, written),
         }
-
-    def gold_letter(self, example: Example) -> str:
-        return str(example.fields.get("right_option_letter") or "")
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         first = opening(

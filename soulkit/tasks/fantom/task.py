@@ -132,12 +132,6 @@ class Fantom(ChoiceTask):
         """DataError for a row that has no right answer."""
         _check(fields, form)
 
-    def parse(self, text: str) -> tuple[str, str]:
-        answer = tagged_text(text, "paper")
-        if answer is None:
-            return "", "no_tag"
-        return answer, "ok" if answer else "malformed"
-
     def read(self, example: Example, text: str) -> tuple[str, str]:
         answer, status = self.parse(text)
         if status != "ok":

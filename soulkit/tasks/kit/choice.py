@@ -1,8 +1,9 @@
 """Tasks with one prompt, one reply and one right answer: free text, letters, or worked examples.
 
 `ChoiceTask`: a template, a parser and a scorer. `LetteredTask`: one of the letters A to D; rows may
-give options as a mapping, a list, or JSON text of either (`read_options`). `WorkedTask`: feedback
-may show the full solution with its answer (`feedback: {kind: worked_example}`).
+give options as a mapping, a list, or JSON text of either (`read_options`). `OrderedTask`: the
+options of a row are presented in several orders. `WorkedTask`: feedback may show the full solution
+with its answer (`feedback: {kind: worked_example}`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +19,20 @@ from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import RowError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import plain, spoken, tagged_letter
+from soulkit.judge.verdict import plain, spoken, tagged_letter, tagged_text
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import READABLE, Rollout, Task, dropped_note
 from soulkit.tasks.kit.coaching import first_safe_lesson
-from soulkit.tasks.kit.scoring import actor_status
+from soulkit.tasks.kit.scoring import ROWS, actor_status, mean_of, row_plays
 from soulkit.types import (
+    BatchMetric,
     Completion,
     Episode,
     Example,
     Feedback,
     Kind,
     Line,
+    Record,
     Score,
     Segment,
     Trace,
@@ -41,7 +44,7 @@ from soulkit.types import (
 class ChoiceTask(Task):
     """One prompt, one completion, one right answer.
 
-    A subclass defines `parse`, `grade` and `gold_completion`. The template is rendered with its
+    A subclass defines `grade` and `gold_text`. The template is rendered with its
     `feedback` slot filled and empty, so a copy is the same conversation with an empty slot.
     """
 
@@ -85,13 +88,16 @@ class ChoiceTask(Task):
             notes={**dropped_note([completion]), **({"cut_words": cuts} if cuts else {})},
         )
 
-    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
         completion = Completion(text=self.gold_completion(example))
+        if not completion.text:
+            return None
         return self._episode(example, self.context(example, feedback), completion, 0, "gold")
 
-    @abstractmethod
     def gold_completion(self, example: Example) -> str:
-        """The text of a perfect answer."""
+        """The text of a perfect answer, by default the gold in the answer tag; empty if there is no
+        script."""
+        return f"<answer>{self.gold_text(example)}</answer>"
 
     def wrong(self, example: Example) -> Episode | None:
         text = self.wrong_completion(example)
@@ -115,13 +121,14 @@ class ChoiceTask(Task):
         rng = random.Random(example.id)
         return f"<answer>{rng.choice(others)}</answer>" if others else None
 
-    @abstractmethod
     def parse(self, text: str) -> tuple[str, str]:
-        """(answer, status): the answer in a completion, and how it was read.
+        """(answer, status): the answer in a completion (by default the text of its answer tag), and
+        how it was read.
 
         `ok`; `salvaged` (readable although not in the required form, and graded); `no_tag`;
         `malformed`. Empty and truncated replies are detected elsewhere.
         """
+        return with_status(tagged_text(text, self.protocol))
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """`parse`, for tasks in which parsing depends on the row (for example, on its scale)."""
@@ -150,8 +157,13 @@ class ChoiceTask(Task):
         value = self.grade(example, answer) if readable else self.spec.metric.low
         return self.judged_score(
             value, self.measures(example, answer if readable else ""), status=status,
-            words=answer, templates=(self.template,),
+            words=answer, templates=self.templates or (self.template,),
         )  # fmt: skip
+
+
+def with_status(answer: str | None) -> tuple[str, str]:
+    """An answer, which is None if there is no answer tag, with its status."""
+    return answer or "", "no_tag" if answer is None else "ok" if answer else "malformed"
 
 
 LETTERS = ("A", "B", "C", "D")
@@ -165,6 +177,8 @@ class LetteredTask(ChoiceTask):
     letters = "ABCD"
     published = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
     """How replies are parsed under `reference`."""
+    options_column, letter_column = "options", "correct_letter"
+    """The columns with the mapping of letters to options, and with the gold's letter."""
     question_column = "question"
     """The column with the question that the options answer, for the leak check."""
     gold_column = ""
@@ -174,12 +188,12 @@ class LetteredTask(ChoiceTask):
 
     def options(self, example: Example) -> Mapping[str, str]:
         """Letter → option text."""
-        options: Mapping[str, str] = example.fields["options"]
+        options: Mapping[str, str] = example.fields[self.options_column]
         return options
 
     def gold_letter(self, example: Example) -> str:
         """The right letter; empty if the row has none."""
-        return str(example.fields.get("correct_letter") or "")
+        return str(example.fields.get(self.letter_column) or "")
 
     def parse(self, text: str) -> tuple[str, str]:
         if self.protocol == "reference":
@@ -224,6 +238,58 @@ class LetteredTask(ChoiceTask):
         return ()
 
 
+class OrderedTask(LetteredTask):
+    """A lettered task that may present a row in several orders of its options."""
+
+    order_column = "order"
+
+    def in_orders(self, example: Example, orders: Iterable[str]) -> tuple[Example, ...]:
+        """The forms of a row. The order BCA shows the row's B as A, its C as B and its A as C."""
+        options, gold = self.options(example), self.gold_letter(example)
+        forms = []
+        for number, order in enumerate(orders):
+            shown = dict(zip(options, order, strict=True))
+            fields = {
+                **example.fields,
+                self.options_column: {new: options[old] for new, old in shown.items()},
+                self.letter_column: next((new for new, old in shown.items() if old == gold), gold),
+                self.order_column: order,
+            }
+            forms.append(replace(example, id=f"{example.id}-{number}", fields=fields))
+        return tuple(forms)
+
+    def _episode(
+        self, example: Example, context: tuple[Segment, ...], completion: Completion,
+        index: int, kind: Kind,
+    ) -> Episode:  # fmt: skip
+        episode = super()._episode(example, context, completion, index, kind)
+        order = example.fields.get(self.order_column)
+        return replace(episode, notes={**episode.notes, "order": order}) if order else episode
+
+
+def chosen_letter(record: Record) -> str:
+    """The letter, in the row's own order, of the option that a reply chose; "" if unreadable."""
+    order = str(record.episode.notes["order"])
+    letters = dict(zip(sorted(order), order, strict=True))
+    return letters.get(record.score.words, "") if record.score.status in READABLE else ""
+
+
+def over_orders(
+    records: Sequence[Record], orders: int, measure: Callable[[Sequence[Record]], bool]
+) -> BatchMetric:
+    """The mean of `measure` over rows, among those that were scored in every order; a row that was
+    played several times counts with its mean. `measure` gets the forms in order."""
+    values: list[float | None] = []
+    for plays in row_plays(records).values():
+        scored = [
+            float(measure(sorted(play, key=lambda r: int(r.example_id.rpartition("-")[2]))))
+            for play in plays
+            if len(play) == orders and all(r.score.scored for r in play)
+        ]
+        values.append(sum(scored) / len(scored) if scored else None)
+    return mean_of(values, ROWS)
+
+
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     """Letter → text, from a mapping of letters or else from a list in order; {} if both are empty.
 
@@ -247,14 +313,14 @@ def _structure_of(value: Any, kind: type[Any]) -> Any:
         try:
             structure = read_literal(value)
         except ValueError as error:
-            raise _unreadable(value) from error
+            raise unreadable_options(value) from error
     structure = list(structure) if isinstance(structure, tuple) else structure
     if not isinstance(structure, kind):
-        raise _unreadable(value)
+        raise unreadable_options(value)
     return structure
 
 
-def _unreadable(value: Any) -> RowError:
+def unreadable_options(value: Any) -> RowError:
     what = "The row's options are unreadable."
     return RowError(what, f"They are {value!r:.60}, neither a mapping of letters nor a list.")
 

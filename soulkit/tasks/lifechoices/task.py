@@ -48,6 +48,8 @@ _CUT_TAG = re.compile(r"<answer>\s*([A-Da-d])\s*\Z", re.IGNORECASE)
 
 
 class LifeChoices(LetteredTask):
+    letter_column = "correct_answer"
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         nested = structure(fields.get(NESTED))
         inner = nested if isinstance(nested, Mapping) else {}
@@ -78,9 +80,6 @@ class LifeChoices(LetteredTask):
 
     def options(self, example: Example) -> dict[str, str]:
         return dict(zip(_LETTERS, example.fields["options"], strict=False))
-
-    def gold_letter(self, example: Example) -> str:
-        return str(example.fields["correct_answer"])
 
     def question(self, example: Example) -> str:
         return f"{example.fields['scenario']}\n{example.fields['question']}"

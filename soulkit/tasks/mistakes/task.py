@@ -43,6 +43,7 @@ TEXTS = Texts(__file__)
 
 class Mistakes(WorkedTask):
     question_column, gold_column = "QuestionText", "TargetAnswer"
+    letter_column = "TargetOption"
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         target = str(fields.get("TargetOption") or "").strip().upper()
@@ -64,9 +65,6 @@ class Mistakes(WorkedTask):
 
     def options(self, example: Example) -> dict[str, str]:
         return row_options(example.fields)
-
-    def gold_letter(self, example: Example) -> str:
-        return str(example.fields["TargetOption"])
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         right = example.fields.get("CorrectAnswer")

@@ -55,9 +55,6 @@ class MMToM(ChoiceTask):
     def gold_text(self, example: Example) -> str:
         return str(example.fields["answer"])
 
-    def gold_completion(self, example: Example) -> str:
-        return f"<answer>{self.gold_text(example)}</answer>"
-
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind = str(example.fields.get("question_type") or "")[:1]
         advice = TEXTS["advice"].get(kind) or " ".join(TEXTS["advice"].values())

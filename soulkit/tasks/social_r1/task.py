@@ -53,7 +53,7 @@ class PromptParts:
 
 class SocialR1(WorkedTask):
     letters, published = string.ascii_uppercase, ANY_LETTER
-    gold_column = "answer_text"
+    gold_column, letter_column = "answer_text", "answer_letter"
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = prompt_of(fields, reference=self.protocol == "reference")
@@ -81,9 +81,6 @@ class SocialR1(WorkedTask):
 
     def options(self, example: Example) -> dict[str, str]:
         return split_prompt(str(example.fields["prompt_text"])).options
-
-    def gold_letter(self, example: Example) -> str:
-        return str(example.fields["answer_letter"])
 
     def leak_view(self, example: Example) -> LeakView:
         parts = split_prompt(str(example.fields["prompt_text"]))

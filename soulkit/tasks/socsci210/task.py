@@ -136,9 +136,6 @@ class SocSci210(ChoiceTask):
     def gold_text(self, example: Example) -> str:
         return _number_text(example.fields["response"])
 
-    def gold_completion(self, example: Example) -> str:
-        return f"<answer>{self.gold_text(example)}</answer>"
-
     def leak_view(self, example: Example) -> LeakView:
         _, low, high = scale_of(example.fields)
         step = max(math.ceil((high - low) / (LEAK_POINTS - 1)), 1)

@@ -22,7 +22,7 @@ from typing import Any
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import has_word, named_options, plain, tagged_text
+from soulkit.judge.verdict import has_word, named_options, plain
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.choice import ANY_LETTER, ChoiceTask, LetteredTask
 from soulkit.tasks.kit.scoring import mean_of
@@ -42,12 +42,6 @@ class PlaceTask(ChoiceTask):
         cands = parse_candidates(fields.get("cands"), self.protocol)
         return {**fields, "cands": tuple(cands)}
 
-    def parse(self, text: str) -> tuple[str, str]:
-        answer = tagged_text(text, self.protocol)
-        if answer is None:
-            return "", "no_tag"
-        return answer, "ok" if answer else "malformed"
-
     def grade(self, example: Example, answer: str) -> float:
         gold = self.gold_text(example)
         if self.protocol == "paper":
@@ -63,9 +57,6 @@ class PlaceTask(ChoiceTask):
 
     def gold_text(self, example: Example) -> str:
         return str(example.fields[self.answer_column])
-
-    def gold_completion(self, example: Example) -> str:
-        return f"<answer>{self.gold_text(example)}</answer>"
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         answer = self._place(example, score.words) if score else None

@@ -16,7 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,26 +24,27 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow
 from soulkit.data.rows import content_hash
 from soulkit.errors import ConfigError
-from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.choice import (
     UNREAD_OPENINGS,
-    LetteredTask,
+    OrderedTask,
     check_gold,
+    chosen_letter,
     opening,
+    over_orders,
     read_options,
     read_state,
 )
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
-from soulkit.tasks.kit.scoring import ROWS, macro, mean_of, row_mean, row_plays
-from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
+from soulkit.tasks.kit.scoring import macro, row_mean
+from soulkit.types import BatchMetric, Example, Record, Score
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
 TEXTS = Texts(__file__)
 
 
-class ToMBench(LetteredTask):
+class ToMBench(OrderedTask):
     hears_thinking = True
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -84,15 +85,7 @@ class ToMBench(LetteredTask):
         if self.shuffles == 1:
             return (example,)
         drawn = orders(tuple(example.fields["options"]), self.shuffles, example.id)
-        return tuple(_reordered(example, order, i) for i, order in enumerate(drawn))
-
-    def _episode(
-        self, example: Example, context: tuple[Segment, ...], completion: Completion,
-        index: int, kind: Kind,
-    ) -> Episode:  # fmt: skip
-        episode = super()._episode(example, context, completion, index, kind)
-        order = example.fields["order"]
-        return replace(episode, notes={**episode.notes, "order": order}) if order else episode
+        return self.in_orders(example, drawn)
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Language, group of abilities, and the full ability if the row names one."""
@@ -122,7 +115,7 @@ class ToMBench(LetteredTask):
         """
         metrics = {"row_accuracy": row_mean(records), "macro_ability": macro(records, "ability")}
         if self.shuffles > 1:
-            metrics["majority_accuracy"] = _majority(records, self.shuffles)
+            metrics["majority_accuracy"] = over_orders(records, self.shuffles, _majority_right)
         return {name: m for name, m in metrics.items() if m is not None and m.n}
 
 
@@ -137,46 +130,13 @@ def orders(letters: Sequence[str], n: int, seed: str) -> list[str]:
     return [every[i % len(every)] for i in range(n)]
 
 
-def _reordered(example: Example, order: str, number: int) -> Example:
-    """`order` BCA: the row's B is shown as A, its C as B, its A as C."""
-    options, gold = example.fields["options"], example.fields["correct_letter"]
-    shown = dict(zip(options, order, strict=True))
-    letter = next((new for new, old in shown.items() if old == gold), gold)
-    fields = {
-        **example.fields,
-        "options": {new: options[old] for new, old in shown.items()},
-        "correct_letter": letter,
-        "order": order,
-    }
-    return replace(example, id=f"{example.id}-{number}", fields=fields)
-
-
-def _majority(records: Sequence[Record], orders: int) -> BatchMetric:
-    """The mean over rows; a row that was played several times counts with its mean."""
-    votes: list[float | None] = []
-    for plays in row_plays(records).values():
-        right = [
-            float(_majority_right(sorted(play, key=_number)))
-            for play in plays
-            if len(play) == orders and all(r.score.scored for r in play)
-        ]
-        votes.append(sum(right) / len(right) if right else None)
-    return mean_of(votes, ROWS)
-
-
-def _number(record: Record) -> int:
-    return int(record.example_id.rpartition("-")[2])
-
-
 def _majority_right(records: Sequence[Record]) -> bool:
     votes: Counter[str] = Counter()
     right: dict[str, bool] = {}
     for record in records:
-        order = str(record.episode.notes["order"])
-        meant = dict(zip(sorted(order), order, strict=True)).get(record.score.words)
-        if meant and record.score.status in READABLE:
-            votes[meant] += 1
-            right[meant] = record.score.value == 1
+        if letter := chosen_letter(record):
+            votes[letter] += 1
+            right[letter] = record.score.value == 1
     return bool(votes) and right[votes.most_common(1)[0][0]]
 
 

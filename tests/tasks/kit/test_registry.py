@@ -194,7 +194,7 @@ def test_the_built_in_file_is_whole() -> None:
         ("lights:Lihgts", ["Lihgts"]),
         ("lights", ["lights"]),
         ("lights:Other", ["not a class derived from Task"]),
-        ("lights:Half", ["gold_completion, grade"]),
+        ("lights:Half", ["does not define: grade"]),
         ("broken:Lights", ["broken.py, line 1"]),
     ],
 )

@@ -48,6 +48,10 @@ MADE: Mapping[str, frozenset[str]] = {
 """Template → its values that no column holds; a choice also has `options`."""
 OPTIONS_BY_LETTER, GOLD_LETTER = "options_by_letter", "gold_letter"
 """Columns that a choice adds to a row: letter → option, and the letter of the gold."""
+OPTION_ORDER = "option_order"
+"""With `orders`: the letters of the row's own order, in the order shown."""
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Letters of options."""
 PROMPT_FILES = (".md", ".txt", ".jinja", ".j2")
 
 
@@ -108,9 +112,10 @@ class Options(Keys):
     texts: tuple[str, ...] = ()
     """The same options in every row."""
     column: str = ""
-    """A column with a list of texts, or a mapping of letters to texts."""
+    """A column with a list of texts, a mapping of letters to texts, or lists `text` and `label`."""
     columns: tuple[str, ...] = ()
-    """Columns with one option each."""
+    """Columns with one option each. Their order is drawn for each row, unless the prompt names
+    them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +196,7 @@ class Declaration(Keys):
     with one group. Default: `tag` for a choice, `reply` for texts."""
     options: Options = Options()
     orders: Annotated[int, Field(gt=0)] = 1
-    """In how many orders the options of a row are presented."""
+    """In how many orders the options of a row are presented; every option stands in every place."""
     scorer: Annotated[tuple[Scorer, ...], BeforeValidator(_one_or_more)] = ()
     judge: JudgeKeys | None = None
     dialogue: DialogueKeys | None = None
@@ -236,6 +241,18 @@ class Declaration(Keys):
             PARTNER: self.dialogue.partner if self.dialogue else "",
         }
         return {name: text for name, text in texts.items() if text}
+
+    @property
+    def fixes_order(self) -> bool:
+        """Whether the prompt names the columns of the options, and so shows them in their order."""
+        shown = {self.options.column, *self.options.columns} - {"", "options"}
+        return bool(shown) and shown <= template_names(self.prompt + self.system)
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """The keys that change the score of a reply."""
+        keys = {"answer", "options", "orders", "scorer", "judge", "dialogue", "macro"}
+        return self.model_dump(include=keys)
 
 
 KIND_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -300,10 +317,11 @@ def _defaults(keys: Declaration, name: str) -> dict[str, Any]:
     coaches = ["model"] if judged or keys.feedback.coach else []
     coaches += ["symbolic"] if keys.feedback.rules or not judged else []
     seats = {ACTOR: "actor"} | ({PARTNER: "partner"} if keys.dialogue else {})
-    headline = {"headline": f"macro_{keys.macro}"} if keys.macro else {}
+    headline = f"macro_{keys.macro}" if keys.macro else "row_accuracy" * (keys.orders > 1)
     return {
         "title": name, "summary": f"A task without code, of the kind {keys.kind}.", "seats": seats,
-        "metric": {"name": words, "binary": right_or_wrong and len(keys.scorer) < 2, **headline},
+        "metric": {"name": words, "binary": right_or_wrong and len(keys.scorer) < 2,
+                   "headline": headline},
         "feedback": {"coaches": coaches},
     }  # fmt: skip
 
@@ -325,6 +343,7 @@ def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
         computed = {"type": "any", "required": False, "identity": False}
         columns[OPTIONS_BY_LETTER] = {**computed, "audience": [ACTOR, "coach"]}
         columns[GOLD_LETTER] = {**computed, "audience": ["gold"]}
+        columns[OPTION_ORDER] = {**computed, "audience": []}
     unnamed = {"type": "any", "audience": ["judge"], "required": False}
     for name, words in keys.limits.items():
         columns[name] = {**columns.get(name, unnamed), "max_words": words}

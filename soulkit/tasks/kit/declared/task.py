@@ -61,9 +61,14 @@ class YamlTask(Task):
     def template_texts(self) -> dict[str, str]:
         """Template name → text. The actor's prompt gets a feedback slot if it names none."""
         texts = self.keys.templates()
+        texts[PROMPT] = self.actor_prompt(texts[PROMPT])
         if "feedback" not in template_names(texts[PROMPT] + texts.get(SYSTEM, "")):
             texts[PROMPT] += _SLOT
         return texts
+
+    def actor_prompt(self, text: str) -> str:
+        """The actor's prompt with what its kind adds."""
+        return text
 
     def other_columns(self, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """Human labels, and for the judge every other column."""
@@ -101,13 +106,17 @@ class YamlTask(Task):
         view, _ = self.within_budget(example.visible(seat))
         return view
 
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The message with the actor's prompt, with the feedback slot filled and empty."""
+        return self.prompts.opening(PROMPT, feedback, self.prompt_values(example, seat), "user")
+
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
         """The actor's first context: the system message, if there is one, and the prompt."""
-        values = self.prompt_values(example, self.acted_seat(example))
-        prompt = self.prompts.opening(PROMPT, feedback, values, "user")
-        if SYSTEM not in self.keys.templates():
+        seat = self.acted_seat(example)
+        prompt = self.slot(example, seat, feedback)
+        if SYSTEM not in self.prompts.texts:
             return (prompt,)
-        return (self.prompts.opening(SYSTEM, feedback, values), prompt)
+        return (self.prompts.opening(SYSTEM, feedback, self.prompt_values(example, seat)), prompt)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """The first rule whose conditions all hold; None if there is none."""
