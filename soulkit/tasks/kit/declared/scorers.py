@@ -27,7 +27,7 @@ _NUMBER = re.compile(
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
-def words(text: str) -> list[str]:
+def scored_words(text: str) -> list[str]:
     """The words of a text; its signs if it has nothing else."""
     folded = _IGNORED.sub("", normalised(text).casefold())
     parts = _CHARACTER.sub(r" \1 ", folded).split()
@@ -44,7 +44,7 @@ def last_number(text: str) -> float | None:
 
 
 def _contains(scorer: Scorer, reply: str, gold: str) -> bool:
-    phrase, text = words(gold), words(reply)
+    phrase, text = scored_words(gold), scored_words(reply)
     return any(text[i : i + len(phrase)] == phrase for i in range(len(text)))
 
 
@@ -57,7 +57,7 @@ def _rouge_l(scorer: Scorer, reply: str, gold: str) -> float:
     # The words of rouge-score are runs of a-z and 0-9: other scripts would have none.
     ascii_only = re.sub(r"\W", "", gold).isascii()
     one, other = (
-        re.findall("[a-z0-9]+", text.lower()) if ascii_only else words(text)
+        re.findall("[a-z0-9]+", text.lower()) if ascii_only else scored_words(text)
         for text in (gold, reply)
     )  # fmt: skip
     return 2 * common_length(one, other) / max(len(one) + len(other), 1)
@@ -94,11 +94,11 @@ def _validator(schema: str) -> Any:
 
 SCORERS: Mapping[str, Callable[[Scorer, str, str], float]] = {
     "exact": lambda scorer, reply, gold: reply.strip() == gold.strip(),
-    "normalised": lambda scorer, reply, gold: words(reply) == words(gold),
+    "normalised": lambda scorer, reply, gold: scored_words(reply) == scored_words(gold),
     "contains": _contains,
     "number": _number,
     "regex": lambda scorer, reply, gold: bool(re.search(scorer.pattern or gold, reply)),
-    "token_f1": lambda scorer, reply, gold: overlap_f1(words(gold), words(reply)),
+    "token_f1": lambda scorer, reply, gold: overlap_f1(scored_words(gold), scored_words(reply)),
     "rouge_l": _rouge_l,
     "json_schema": _json_schema,
 }
