@@ -152,10 +152,13 @@ def _default(part: Work, role: str) -> dict[str, Any]:
 def _coach(
     config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
 ) -> dict[str, Any]:
-    """The default coach: the task's own, else the model of its judge."""
+    """The default coach: the task's own, else the model of its judge; none for a task whose only
+    coach is its rules."""
     own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")
     judged = "judge" in called_roles(part) and bool(judges)
+    if part.task.spec.feedback.coaches == ("symbolic",):
+        return {}
     default = own.get("coach")
     if default == "none" or (own and not judge_named):
         return own if judged or default != "symbolic" else {}

@@ -173,14 +173,15 @@ def others_view(
 
 
 class DialogueTask(Task):
-    """Two seats take turns: the partner opens, the actor replies, until the conversation ends.
+    """Two seats take turns, until the conversation ends: the partner begins, or the actor.
 
     The prompts are named after the seats; the actor's prompt has the feedback slot. A subclass
     defines `score`, and in `ending` the conditions that end a conversation before `max_turns`.
     """
 
     start = "(You meet.)"
-    """The partner's first user message."""
+    """The first user message of the seat that begins."""
+    actor_begins = False
     default_turns = 6
     partner_attempts = 1
     """How often the partner is asked for a line until it says something."""
@@ -206,8 +207,9 @@ class DialogueTask(Task):
         """The partner's context: its prompt, the start mark and the lines so far."""
         seat = self.partner_seat(example)
         view, _ = self.within_budget(example.visible(seat))
-        brief = Segment("system", self.prompts.render(seat, **view))
-        return others_view(seat, [brief, Segment("user", self.start)], lines)
+        opening = [Segment("system", self.prompts.render(seat, **view))]
+        opening += [] if self.actor_begins else [Segment("user", self.start)]
+        return others_view(seat, opening, lines)
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return (self.slot(example, self.acted_seat(example), None), Segment("user", self.start))
@@ -217,11 +219,19 @@ class DialogueTask(Task):
         continues."""
         return None
 
+    def partner_ending(self, line: str) -> str | None:
+        """The reason why the conversation ends with this line of the partner, if it follows a turn
+        of the actor; None if it continues."""
+        return None
+
     def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
         """The actor's conversation before its first turn."""
         seat = self.acted_seat(example)
         _, cuts = self.within_budget(example.visible(seat))
-        return Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+        talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+        if self.actor_begins:
+            talk.notify(self.start)
+        return talk
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         talk = self.conversation(example, rollout.feedback)
@@ -232,7 +242,12 @@ class DialogueTask(Task):
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
         for index in range(self.most_turns):
-            talk.hear(await self._partner_line(example, cast, rollout, talk, index))
+            if index or not self.actor_begins:
+                turn = index - self.actor_begins
+                line = await self._partner_line(example, cast, rollout, talk, turn)
+                talk.hear(line)
+                if index and (reason := self.partner_ending(line.text)):
+                    return reason
             reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
             talk.record(Line(talk.seat, spoken(reply.text, self.protocol)))
             if reason := self.ending(example, talk.lines, index + 1):
@@ -261,20 +276,15 @@ class DialogueTask(Task):
         self, example: Example, exchanges: Iterable[tuple[str, str]], feedback: Feedback | None,
         stop: str,
     ) -> Episode:  # fmt: skip
-        """The episode in which partner and actor say these lines: for `gold` and `wrong`."""
-        seat, other = self.acted_seat(example), self.partner_seat(example)
-        context: list[Segment] = [self.slot(example, seat, feedback)]
-        turns: list[Turn] = []
-        lines: list[Line] = []
+        """The episode in which partner and actor say these lines: for `gold` and `wrong`. If the
+        actor begins, the first line of the partner is left out."""
+        talk, other = self.conversation(example, feedback), self.partner_seat(example)
         for line, answer in exchanges:
-            context.append(Segment("user", line))
-            turns.append(Turn(tuple(context), Completion(text=answer)))
-            context.append(Segment("assistant", answer))
-            lines += [Line(other, line), Line(seat, answer)]
-        return Episode(
-            example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
-            traces=(Trace(seat, tuple(turns)),), stop=stop,
-        )  # fmt: skip
+            if talk.turns or not self.actor_begins:
+                talk.hear(Line(other, line))
+            talk.take(Completion(text=answer))
+            talk.record(Line(talk.seat, answer))
+        return talk.episode(example, Rollout(kind="gold"), stop)
 
 
 def partner_words(reply: str) -> str | None:

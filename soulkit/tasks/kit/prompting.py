@@ -262,7 +262,7 @@ class PromptFolder:
 
     def hashes(self, *names: str) -> dict[str, str]:
         """Template name → first 12 hex digits of the SHA-256 of its source."""
-        return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
+        return {n: hashlib.sha256(self.source(n).encode()).hexdigest()[:12] for n in names}
 
     def sizes(self, *starts: str) -> dict[str, int]:
         """Template name → words, for the task's own templates that start with one of `starts`."""
@@ -272,7 +272,7 @@ class PromptFolder:
                 files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
         names = sorted({file.stem for file in files if file.stem.startswith(starts)})
         names = [*(n for n in self.texts if n.startswith(starts) and n not in names), *names]
-        return {name: len(self._source(name).split()) for name in names}
+        return {name: len(self.source(name).split()) for name in names}
 
     def is_shared(self, name: str) -> bool:
         """Whether the task uses the shared template `name` because it has none of its own."""
@@ -285,7 +285,8 @@ class PromptFolder:
         files = [*prompts.glob("*.md"), *prompts.joinpath(self.task).glob("*.md")]
         return sorted(f.relative_to(prompts).as_posix() for f in files if f not in self.opened)
 
-    def _source(self, name: str) -> str:
+    def source(self, name: str) -> str:
+        """The text of template `name`, not rendered."""
         if name in self.texts:
             return self.texts[name]
         file = self._file(name)

@@ -42,8 +42,8 @@ PROMPT, SYSTEM, COACH, JUDGE = "prompt", "system", "coach", "judge"
 """Names of the templates of a task without code; the partner's is named like its seat."""
 MADE: Mapping[str, frozenset[str]] = {
     PROMPT: frozenset({"feedback"}), SYSTEM: frozenset({"feedback"}),
-    COACH: frozenset({"attempt", "reward"}), JUDGE: frozenset({"reply", "transcript"}),
-    PARTNER: frozenset(),
+    PARTNER: frozenset(), COACH: frozenset({"task_prompt", "attempt", "reward", "remarks"}),
+    JUDGE: frozenset({"task_prompt", "reply", "transcript", "other_columns", "scales", "a", "b"}),
 }  # fmt: skip
 """Template → its values that no column holds; a choice also has `options`."""
 OPTIONS_BY_LETTER, GOLD_LETTER = "options_by_letter", "gold_letter"
@@ -52,6 +52,8 @@ OPTION_ORDER = "option_order"
 """With `orders`: the letters of the row's own order, in the order shown."""
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Letters of options."""
+GRADED = ("token_f1", "rouge_l")
+"""Scorers with values between 0 and 1."""
 PROMPT_FILES = (".md", ".txt", ".jinja", ".j2")
 
 
@@ -128,18 +130,26 @@ class Options(Keys):
 class RubricDimension(Keys):
     """One dimension of a judge's rubric and its scale."""
 
-    rubric: str
-    low: float = 1
-    high: float = 5
+    rubric: Template
+    low: int = 1
+    high: int = 5
     weight: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_rubric(cls, entry: Any) -> Any:
+        return {"rubric": entry} if isinstance(entry, str) else entry
+
+
+DimensionName = Annotated[str, Field(pattern=r"^[^\W\d_]\w{0,39}$")]
 
 
 class JudgeKeys(Keys):
-    """How a judge scores the reply, or the whole dialogue."""
+    """How a judge scores the reply, or the whole dialogue. Rubrics may name columns."""
 
-    rubric: str = ""
+    rubric: Template = ""
     """What the judge should look at; with `dimensions`, an introduction to them."""
-    dimensions: dict[str, RubricDimension] = Field(default_factory=dict)
+    dimensions: dict[DimensionName, RubricDimension] = Field(default_factory=dict)
     """Name → rubric; the score is their weighted mean. Empty: one score from 1 to 10."""
     prompt: Template = ""
     """A template for the judge, in place of the shared one."""
@@ -147,6 +157,16 @@ class JudgeKeys(Keys):
     """Number of opinions of each judge."""
     both_orders: bool = False
     """Compare the reply with the gold, in both orders, instead of rating it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_rubric(cls, entry: Any) -> Any:
+        return {"rubric": entry} if isinstance(entry, str) else entry
+
+    @property
+    def scales(self) -> Mapping[str, RubricDimension]:
+        """Name → dimension; a single score has the name ""."""
+        return self.dimensions or {"": RubricDimension(rubric=self.rubric, low=1, high=10)}
 
 
 class DialogueKeys(Keys):
@@ -167,7 +187,8 @@ class Rule(Keys):
     """Feedback without a model: `say` for the first rule whose conditions all hold."""
 
     when: dict[str, str] = Field(default_factory=dict)
-    """Tag or column → its value; `outcome` → right, wrong, unread, or a status."""
+    """Tag or column → its value; `outcome` → right, wrong, high, low, unread, none or a status;
+    dimension of the judge → high or low."""
     say: str
 
 
@@ -178,7 +199,7 @@ class FeedbackKeys(Keys):
     coach: Template = ""
     """The prompt of a model coach, in place of the shared one."""
     critique: bool = False
-    """Whether the judge's words are the feedback."""
+    """Whether the judge's words are the feedback where no rule applies and no coach is named."""
 
 
 class Declaration(Keys):
@@ -230,6 +251,23 @@ class Declaration(Keys):
                 line = next(n for n, part in enumerate(text.splitlines(), 1) if self.gold in part)
                 why = f"the {name} names '{self.gold}', the column with the gold; leave it out"
                 yield Problem((*spot,), why, line)
+        yield from self._judging_problems()
+
+    def _judging_problems(self) -> Iterator[Problem]:
+        judge, pairs = self.judge, self.judge is not None and self.judge.both_orders
+        for name, one in judge.dimensions.items() if judge else ():
+            if one.low >= one.high:
+                spot = ("judge", "dimensions", name)
+                yield Problem(spot, f"low is {one.low} and high {one.high}; expected low < high")
+        if pairs and (not self.gold or self.dialogue or (judge and judge.dimensions)):
+            why = "needs 'gold' and the kind judged, and no 'dimensions': it compares two replies"
+            yield Problem(("judge", "both_orders"), why)
+        if self.feedback.critique and (pairs or not judge):
+            yield Problem(("feedback", "critique"), "needs a judge that rates, for its words")
+        if self.dialogue and not judge and not self.gold:
+            yield Problem((), "a dialogue needs 'judge', or 'gold' for the actor's last line")
+        if self.dialogue and self.system:
+            yield Problem(("system",), "in a dialogue the 'prompt' is the system message")
 
     def templates(self) -> dict[str, str]:
         """Template name → text; without empty ones."""
@@ -258,8 +296,8 @@ class Declaration(Keys):
 KIND_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "choice": (("options", "gold"), ("orders", "answer")),
     "text": ((), ("gold", "scorer", "answer")),
-    "judged": (("judge",), ("gold",)),
-    "dialogue": (("dialogue",), ("judge", "gold", "scorer")),
+    "judged": (("judge",), ("gold", "answer")),
+    "dialogue": (("dialogue",), ("judge", "gold", "scorer", "answer")),
 }
 """Kind → the keys that it needs, besides `prompt`, and others that only some kinds have."""
 DECLARATION_KEYS = frozenset(Declaration.model_fields) - {"feedback"}
@@ -309,21 +347,28 @@ def _over(usual: Mapping[str, Any], changes: Any, short: str = "") -> Any:
 
 def _defaults(keys: Declaration, name: str) -> dict[str, Any]:
     """What an ordinary declaration has to state."""
-    judged = keys.judge is not None
-    right_or_wrong = keys.kind == "choice" or (
-        keys.kind == "text" and all(s.kind not in ("token_f1", "rouge_l") for s in keys.scorer)
-    )
-    words = "accuracy" if right_or_wrong else "score"
-    coaches = ["model"] if judged or keys.feedback.coach else []
-    coaches += ["symbolic"] if keys.feedback.rules or not judged else []
-    seats = {ACTOR: "actor"} | ({PARTNER: "partner"} if keys.dialogue else {})
-    headline = f"macro_{keys.macro}" if keys.macro else "row_accuracy" * (keys.orders > 1)
-    return {
-        "title": name, "summary": f"A task without code, of the kind {keys.kind}.", "seats": seats,
-        "metric": {"name": words, "binary": right_or_wrong and len(keys.scorer) < 2,
-                   "headline": headline},
-        "feedback": {"coaches": coaches},
+    judge, talk, rules = keys.judge, keys.dialogue, keys.feedback
+    right_or_wrong = judge is None and all(s.kind not in GRADED for s in keys.scorer)
+    metric: dict[str, Any] = {
+        "name": "accuracy" if right_or_wrong else "score", "scales": {},
+        "binary": right_or_wrong and len(keys.scorer) < 2,
+        "headline": f"macro_{keys.macro}" if keys.macro else "row_accuracy" * (keys.orders > 1),
     }  # fmt: skip
+    by_rules = judge and (rules.rules or rules.critique) and not rules.coach
+    usual: dict[str, Any] = {
+        "title": name, "summary": f"A task without code, of the kind {keys.kind}.",
+        "seats": {ACTOR: "actor"} | ({PARTNER: "partner"} if talk else {}), "metric": metric,
+        "feedback": {"coaches": ["symbolic"] if by_rules else ["symbolic", "model"]},
+    }  # fmt: skip
+    if judge is not None:
+        asked = ("pairwise_first", "pairwise_second") if judge.both_orders else ("score",)
+        usual["samples"] = dict.fromkeys(asked, judge.samples)
+        metric["scales"] = {name: (one.low, one.high) for name, one in judge.dimensions.items()}
+        metric["beside"] = list(judge.dimensions)
+    if talk is not None:
+        usual["options"] = {"max_turns": talk.turns}
+        metric["scales"]["turns"] = (0, talk.turns)
+    return usual
 
 
 def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
@@ -359,7 +404,9 @@ def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
 def _readers(keys: Declaration) -> Iterator[tuple[str, str]]:
     """(column, reader) of every column that a template, the options or the gold names."""
     seats = {PROMPT: ACTOR, SYSTEM: ACTOR, PARTNER: PARTNER, COACH: "coach", JUDGE: "judge"}
-    for template, text in keys.templates().items():
+    scales = keys.judge.scales.values() if keys.judge else ()
+    rubrics = "".join([keys.judge.rubric if keys.judge else "", *(one.rubric for one in scales)])
+    for template, text in (*keys.templates().items(), (JUDGE, rubrics)):
         made = MADE[template] | ({"options"} if keys.kind == "choice" else set())
         for name in sorted(template_names(text) - made):
             yield name, seats[template]

@@ -1,24 +1,38 @@
-"""What all tasks without code share: templates, columns for the judge, and feedback by rules.
+"""What all tasks without code share: templates, contexts, and feedback.
 
 A class of one kind is `class YamlChoice(YamlTask, LetteredTask)`: this class comes first.
+
+Feedback without a coach is the first of these that applies: a rule of the task, the judge's words
+(`critique: true`), or, in a task without rules, a usual sentence for the outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from soulkit.errors import ConfigError
-from soulkit.judge.verdict import plain
-from soulkit.tasks.kit.base import READABLE, Task
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import fence, plain
+from soulkit.models.base import Cast
+from soulkit.tasks.kit.base import READABLE, Rollout, Task
+from soulkit.tasks.kit.coaching import (
+    first_verdict,
+    judged_dimensions,
+    remarks_without_secrets,
+    without_secrets,
+)
 from soulkit.tasks.kit.declared.keys import (
+    COACH,
     PROMPT,
     SYSTEM,
     Declaration,
     Rule,
     template_names,
 )
+from soulkit.tasks.kit.prompting import first_words
 from soulkit.tasks.kit.scoring import macro
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
@@ -35,20 +49,36 @@ from soulkit.types import (
 CLASSES: Mapping[str, str] = {
     "choice": "soulkit.tasks.kit.declared.single:YamlChoice",
     "text": "soulkit.tasks.kit.declared.single:YamlText",
+    "judged": "soulkit.tasks.kit.declared.judged:YamlJudged",
+    "dialogue": "soulkit.tasks.kit.declared.dialogue:YamlDialogue",
 }
 """Kind → its class."""
 _SLOT = "\n{% if feedback %}\n\nFeedback on an earlier attempt: {{ feedback }}\n{% endif %}"
 """The feedback slot of a prompt that does not name `feedback`."""
-USUAL_RULES = (
-    Rule(when={"outcome": "right"}, say="The answer was right. Keep reasoning this way."),
-    Rule(when={"outcome": "wrong"}, say="The answer was wrong. Read everything again before you "
-         "answer, and check each detail."),
-    Rule(say="Answer in exactly the form that the instructions ask for."),
-)  # fmt: skip
+SHARED_COACH = "task_coach"
+"""The shared template of a coach."""
+USUAL_RULES: Mapping[bool, tuple[Rule, ...]] = {
+    False: (
+        Rule(when={"outcome": "right"}, say="The answer was right. Keep reasoning this way."),
+        Rule(when={"outcome": "wrong"}, say="The answer was wrong. Read everything again before "
+             "you answer, and check each detail."),
+        Rule(say="Answer in exactly the form that the instructions ask for."),
+    ),
+    True: (
+        Rule(when={"outcome": "high"}, say="That was good. Keep to this way of writing."),
+        Rule(when={"outcome": "low"}, say="That was weak. Read the instructions again, and do "
+             "everything that they ask for."),
+        Rule(say="Do what the instructions ask for, and write nothing else."),
+    ),
+}  # fmt: skip
+"""Whether a judge scores the task → the feedback on its outcomes if it has no rules."""
 
 
 class YamlTask(Task):
     """A task whose declaration is all there is."""
+
+    prompt_role: Literal["system", "user"] = "user"
+    """The role of the message with the actor's prompt."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -56,7 +86,9 @@ class YamlTask(Task):
         super().__init__(name, spec, protocol=protocol, folder=folder)
         assert spec.declaration is not None
         self.keys: Declaration = spec.declaration
-        self.prompts = self.prompts.with_texts(self.template_texts())
+        texts = self.template_texts()
+        self.prompts = self.prompts.with_texts(texts)
+        self.templates = tuple(name for name in texts if name != COACH)
 
     def template_texts(self) -> dict[str, str]:
         """Template name → text. The actor's prompt gets a feedback slot if it names none."""
@@ -64,6 +96,7 @@ class YamlTask(Task):
         texts[PROMPT] = self.actor_prompt(texts[PROMPT])
         if "feedback" not in template_names(texts[PROMPT] + texts.get(SYSTEM, "")):
             texts[PROMPT] += _SLOT
+        texts.setdefault(COACH, self.prompts.source(SHARED_COACH))
         return texts
 
     def actor_prompt(self, text: str) -> str:
@@ -108,7 +141,8 @@ class YamlTask(Task):
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The message with the actor's prompt, with the feedback slot filled and empty."""
-        return self.prompts.opening(PROMPT, feedback, self.prompt_values(example, seat), "user")
+        values = self.prompt_values(example, seat)
+        return self.prompts.opening(PROMPT, feedback, values, self.prompt_role)
 
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
         """The actor's first context: the system message, if there is one, and the prompt."""
@@ -118,25 +152,72 @@ class YamlTask(Task):
             return (prompt,)
         return (self.prompts.opening(SYSTEM, feedback, self.prompt_values(example, seat)), prompt)
 
+    def task_prompt(self, example: Example) -> str:
+        """What the actor reads, for judges and coaches."""
+        return "\n\n".join(segment.text for segment in self.context(example, None))
+
+    # -- feedback -----------------------------------------------------------------------------
+
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """The first rule whose conditions all hold; None if there is none."""
-        facts = {**{k: str(v) for k, v in example.fields.items()}, **example.tags}
-        facts["outcome"] = outcome(score, self.spec.metric.high)
-        for rule in (*self.keys.feedback.rules, *self.usual_rules):
-            if all(facts.get(name) == value for name, value in rule.when.items()):
-                return rule.say
-        return None
+        """The first rule whose conditions all hold; the usual ones if the task has no rules."""
+        rules = self.keys.feedback.rules or USUAL_RULES[self.keys.judge is not None]
+        return self._by_rule(rules, example, score)
 
-    @property
-    def usual_rules(self) -> tuple[Rule, ...]:
-        """Rules for a task that declares none."""
-        return () if self.keys.feedback.rules else USUAL_RULES
+    def _by_rule(self, rules: Sequence[Rule], example: Example, score: Score | None) -> str | None:
+        marks = score.metrics if score is not None else {}
+        halves = {name: _half(mark, *scale) for name, scale in self.spec.metric.scales.items()
+                  if (mark := marks.get(name)) is not None}  # fmt: skip
+        facts = {**example.fields, **example.tags, **halves}
+        words = {name: {str(value)} for name, value in facts.items()}
+        words["outcome"] = self.outcomes(score)
+        applies = (r.say for r in rules if all(v in words.get(n, ()) for n, v in r.when.items()))
+        return next(applies, None)
+
+    def outcomes(self, score: Score | None) -> set[str]:
+        """The words of rules for an outcome: `none` (no draft); `right` or `wrong`, and `high` or
+        `low` (the half of the scale); `unread` and the status of an unreadable draft."""
+        if score is None:
+            return {"none"}
+        if score.status not in READABLE or score.value is None:
+            return {"unread", score.status}
+        low, high = self.spec.metric.low, self.spec.metric.high
+        return {"right" if score.value == high else "wrong", _half(score.value, low, high)}
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        """Feedback by the coach, a rule of the task, the judge's own words, or a usual rule."""
+        feedback = self.keys.feedback
+        if (
+            cast.coach is None
+            and feedback.critique
+            and not self._by_rule(feedback.rules, example, score)
+        ):
+            view = self.leak_view(example) or LeakView()
+            safe = [(name, without_secrets(text, view)) for name, text in _remarks(score)]
+            lines = [f"{name}: {text}".removeprefix(": ") for name, text in safe if text]
+            if lines:
+                text = first_words(" ".join(lines), self.spec.feedback.max_words)
+                author = next(verdict.judge for verdict in score.verdicts if verdict.said)
+                dimensions = judged_dimensions(score)
+                return replace(self.symbolic(text), author=author, dimensions=dimensions)
+        return await super().critique(example, episode, score, cast, rollout)
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The columns for the coach, the actor's prompt, its attempt, and the judge's remarks."""
+        view, _ = self.within_budget(super().coach_view(example, episode, score))
+        hidden, attempt = self.leak_view(example) or LeakView(), fence(view["attempt"], "attempt")
+        remarks = remarks_without_secrets(_remarks(score), hidden)
+        return {**view, "task_prompt": self.task_prompt(example), "attempt": attempt,
+                "remarks": remarks}  # fmt: skip
 
 
-def outcome(score: Score | None, best: float) -> str:
-    """`none` (no draft), `right`, `wrong`, or the status of an unreadable draft."""
-    if score is None:
-        return "none"
-    if score.status not in READABLE:
-        return score.status
-    return "right" if score.value == best else "wrong"
+def _half(value: float, low: float, high: float) -> str:
+    return "high" if 2 * value >= low + high else "low"
+
+
+def _remarks(score: Score) -> list[tuple[str, str]]:
+    """(dimension, reasons) of the first readable rating; one score has no dimension."""
+    rating = first_verdict(score, "score")
+    parts = rating if all(isinstance(part, Mapping) for part in rating.values()) else {"": rating}
+    return [(name, str(part["reasoning"])) for name, part in parts.items()]
