@@ -129,7 +129,9 @@ def _trained(
     return TrainingResult.of(train(config, folder, reporter=reporter), folder)
 
 
-FLAG = re.compile(r"soul [a-z](?:(?![.] |[;`]).)*|--([a-z][a-z0-9-]+)(?:[= ](?=[A-Z\d]|\S+[=:]))?")
+FLAG = re.compile(
+    r"soul [a-z](?:(?![.,] |[;`)]).)*|--([a-z][a-z0-9-]+)(?:[= ](?=[A-Z\d]|\S+[=:]))?"
+)
 """A command, which stays as it is, or an option with the sign before its value."""
 
 
@@ -177,7 +179,7 @@ def _with_rows(
         return rest | {"data": {task: _row_source(rows, folder) for task, rows in data.items()}}
     if data is None:
         return rest
-    if not (isinstance(data, list) and all(isinstance(one, str) for one in data)):
+    if not (isinstance(data, list) and data and all(isinstance(one, str) for one in data)):
         data = [_row_source(data, folder)]
     return rest | config.from_file({"data": data}, rest)[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from soulkit.runs.folder import default_run_path
 
 if TYPE_CHECKING:
     from soulkit.eval.results.recorded import RecordedRun
-    from soulkit.eval.results.rejudge import RejudgePlan
     from soulkit.eval.results.rescore import Change, Rescored
     from soulkit.models.players.settings import RoleSettings
 
@@ -37,6 +36,12 @@ MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="X", min=0,
     help="With --ask: stop after spending X US dollars.")]  # fmt: skip
 
 
+Scorer = Annotated[str | None, typer.Option("--scorer", metavar="FILE.py:NAME",
+    help="Score with your function NAME(row, reply, lines); no judge is needed.")]  # fmt: skip
+Tasks = Annotated[Path | None, typer.Option("--tasks", metavar="FILE",
+    help="Score with the tasks in this YAML file instead of the run's own.")]  # fmt: skip
+
+
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN",
         help="Run folder of an evaluation or training.")],
@@ -45,6 +50,7 @@ def command(
     missing: Annotated[Missing, typer.Option("--missing", metavar="|".join(Missing),
         help="If a judge reply is not recorded: stop, or leave the episode "
         "unscored.")] = Missing.stop,
+    scorer: Scorer = None, tasks: Tasks = None,
     ask: Annotated[bool, typer.Option("--ask",
         help="Ask the judge for replies that are not in the ledger. Can be resumed.")] = False,
     judge: Judges = None, prompts: Prompts = None, endpoints: Endpoints = None,
@@ -64,27 +70,23 @@ def command(
     from soulkit.eval.results.rescore import rescore
     from soulkit.eval.run.provenance import in_start_folder
 
-    named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
-             "--dry-run": dry_run, "--endpoints": endpoints, "--max-context": max_context,
-             }  # fmt: skip
-    if not ask and any(named.values()):
-        raise _needs_ask(next(name for name, value in named.items() if value))
+    _refuse_options(ask, {"--scorer": scorer} if ask else {
+        "--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
+        "--dry-run": dry_run, "--endpoints": endpoints, "--max-context": max_context,
+    })  # fmt: skip
     run, here, judges = run.resolve(), Path.cwd(), _judges(judge, endpoints)
-    out, prompts = (path.resolve() if path else None for path in (folder, prompts))
+    out, prompts, tasks = (path and path.resolve() for path in (folder, prompts, tasks))
     with in_start_folder(run):
-        recorded = _recorded(run, trust)
+        recorded = _recorded(run, trust, tasks, scorer and str(here / scorer))
         if not ask:
-            tasks = sorted({r.task for r in recorded.records})
-            out = out or default_run_path("rescore", tasks, here / "runs")
+            names = sorted({r.task for r in recorded.records})
+            out = out or default_run_path("rescore", names, here / "runs")
             done = rescore(recorded, out, missing.value)
         else:
-            from soulkit.eval.results.rejudge import rejudge_plan
-
-            renewal = rejudge_plan(
-                recorded, judges, prompts, out, here / "runs",
-                max_cost=max_cost, yes=yes, max_context=max_context,
-            )  # fmt: skip
-            if (asked := _asked(renewal, dry_run=dry_run, as_json=as_json)) is None:
+            choices = judges, prompts, out, here / "runs"
+            limits = {"max_cost": max_cost, "yes": yes, "max_context": max_context}
+            asked = _asked(recorded, choices, limits, dry_run=dry_run, as_json=as_json)
+            if asked is None:
                 return
             done = asked
     warn_unsealed()
@@ -95,19 +97,32 @@ def command(
         _say_next(_seen_from(here, run), _seen_from(here, Path(done.path)))
 
 
+def _refuse_options(ask: bool, named: dict[str, Any]) -> None:
+    """ConfigError for the first option that is set and has no effect."""
+    for option in filter(named.get, named):
+        raise ConfigError(
+            f"{option} does not work with --ask." if ask else f"{option} needs --ask.",
+            "Without --ask the command only reads recorded replies again.",
+            "Leave out one of them." if ask else "Add --ask, or leave the option out.",
+        )
+
+
 def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
     from soulkit.eval.results.rejudge import judges_named
 
     return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
 
 
-def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
+def _asked(
+    recorded: RecordedRun, choices: Any, limits: Any, *, dry_run: bool, as_json: bool
+) -> Rescored | None:
     """Show the cost, ask for confirmation and call the judge; None for a dry run."""
     from soulkit.cli.console import ConsoleReporter, print_note
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
+    from soulkit.eval.results.rejudge import rejudge, rejudge_plan, survey_of, survey_plan
     from soulkit.play.plan import confirm_cost
 
+    renewal = rejudge_plan(recorded, *choices, **limits)
     survey = survey_of(renewal)
     plan = survey_plan(renewal, survey)
     if dry_run:
@@ -123,30 +138,24 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
     return rejudge(renewal, reporter=reporter)
 
 
-def _needs_ask(option: str) -> ConfigError:
-    return ConfigError(
-        f"{option} needs --ask.",
-        "Without --ask the command only reads recorded replies again.",
-        "Add --ask, or leave the option out.",
-    )
-
-
-def _recorded(run: Path, trust: bool) -> RecordedRun:
+def _recorded(run: Path, trust: bool, tasks: Path | None, scorer: str | None) -> RecordedRun:
     from soulkit.errors import RunError
-    from soulkit.eval.results.rescore import command_of, recorded_eval
+    from soulkit.eval.results.rescore import command_of, recorded_eval, with_scorer
 
     command = command_of(run)
     if command.startswith("eval"):
-        return recorded_eval(run, trust=trust)
-    if command.startswith("train"):
+        recorded = recorded_eval(run, trust=trust, tasks_file=tasks)
+    elif command.startswith("train"):
         from soulkit.train.rejudge import recorded_training
 
-        return recorded_training(run, trust=trust)
-    raise RunError(
-        f"{run} was made by 'soul {command}'.",
-        "Only evaluation and training runs have episodes to score again.",
-        "Name the folder of a soul eval or soul train run.",
-    )
+        recorded = recorded_training(run, trust=trust, tasks_file=tasks)
+    else:
+        raise RunError(
+            f"{run} was made by 'soul {command}'.",
+            "Only evaluation and training runs have episodes to score again.",
+            "Name the folder of a soul eval or soul train run.",
+        )
+    return with_scorer(recorded, scorer, trust=trust) if scorer else recorded
 
 
 def _seen_from(here: Path, path: Path) -> Path:
@@ -181,13 +190,11 @@ def _say_next(old: Path, new: Path) -> None:
 
 
 def _row(change: Change) -> tuple[str, ...]:
+    from soulkit.metrics.intervals import number
+
     why = ", ".join(f"{reason} {count}" for reason, count in change.unscored.items())
     scored = f"{change.new_scored}/{change.n}"
     if change.new_scored != change.old_scored:
         scored = f"{change.old_scored} -> {scored}"
-    figures = (_number(change.old), _number(change.new), str(change.changed), scored)
+    figures = (number(change.old), number(change.new), str(change.changed), scored)
     return change.task, change.metric, *figures, why
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

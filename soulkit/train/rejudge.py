@@ -44,10 +44,14 @@ from soulkit.trust import run_settings
 from soulkit.types import ControlRecord, Record
 
 
-def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
+def recorded_training(
+    path: Path, *, trust: bool = False, tasks_file: Path | None = None
+) -> RecordedRun:  # fmt: skip
     """The training run in `path`. RunError or DataError if it cannot be read; TrustError for a
     run of unknown origin, unless `trust`. Scorers cannot call its actor."""
-    config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
+    config, settings, sealed = load_recorded(
+        _kind(path, trust), path, trust=trust, tasks_file=tasks_file
+    )
 
     def cast(ledger: Ledger) -> Cast:
         actor = UnrecordedModel(config.model)

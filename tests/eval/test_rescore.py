@@ -406,3 +406,95 @@ def test_batch_metrics_keep_what_the_run_wrote(tmp_path: Path) -> None:
 def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     yield
+
+
+# --- a scorer or tasks of the user's own ----------------------------------------------------------
+
+SCORER = """
+def length(row, reply, lines):
+    assert lines == [{"seat": "speaker", "text": reply}]
+    return {"value": min(len(reply) / 10, 10), "about": float(row["topic"] in reply)}
+
+
+def short(row, reply, lines):
+    return {"tea": 99, "rain": None, "silence": "7", "the window": 2}.get(row["topic"]) or 1 / 0
+"""
+
+
+@pytest.fixture
+def scorer(old: Path, home: Path) -> Path:
+    """A file with scorers; the judge's replies are gone."""
+    (old / "ledger.sqlite").unlink()
+    (home / "scorer.py").write_text(SCORER)
+    return home / "scorer.py"
+
+
+def test_a_scorer_of_ones_own_needs_no_judge(old: Path, scorer: Path, here: Rescore) -> None:
+    new = old.with_name("new")
+    code, out, _ = here(old, "--scorer", f"{scorer}:length", "--out", new, "--json")
+    assert code == 0 and list(json.loads(out)["scorer"]) == [f"{scorer}:length"]
+    for record in records(new):
+        reply = record.episode.transcript[0].text
+        assert record.score.value == min(len(reply) / 10, 10) and not record.score.verdicts
+        assert record.score.metrics["about"] == 1.0
+    cell = value(new, "plea")
+    assert (cell["name"], cell["headline"], cell["n_scored"]) == ("length", True, 10)
+    assert cell["scale"] == [0, 10], "the scale of the task"
+
+
+def test_a_scorer_that_fails_leaves_rows_unscored(
+    old: Path, scorer: Path, here: Rescore
+) -> None:  # fmt: skip
+    new = old.with_name("new")
+    code, out, err = here(old, "--scorer", f"{scorer}:short", "--out", new)
+    assert code == 0 and "10 -> 2/10" in out and "task_error 8" in out
+    words = {one.score.words for one in records(new) if not one.score.scored}
+    place = f"({scorer}:8, in short)"
+    assert f"ZeroDivisionError: division by zero ({scorer}:8, in short)" in words
+    assert f"score() returned 99, not 0 to 10 ({scorer}:7, in short)" in words
+    assert f"score() returned '7', not 0 to 10 ({scorer}:7, in short)" in words
+    assert place in err, "each place is named once while it runs"
+
+
+def test_scorers_are_told_apart_in_a_comparison(
+    old: Path, scorer: Path, here: Rescore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = [old.with_name(name) for name in ("a", "b", "c")]
+    for folder, name in zip(folders, ("length", "length", "short"), strict=True):
+        assert here(old, "--scorer", f"{scorer}:{name}", "--out", folder)[0] == 0
+    assert soul("compare", *folders[:2]) == 0
+    for other in (folders[2], old):
+        capfd.readouterr()
+        assert soul("compare", folders[0], other) == 2
+        assert "plea: the task's scorer differs" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (("--scorer", "{home}/scorer.py:long"), "'{home}/scorer.py:long' cannot be used"),
+        (("--scorer", "{home}/scorer.py:length", "--ask"), "--scorer does not work with --ask"),
+        (("--scorer", "{home}/old/scorer.py:length"), "'{home}/old/scorer.py' are not known"),
+        (("--tasks", "{home}/old/tasks.yaml"), "'{home}/old/tasks.yaml' are not known"),
+    ],
+)
+def test_scorers_that_are_refused(
+    more: tuple[str, ...], what: str, old: Path, scorer: Path, home: Path, here: Rescore
+) -> None:
+    for name in ("scorer.py", "tasks.yaml"):
+        shutil.copy(home / name, old / name)
+    code, _, err = here(old, *(text.format(home=home) for text in more), "--out", home / "new")
+    assert code == 2 and what.format(home=home) in three_lines(err)[0], err
+    assert not (home / "new").exists()
+
+
+def test_other_tasks_score_the_same_episodes(old: Path, home: Path) -> None:
+    other = home / "other"
+    shutil.copytree(home / "prompts", other / "prompts")
+    (other / "tasks.yaml").write_text(TASKS.replace("name: warmth", "name: coldness"))
+    (other / "plea.py").write_text(CHANGED)
+    code, _, err = rescore(old, "--tasks", other / "tasks.yaml", "--out", home / "new")
+    assert code == 0, err
+    cell = value(home / "new", "plea")
+    assert cell["name"] == "coldness" and cell["mean"] == 9.5 - value(old, "plea")["mean"]
+    assert read_config(home / "new")["tasks_file"] == str(other / "tasks.yaml")

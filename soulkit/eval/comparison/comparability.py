@@ -330,7 +330,7 @@ def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _scores(option: str) -> bool:
-    return option == "metric" or option.startswith("detector")
+    return option in ("metric", "scorer") or option.startswith("detector")
 
 
 def _options(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:

@@ -10,10 +10,11 @@ known to be the user's own (trust.py), or if the user trusts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.eval.results.summary import Cells, Summary, recorded_summary, summary_line
@@ -25,7 +26,8 @@ from soulkit.models.players.players import Serve
 from soulkit.models.players.settings import RoleSettings
 from soulkit.models.stand_ins import UnavailableModel
 from soulkit.models.vllm.manager import unstarted_player
-from soulkit.play.engine import ControlJob, ask_control
+from soulkit.play.engine import ControlJob, ask_control, gather
+from soulkit.reporting import Bar
 from soulkit.runs.folder import CONFIG
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import Registry, load_registry
@@ -44,6 +46,7 @@ from soulkit.types import (
     unscored,
 )
 
+T = TypeVar("T")
 MISS = "replay_miss"
 """Unscored reason: no recorded judge reply to this question."""
 UNKNOWN = "unknown_control"
@@ -106,6 +109,8 @@ class RecordedRun:
     """Loads another checkpoint."""
     grouped: bool = False
     """Whether rewards depend on the other rollouts of a row, as in training."""
+    scorer: Mapping[str, str] = field(default_factory=dict)
+    """A user's function that scores instead of the tasks → the hash of its name and file."""
 
 
 def regrouped(recorded: RecordedRun, records: Sequence[Record]) -> list[Record]:
@@ -147,6 +152,27 @@ def _with_score(recorded: RecordedRun, record: Record, score: Score) -> Record:
         record, score=score, tags=example.tags, cluster=example.cluster,
         origin=example.origin,
         gold=or_default(task, "gold_text", lambda: task.gold_text(example), ""),
+    )  # fmt: skip
+
+
+async def score_all(
+    recorded: RecordedRun, cast: Cast, at_once: int = 1, bar: Bar | None = None
+) -> tuple[list[tuple[Record, ReplayMiss | None]], list[tuple[ControlRecord, ReplayMiss | None]]]:
+    """Every episode and every control with its new score and its miss, in order."""
+    turn = asyncio.Semaphore(at_once)
+
+    async def in_turn(scoring: Coroutine[Any, Any, T]) -> T:
+        async with turn:
+            made = await scoring
+            await asyncio.sleep(0)  # lets the other opinions on the same question be recorded
+        if bar is not None:
+            bar.advance()
+        return made
+
+    return (
+        await gather(in_turn(score_again(recorded, one, cast)) for one in recorded.records),
+        await gather(in_turn(score_control_again(recorded, control, draft, cast))
+                     for control, draft in recorded_drafts(recorded)),
     )  # fmt: skip
 
 

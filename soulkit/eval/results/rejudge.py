@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,8 @@ from soulkit.eval.results.recorded import (
     RecordedRun,
     UnrecordedModel,
     from_ledger,
-    recorded_drafts,
     regrouped,
-    score_again,
-    score_control_again,
+    score_all,
 )
 from soulkit.eval.results.rescore import (
     CHANGES,
@@ -39,6 +37,7 @@ from soulkit.eval.results.rescore import (
     Rescored,
     copy_prompts,
     distinct_tasks,
+    existing_ledgers,
     put_prompts,
     refuse_empty,
     refuse_lost_rows,
@@ -57,12 +56,11 @@ from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import LayeredLedger, Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, cast_of
-from soulkit.models.players.settings import PANELS, RoleSettings, TaskPlayers
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.models.stand_ins import ObservedModel
 from soulkit.models.vllm.manager import check_needs, player_servers, players_needs, terms_of
-from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
-from soulkit.reporting import SILENT, Bar, Reporter
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.conditions import Conditions, Panel
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import read_object, write_json
@@ -206,14 +204,9 @@ def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesCon
             "agree.",
             "List it once.",
         )
-    seats = {
-        task: _without_roles(own, judge=(), auditor=()) for task, own in config.task_players.items()
-    }  # fmt: skip
+    without = {"judge": (), "auditor": ()}
+    seats = {t: own.model_copy(update=without) for t, own in config.task_players.items()}
     return config.model_copy(update={"judge": tuple(judges), "task_players": seats})
-
-
-def _without_roles(own: TaskPlayers, **others: Any) -> TaskPlayers:
-    return own.model_copy(update=others)
 
 
 def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None) -> str:
@@ -242,41 +235,23 @@ def survey_of(plan: RejudgePlan) -> Survey:
     """All questions without a recorded answer; no model is asked. ConfigError for an edited
     template that no question of these episodes uses."""
     survey = Survey()
-    with _replay_ledger(plan) as ledger:
+    with (
+        existing_ledgers(plan.ledger, plan.recorded.ledger) as files,
+        LayeredLedger(files[0], next(iter(files[1:]), None), "replay") as ledger,
+    ):
         asyncio.run(_collect_questions(plan, ledger, survey))
     if plan.prompts is not None:
         refuse_unused(distinct_tasks(plan.recorded.rows), plan.prompts)
     return survey
 
 
-@contextmanager
-def _replay_ledger(plan: RejudgePlan) -> Iterator[Ledger]:
-    import tempfile
-
-    below, above = plan.recorded.ledger, plan.ledger
-    with tempfile.TemporaryDirectory() as folder:
-        files = [path for path in (above, below) if path is not None and path.is_file()]
-        if not files:
-            files = [Path(folder) / "empty.sqlite"]
-            Ledger(files[0]).close()
-        with LayeredLedger(files[0], files[1] if files[1:] else None, "replay") as ledger:
-            yield ledger
-
-
 async def _collect_questions(plan: RejudgePlan, ledger: Ledger, survey: Survey) -> None:
     players = _SurveyPlayers(**_player_arguments(plan, ledger, UnrecordedModel), survey=survey)
     players.serve = from_ledger(ledger)
-    cast = _cast(plan, players, _unrecorded_actor(plan))
-    for record in plan.recorded.records:
-        _, miss = await score_again(plan.recorded, record, cast)
-        await asyncio.sleep(0)  # lets the survey record other opinions on the same question
-        if miss is not None:
-            survey.episodes.add(record.key)
-    for control, draft in recorded_drafts(plan.recorded):
-        _, miss = await score_control_again(plan.recorded, control, draft, cast)
-        await asyncio.sleep(0)
-        if miss is not None:
-            survey.controls.add(control.key)
+    cast = _cast(plan, players, UnrecordedModel(str(plan.recorded.settings.get("model", ""))))
+    records, controls = await score_all(plan.recorded, cast)
+    survey.episodes |= {record.key for record, miss in records if miss is not None}
+    survey.controls |= {control.key for control, miss in controls if miss is not None}
     await players.close()
 
 
@@ -319,10 +294,8 @@ def _cast(plan: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
 
 def _judges_only(config: RolesConfig) -> RolesConfig:
     fields = {name: getattr(config, name) for name in RolesConfig.model_fields}
-    seats = {
-        task: _without_roles(own, partner=None, environment=None, coach=None)
-        for task, own in config.task_players.items()
-    }
+    without = dict.fromkeys(("partner", "environment", "coach"))
+    seats = {t: own.model_copy(update=without) for t, own in config.task_players.items()}
     alone = {"partner": None, "environment": None, "task_players": seats}
     return RolesConfig.model_construct(**{**fields, **alone})
 
@@ -374,7 +347,11 @@ async def _ask(
 ) -> tuple[list[Record], list[ControlRecord]]:
     recorded = plan.recorded
     judges_itself = any(who.kind == "actor" for _, who in judging_players(plan.config))
-    actor = recorded.actor() if judges_itself else _unrecorded_actor(plan)
+    actor = (
+        recorded.actor()
+        if judges_itself
+        else UnrecordedModel(str(plan.recorded.settings.get("model", "")))
+    )
     terms = _player_arguments(plan, ledger, recorded.load)
     note = partial(note_start, run.path)
     players = Players(**terms, serve=serve, note=note, reporter=reporter)
@@ -382,38 +359,10 @@ async def _ask(
         cast = _cast(plan, players, actor)
         write_conditions(run, _conditions(plan, players))
         with reporter.progress(len(recorded.records) + len(recorded.controls)) as bar:
-            return await _judged(plan, cast, bar)
+            records, controls = await score_all(recorded, cast, plan.config.concurrency, bar)
+            return [one for one, _ in records], [one for one, _ in controls]
     finally:
         await players.close()
-
-
-async def _judged(
-    plan: RejudgePlan, cast: Cast, bar: Bar
-) -> tuple[list[Record], list[ControlRecord]]:
-    turn, recorded = asyncio.Semaphore(plan.config.concurrency), plan.recorded
-    records: dict[str, Record] = {}
-    controls: dict[str, ControlRecord] = {}
-
-    async def judge(record: Record) -> None:
-        async with turn:
-            records[record.key], _ = await score_again(recorded, record, cast)
-        bar.advance(1)
-
-    async def ask(control: ControlRecord, draft: Record | None) -> None:
-        async with turn:
-            controls[control.key], _ = await score_control_again(recorded, control, draft, cast)
-        bar.advance(1)
-
-    await gather(judge(record) for record in recorded.records)
-    await gather(ask(control, draft) for control, draft in recorded_drafts(recorded))
-    return (
-        [records[record.key] for record in recorded.records],
-        [controls[control.key] for control in recorded.controls],
-    )
-
-
-def _unrecorded_actor(plan: RejudgePlan) -> ChatModel:
-    return UnrecordedModel(str(plan.recorded.settings.get("model", "")))
 
 
 def _conditions(plan: RejudgePlan, players: Players) -> Conditions:

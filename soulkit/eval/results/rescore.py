@@ -7,11 +7,12 @@ judged with edited prompts keeps a copy in its folder for the next rescoring.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,14 +20,13 @@ from pydantic import ValidationError
 
 from soulkit.errors import ConfigError, RunError, did_you_mean
 from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.results.batch_statistics import task_scales
 from soulkit.eval.results.recorded import (
     RecordedRun,
     UnrecordedModel,
     from_ledger,
-    recorded_drafts,
     regrouped,
-    score_again,
-    score_control_again,
+    score_all,
 )
 from soulkit.eval.results.summary import (
     Cell,
@@ -45,13 +45,15 @@ from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.functions import load_function
 from soulkit.models.players.players import Players
 from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import first_problem, read_object, write_json
 from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
 from soulkit.tasks.kit.base import Task
-from soulkit.trust import refuse_foreign, run_settings
+from soulkit.tasks.kit.user_code import scoring_by
+from soulkit.trust import in_run, inside_runs, refuse_foreign, run_settings
 from soulkit.types import ControlRecord, Example, Record, Score
 
 PROMPTS = "prompts"
@@ -147,6 +149,8 @@ class Rescored:
     controls: int = 0
     """Controls that were scored again."""
     controls_changed: int = 0
+    scorer: Mapping[str, str] = field(default_factory=dict)
+    """The function of `--scorer` → the hash of its name and file."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -162,10 +166,18 @@ def rescore(recorded: RecordedRun, out: Path | None, missing: RescoreMissing = "
     folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
     _check_new(folder)
     refuse_lost_rows(recorded)
-    with _replay(recorded.ledger) as ledger:
+    with existing_ledgers(recorded.ledger) as (file,), Ledger(file, "replay") as ledger:
         records, controls, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
-        raise _missed(recorded, misses)
+        beside = f" and {len(recorded.controls)} controls" if recorded.controls else ""
+        raise ReplayMiss(
+            f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were not "
+            f"recorded; the first: {misses[0].what}",
+            "The question to that model has changed (its prompt, sampling or form), and rescoring "
+            "makes no calls.",
+            "Leave them unscored with --missing unscored, ask a judge with --ask, or evaluate "
+            "again.",
+        )
     return _write(recorded, folder, records, controls, len(misses))
 
 
@@ -173,20 +185,52 @@ async def _scored_again(
     recorded: RecordedRun, ledger: Ledger
 ) -> tuple[list[Record], list[ControlRecord], list[ReplayMiss]]:
     cast = recorded.cast(ledger)
-    records, controls, misses = [], [], []
-    for record in recorded.records:
-        scored, miss = await score_again(recorded, record, cast)
-        records.append(scored)
-        if miss is not None and record.score.scored:  # otherwise a model failed in the recorded run
-            misses.append(miss)
-    for control, draft in recorded_drafts(recorded):
-        again, miss = await score_control_again(recorded, control, draft, cast)
-        controls.append(again)
-        if miss is not None and control.score.scored:
-            misses.append(miss)
+    records, controls = await score_all(recorded, cast)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return regrouped(recorded, records), controls, misses
+    old = [*(r.score for r in recorded.records), *(c.score for c in recorded.controls)]
+    new = [miss for _, miss in (*records, *controls)]
+    # An episode that was unscored before failed in the recorded run.
+    misses = [miss for miss, score in zip(new, old, strict=True) if miss and score.scored]
+    return regrouped(recorded, [r for r, _ in records]), [c for c, _ in controls], misses
+
+
+def with_scorer(recorded: RecordedRun, reference: str, *, trust: bool) -> RecordedRun:
+    """`recorded` scored by the function FILE.py:NAME on the scale of each task; no judge is asked.
+
+        def closeness(row, reply, lines):  # lines: [{"seat": …, "text": …}, …]
+            return {"value": float(row["answer"] in reply), "letters": len(reply)}
+
+    ConfigError if there is no such function, or for a training run. TrustError for a file in a run
+    folder, unless `trust`.
+    """
+    if recorded.grouped:
+        raise ConfigError(
+            "--scorer needs an evaluation run.",
+            "The rewards of a training run also depend on the other episodes of a row.",
+            "Evaluate the trained model, then rescore that run.",
+        )
+    if in_run(place := Path(reference.rpartition(":")[0])) and not trust:
+        refuse_foreign(place, {"reference": reference})
+    function, file = load_function(reference)
+    tasks = distinct_tasks(recorded.rows)
+    for task in tasks:
+        ends = task.spec.metric.low, task.spec.metric.high
+        task.score = scoring_by(function, task, *ends)  # type: ignore[method-assign]
+
+    def summary(
+        records: Sequence[Record], seconds: float, cost: float | None,
+        controls: Sequence[ControlRecord],
+    ) -> Summary:  # fmt: skip
+        model, protocol = (str(recorded.settings.get(name)) for name in ("model", "protocol"))
+        return summarise(
+            records, command=recorded.command, model=model, protocol=protocol, seconds=seconds,
+            cost=cost, scale=task_scales(tasks),
+            names={task.name: function.__name__ for task in tasks},
+        )  # fmt: skip
+
+    digest = hashlib.sha256(function.__name__.encode() + file.read_bytes()).hexdigest()[:16]
+    return replace(recorded, summary=summary, controls=(), scorer={reference: digest})
 
 
 # -- the recorded run ------------------------------------------------------------------------------
@@ -198,12 +242,15 @@ def command_of(path: Path) -> str:
     return str(read_environment(path).get("command", "")).removeprefix(PREFIX)
 
 
-def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
+def recorded_eval(
+    path: Path, *, trust: bool = False, tasks_file: Path | None = None
+) -> RecordedRun:  # fmt: skip
     """Load an evaluation; RunError if it is not one, or has settings unknown to this version.
+    `tasks_file` replaces its own.
 
     TrustError if it may not be the user's own, unless `trust`.
     """
-    config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
+    config, settings, sealed = load_recorded(EvalConfig, path, trust=trust, tasks_file=tasks_file)
     work = load_rows(config)
     put_prompts([part.task for part in work], path / PROMPTS)
 
@@ -254,7 +301,7 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
 
 
 def load_recorded(
-    kind: type[Config], path: Path, *, trust: bool
+    kind: type[Config], path: Path, *, trust: bool, tasks_file: Path | None = None
 ) -> tuple[Config, dict[str, Any], bool]:
     """The settings of the run in `path`, the same settings as plain values, and whether they are
     known to be the user's own.
@@ -268,6 +315,10 @@ def load_recorded(
             raise unreadable_settings(path, f"{name}: unknown setting in this version")
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
+    if tasks_file is not None:
+        settings["tasks_file"] = str(tasks_file)
+        if inside_runs(settings) and not trust:
+            refuse_foreign(tasks_file, {"tasks_file": settings["tasks_file"]})
     try:
         return kind.model_validate(settings), settings, sealed
     except ValidationError as error:
@@ -311,27 +362,15 @@ def refuse_lost_rows(recorded: RecordedRun) -> None:
         )
 
 
-def _missed(recorded: RecordedRun, misses: Sequence[ReplayMiss]) -> ReplayMiss:
-    beside = f" and {len(recorded.controls)} controls" if recorded.controls else ""
-    return ReplayMiss(
-        f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were not "
-        "recorded; "
-        f"the first: {misses[0].what}",
-        "The question to that model has changed (its prompt, sampling or form), and rescoring "
-        "makes no calls.",
-        "Leave them unscored with --missing unscored, ask a judge with --ask, or evaluate again.",
-    )
-
-
 @contextmanager
-def _replay(path: Path | None) -> Iterator[Ledger]:
-    """The ledger for replay; an empty one if the run has none, so that every question is a miss."""
+def existing_ledgers(*places: Path | None) -> Iterator[list[Path]]:
+    """The existing files of `places`, or an empty ledger, which has no reply."""
     with tempfile.TemporaryDirectory() as folder:
-        if path is None:
-            path = Path(folder) / "empty.sqlite"
-            Ledger(path).close()
-        with Ledger(path, "replay") as ledger:
-            yield ledger
+        files = [path for path in places if path is not None and path.is_file()]
+        if not files:
+            files = [Path(folder) / "empty.sqlite"]
+            Ledger(files[0]).close()
+        yield files
 
 
 # -- the new folder --------------------------------------------------------------------------------
@@ -348,7 +387,8 @@ def _write(
     if recorded.ledger is not None and "ledger_file" in settings:  # evaluations only
         settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
     run = Run.open(aside, f"{PREFIX}{recorded.command}", settings, sealed=recorded.sealed)
-    write_conditions(run, rescored_conditions(recorded.path, recorded.rows))
+    now = rescored_conditions(recorded.path, recorded.rows, recorded.scorer)
+    write_conditions(run, now)
     copy_prompts(recorded.path / PROMPTS, run.path)
     done = write_rescored(recorded, run, records, controls, misses=misses, shown=folder)
     aside.replace(folder.resolve())
@@ -382,7 +422,7 @@ def write_rescored(
         source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
         misses=misses, changed=_changed(recorded.records, records), controls=len(controls),
         controls_changed=_changed(recorded.controls, controls),
-        changes=tuple(_changes(recorded.records, records, before, after)),
+        changes=tuple(_changes(recorded.records, records, before, after)), scorer=recorded.scorer,
     )  # fmt: skip
     write_json(run.path / CHANGES, done.as_dict())
     return done

@@ -270,9 +270,11 @@ def _hash(value: Any) -> str:
 # -- in the run folder -----------------------------------------------------------------------------
 
 
-def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Conditions:
+def rescored_conditions(
+    folder: Path, rows: Mapping[str, tuple[Task, Example]], scorer: Mapping[str, str] | None = None
+) -> Conditions:
     """The conditions of the run in `folder`, with current rows and scorers. `rows` are the examples
-    by id. RunError for a run without conditions."""
+    by id, `scorer` the hash of a scorer for all tasks. RunError for a run without conditions."""
     conditions = Conditions.read(folder)
     if conditions is None:
         raise RunError(
@@ -280,7 +282,8 @@ def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
             "The run stopped before it played any episode.",
             "Evaluate again.",
         )
-    now = {task.name: _task_options(task) for task, _ in rows.values()}
+    by_user = dict.fromkeys(("scorer",) if scorer else (), ", ".join((scorer or {}).values()))
+    now = {task.name: {**_task_options(task), **by_user} for task, _ in rows.values()}
     tasks = {
         name: replace(
             facts,

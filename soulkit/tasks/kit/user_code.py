@@ -25,6 +25,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import dropwhile
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +37,7 @@ from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
 from soulkit.models.players.functions import execute_file
 from soulkit.text import one_line
-from soulkit.types import Episode, Feedback, Score
+from soulkit.types import Episode, Example, Feedback, Score, unscored
 
 
 class Declared(Protocol):
@@ -388,6 +389,28 @@ def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
     return _as_error(task, call, f"{call}() {what} ({place})", place, None)
 
 
+def scoring_by(
+    function: Callable[..., Any], task: DeclaredTask, low: float, high: float
+) -> Callable[..., Any]:
+    """A method `score` for `task` that calls a user's `function(row, reply, lines)`."""
+
+    @wraps(function)
+    async def score(example: Example, episode: Episode, cast: object) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure)
+        reply = episode.final.text if episode.final else ""
+        lines = [{"seat": line.seat, "text": line.text} for line in episode.transcript]
+        result = function(dict(example.fields), reply, lines)
+        metrics = dict(result) if isinstance(result, Mapping) else {"value": result}
+        value = finite_or_none(metrics.pop("value", None))
+        if value is None or not low <= value <= high:
+            shown = one_line(printable(repr(result)), 80)
+            raise bad_return(task, "score", f"returned {shown}, not {low:g} to {high:g}")
+        return Score(value=value, reward=value, metrics=metrics)
+
+    return score
+
+
 # -- where the error occurred ----------------------------------------------------------------------
 
 
@@ -437,9 +460,9 @@ def _shown(file: str) -> str:
 
 def _defined(task: DeclaredTask, call: str) -> str:
     for name in (call, "grade", "parse"):
-        code = getattr(inspect.unwrap(getattr(type(task), name, _defined)), "__code__", None)
+        code = getattr(inspect.unwrap(getattr(task, name, _defined)), "__code__", None)
         if code is not None and _owner(code.co_filename) == "task":
-            return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {name}"
+            return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {code.co_name}"
     return f"in {type(task).__qualname__}"
 
 
