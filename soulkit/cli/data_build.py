@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.panel import Panel
 
 from soulkit.cli.console import (
     ConsoleReporter,
     console,
-    out,
     print_json,
     print_next,
     print_note,
@@ -427,7 +425,7 @@ def say_next_of(task: str, path: Path) -> None:
 # -- exports of chats ------------------------------------------------------------------------------
 
 COLUMN_KEYS = ("id", "role", "text", "person", "time")
-SHOWN_NAMES, SHOWN_MESSAGES, SHOWN_CHARACTERS = 8, 6, 300
+SHOWN_NAMES = 8
 
 
 def import_export(
@@ -455,7 +453,7 @@ def import_export(
                   "persons": len(done.people), "speakers": done.speakers}  # fmt: skip
         print_json({"file": str(target), "layouts": done.layouts, **counts,
                     "left_out": done.left_out, "skipped_files": done.skipped,
-                    "bad": [asdict(b) for b in done.bad], "example": done.example})  # fmt: skip
+                    "bad": [asdict(b) for b in done.bad]})  # fmt: skip
     else:
         _print_import(done, path, target)
     if done.bad:
@@ -499,22 +497,7 @@ def _print_import(done: ChatImport, path: Path, target: Path) -> None:
         lines.append(f"files without conversations: {skipped}")
     for line in lines:
         console().print(safe(line), soft_wrap=True)
-    _print_chat(done.example)
     say_bad_rows(done.bad)
     speaker = next((name for name, _ in done.speakers.most_common(1)), "human")
     name, side = shlex.quote(str(target)), shlex.quote(speaker)
     print_next(f"soul data show {name} --side {side}", f"soul data redact {name} -o safe.jsonl")
-
-
-def _print_chat(row: Mapping[str, object]) -> None:
-    messages = row["messages"]
-    assert isinstance(messages, list)
-    for message in messages[:SHOWN_MESSAGES]:
-        title = safe(one_line(str(message.get("speaker") or message["role"]), 40))
-        calls = [f"calls {call['function']['name']}" for call in message.get("tool_calls", ())]
-        marks = " ".join(f"({mark})" for mark in [*message.get("attachments", ()), *calls])
-        text = f"{message['content']} {marks}".strip()
-        short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} …"
-        out.print(Panel(safe(short), title=title, title_align="left"))
-    if len(messages) > SHOWN_MESSAGES:
-        out.print(f"… and {counted(len(messages) - SHOWN_MESSAGES, 'more message')}")

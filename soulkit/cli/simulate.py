@@ -116,15 +116,19 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.report.grid import plain_table
     from soulkit.report.load import NOTES
+    from soulkit.serving.certificate import certificate_lines, find_certificate
 
-    reporter, certificate = ConsoleReporter("simulate"), _certificate(config)
-    for line in certificate:
+    reporter, user = ConsoleReporter("simulate"), config.partner
+    folder = user.model if user is not None and user.kind == "local" else ""
+    certificate = find_certificate(folder) if folder and Path(folder).is_dir() else None
+    lines = [f"simulator: {line}" for line in certificate_lines(certificate)]
+    for line in lines:
         reporter.note(line)
     run, summary = run_eval(config, values["out"], reporter=reporter)
     warn_unsealed()
     cells = next(iter(summary.tasks.values()))
     facts = list(_facts(run, summary, cells, judged=config.option["verdict"] != "none"))
-    notes = [" · ".join(f"{label}: {text}" for label, text in facts), *certificate]
+    notes = [" · ".join(f"{label}: {text}" for label, text in facts), *lines]
     run.write_summary({**summary_line(run.path), NOTES: notes})
     if not values["json"]:
         table = plain_table(*facts[0])
@@ -132,19 +136,9 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
             table.add_row(*map(safe, fact))
         out.print(table)
     name = shell_path(run.path)
-    lines = (f"{show_command(run.path)} --worst 5", f"soul report {name} --format html",
-             f"soul compare OTHER {name}")  # fmt: skip
-    finish(config, run, summary, lines, values)
-
-
-def _certificate(config: EvalConfig) -> list[str]:
-    """What is known of the simulator."""
-    from soulkit.serving.certificate import certificate_lines, find_certificate
-
-    user = config.partner
-    here = user is not None and user.kind == "local" and Path(user.model).is_dir()
-    lines = certificate_lines(find_certificate(user.model) if user is not None and here else None)
-    return [f"simulator: {line}" for line in lines]
+    commands = (f"{show_command(run.path)} --worst 5", f"soul report {name} --format html",
+                f"soul compare OTHER {name}")  # fmt: skip
+    finish(config, run, summary, commands, values)
 
 
 def _facts(

@@ -37,7 +37,7 @@ from soulkit.tasks.kit.registry import load_registry
 SEATS = {"agent": "actor", "person": "partner"}
 """Seats of the task that is evaluated."""
 TINY = "tiny"
-"""A user with random weights, to try things with."""
+"""A model with random weights, to try things with."""
 TO_BE_LISTED = "model"
 """Stands for the model of a server until the server has named it."""
 LISTING_S = 5.0
@@ -53,14 +53,18 @@ def simulation_config(
     specs, endpoints = load_registry().specs, settings.get("endpoints")
     task = next(name for name, spec in specs.items() if spec.seats == SEATS)
     if user == TINY:
-        from soulkit.models.local.tiny import build_tiny
-
-        words = [Brief().prompt().text, rows.read_text("utf-8")]
-        user = str(build_tiny(rows.with_suffix(".tiny"), words, max_context=4096))
+        user = tiny_person(rows.with_suffix(".tiny"), rows.read_text("utf-8"))
     players = {**agent_settings(agent, endpoints), "partner": user_player(user, endpoints)}
     rest = {"option": dict(options), "data": {task: str(rows)}}
     flags = {"kind": "api", "tasks": (task,), **players, **settings, **rest}
     return EvalConfig.load(flags=flags, trust=trust)
+
+
+def tiny_person(folder: Path, *texts: str) -> str:
+    """A model with random weights that knows the words of a person's prompt and of `texts`."""
+    from soulkit.models.local.tiny import build_tiny
+
+    return str(build_tiny(folder, [Brief().prompt().text, *texts], max_context=4096))
 
 
 def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder: Path) -> Path:

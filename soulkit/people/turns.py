@@ -11,7 +11,7 @@ conversation whose person is unknown counts as a person of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from soulkit.data.corpora.lessons import Lesson
@@ -68,15 +68,18 @@ def read_turns(
 
 def by_person(turns: Iterable[PersonTurn]) -> dict[str, list[PersonTurn]]:
     """Person → their turns, persons in the order of their first turn."""
-    groups: dict[str, list[PersonTurn]] = defaultdict(list)
-    for turn in turns:
-        groups[turn.person].append(turn)
-    return dict(groups)
+    return _grouped(turns, lambda turn: turn.person)
 
 
-def by_chat(turns: Iterable[PersonTurn]) -> dict[str, Sequence[PersonTurn]]:
+def by_chat(turns: Iterable[PersonTurn]) -> dict[str, list[PersonTurn]]:
     """Conversation → the person's turns in it, in order."""
+    return _grouped(turns, lambda turn: turn.chat)
+
+
+def _grouped(
+    turns: Iterable[PersonTurn], key: Callable[[PersonTurn], str]
+) -> dict[str, list[PersonTurn]]:
     groups: dict[str, list[PersonTurn]] = defaultdict(list)
     for turn in turns:
-        groups[turn.chat].append(turn)
+        groups[key(turn)].append(turn)
     return dict(groups)

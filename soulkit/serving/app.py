@@ -258,7 +258,9 @@ class _Reply:
         tail = None
         async for part in parts:
             if tail is None:
-                await send(_start(status, kind))
+                headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
+                start = {"type": "http.response.start", "status": status, "headers": headers}
+                await send(start)
             tail = ((tail or b"") + part)[-4096:]
             await send({"type": "http.response.body", "body": part, "more_body": True})
         self._count(tail or b"")
@@ -282,11 +284,6 @@ async def _left(receive: Receive) -> None:
 
 def _event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n"
-
-
-def _start(status: int, kind: bytes) -> Message:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
-    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 def _json(status: int, payload: Mapping[str, Any]) -> Response:

@@ -22,14 +22,12 @@ from soulkit.models.vllm.client import Address, ServerGone, ServerRefused, VllmC
 from soulkit.models.vllm.manager import LOGS, ServerNeed, ServerTerms, VllmServers, adapter_rank
 from soulkit.models.vllm.settings import interpreter, parse_engine, resolve_engine, vllm_version
 from soulkit.people.continuations import models_of
+from soulkit.people.simulation import TINY, tiny_person
 from soulkit.reporting import SILENT, Reporter
 from soulkit.serving.backend import ChatBackend
 from soulkit.serving.vllm_backend import VllmBackend
-from soulkit.tasks.kit.person.brief import Brief
 
 WEB = ("http://", "https://")
-TINY = "tiny"
-"""A model with random weights, to try things with."""
 
 
 @contextmanager
@@ -63,7 +61,12 @@ def opened_model(
     name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
     python = interpreter(None)
     choice = resolve_engine(choice, python=python, device=device)
-    reporter.note(f"engine: {choice.words()}{_why_local(python) if choice.kind != engine else ''}")
+    why = ""
+    if engine == "auto" and choice.kind == "local":
+        why = (
+            f" ({'there is no GPU for vLLM' if vllm_version(python) else 'vLLM is not installed'})"
+        )
+    reporter.note(f"engine: {choice.words()}{why}")
     folder = Path(tempfile.mkdtemp(prefix="soulkit-"))
     try:
         place, weights = _weights(model, adapter, folder)
@@ -125,17 +128,10 @@ def _attached(url: str, served: str, name: str) -> VllmBackend:
     )  # fmt: skip
 
 
-def _why_local(python: str) -> str:
-    missing = vllm_version(python) is None
-    return f" ({'vLLM is not installed' if missing else 'there is no GPU for vLLM'})"
-
-
 def _weights(model: str, adapter: str | None, folder: Path) -> tuple[str, str | None]:
     """The base model and the adapter that MODEL stands for."""
     if model == TINY:
-        from soulkit.models.local.tiny import build_tiny
-
-        return str(build_tiny(folder / TINY, [Brief("", "").prompt().text])), adapter
+        return tiny_person(folder / TINY), adapter
     subject = models_of(model, {}, adapter)[-1]
     if subject.player.kind != "local":
         raise ConfigError(

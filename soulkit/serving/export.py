@@ -99,11 +99,9 @@ def export_model(
             "Only an adapter can be exported as one.",
             "Use --merge, which copies full weights.",
         )
-    out, hashed = (
-        out.expanduser().resolve(),
-        loading.adapter_hash if source.adapter else weights_hash,
-    )
-    record = {"form": form, "weights": hashed(source.folder), "base": source.base.proof}
+    out, folder = out.expanduser().resolve(), source.folder
+    weights = loading.adapter_hash(folder) if source.adapter else weights_hash(folder)
+    record = {"form": form, "weights": weights, "base": source.base.proof}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         before: dict[str, Any] = read_object(out / NOTE).get("export", {})
         if not record.items() <= before.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.data.exports.datasets import record_layout
 from soulkit.data.exports.layouts import Layout, ReadOptions
-from soulkit.data.exports.records import Convert, attachment_kind, spoken_message
+from soulkit.data.exports.records import Convert, attachment_kind, html_words, spoken_message
 from soulkit.data.files import BadRecord
 
 Fields = Mapping[str, Any]
@@ -165,14 +164,10 @@ def _of_gemini(content: Fields, options: ReadOptions) -> Message | None:
     return spoken_message("role", role, text, time, kinds, tool_calls=calls)
 
 
-_TAGS = re.compile(r"<(br|/p|/li|/h\d|/div|/tr)[^>]*>|<[^>]+>")
-
-
 def _activity(record: Fields, options: ReadOptions) -> Iterator[dict[str, Any]]:
     """One entry of Takeout's My Activity: a question and its reply, without a conversation."""
     asked, replies = str(record.get("title", "")), record.get("safeHtmlItem") or ()
-    texts = [html.unescape(_TAGS.sub(lambda t: "\n" if t[1] else "", str(item.get("html", ""))))
-             for item in replies]  # fmt: skip
+    texts = [html_words(str(item.get("html", ""))) for item in replies]
     if not texts:
         options.left_out["activities without a reply"] += 1
         return
@@ -181,9 +176,8 @@ def _activity(record: Fields, options: ReadOptions) -> Iterator[dict[str, Any]]:
         for name in record.get("attachedFiles") or record.get("imageFile") or ()
     ]
     time = record.get("time")
-    reply = re.sub(r"\n{3,}", "\n\n", "\n".join(texts))
     question = spoken_message("role", "user", asked.removeprefix("Prompted "), time, kinds)
-    messages = [question, spoken_message("role", "assistant", reply, time)]
+    messages = [question, spoken_message("role", "assistant", "\n".join(texts), time)]
     yield {"messages": [message for message in messages if message]}
 
 

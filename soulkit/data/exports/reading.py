@@ -100,8 +100,6 @@ class ChatImport:
     speakers: Counter[str] = field(default_factory=Counter)
     """Name → messages, in conversations between people."""
     bad: list[BadRow] = field(default_factory=list)
-    example: dict[str, Any] = field(default_factory=dict)
-    """The first conversation with four messages or more, else the first one."""
 
     def count(self, row: dict[str, Any]) -> None:
         """Add one conversation."""
@@ -111,8 +109,6 @@ class ChatImport:
         if row.get("person"):
             self.people.add(str(row["person"]))
         self.speakers.update(m["speaker"] for m in messages if "speaker" in m)
-        if len(self.example.get("messages", ())) < min(4, len(messages)):
-            self.example = row
 
 
 def import_chats(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import mimetypes
 import re
@@ -111,6 +112,12 @@ def attachment_kind(name: Any) -> str:
     names = (str(name), mimetypes.guess_type(str(name))[0] or "")
     kinds = (word for word in names if word.startswith(("image/", "video/", "audio/")))
     return next(kinds, "file/").partition("/")[0]
+
+
+def html_words(text: str) -> str:
+    """The words of HTML, one paragraph per line."""
+    broken = re.sub(r"(?i)\s*(?:<br\s*/?>|</(?:p|div|li|h\d|tr)>)\s*", "\n", text)
+    return html.unescape(re.sub(r"<[^<>]+>", "", broken)).replace("\xa0", " ").strip()
 
 
 def iso_time(value: Any) -> str:

@@ -10,7 +10,6 @@ In a table whose speakers are not all in ROLES, they are names: `speaker` instea
 from __future__ import annotations
 
 import html
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from soulkit.data.exports.records import (
     converted,
     epoch_seconds,
     has_keys,
+    html_words,
     records,
     sample_of,
     spoken_message,
@@ -53,19 +53,13 @@ def _conversation(key: Any, person: Any, messages: Sequence[Row]) -> Row:
 # -- tickets -------------------------------------------------------------------------------------
 
 
-def _plain(text: str) -> str:
-    """The words of HTML, one paragraph per line."""
-    broken = re.sub(r"(?i)\s*(?:<br\s*/?>|</(?:p|div|li|h\d|tr)>)\s*", "\n", text)
-    return html.unescape(re.sub(r"<[^<>]+>", "", broken)).replace("\xa0", " ").strip()
-
-
 def _intercom(ticket: Any, options: ReadOptions) -> Iterator[Row]:
     parts = ticket["conversation_parts"]
     listed = parts.get("conversation_parts") or [] if isinstance(parts, Mapping) else parts
     messages, people = [], []
     first = {"created_at": ticket.get("created_at"), **(ticket.get("source") or {})}
     for part in (first, *(listed or ())):
-        author, text = part.get("author") or {}, _plain(part.get("body") or "")
+        author, text = part.get("author") or {}, html_words(part.get("body") or "")
         role = ROLES.get(str(author.get("type")), "assistant")
         message = _said("role", role, text, part.get("created_at"), part.get("attachments"))
         if part.get("part_type") == "note" or message is None:
@@ -90,7 +84,7 @@ def _zendesk(ticket: Any, options: ReadOptions) -> Iterator[Row]:
     messages = []
     for comment in comments:
         text = comment.get("plain_body") or comment.get("body")
-        text = _plain(comment.get("html_body") or "") if text is None else html.unescape(text)
+        text = html_words(comment.get("html_body") or "") if text is None else html.unescape(text)
         role = "user" if str(comment.get("author_id")) == person else "assistant"
         text, time = text.replace("\xa0", " "), comment.get("created_at")
         message = _said("role", role, text, time, comment.get("attachments"))
