@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,8 @@ from soulkit.runs.folder import is_run
 
 if TYPE_CHECKING:
     from soulkit.people.build import RoadStep
+
+_two_digits, _signed = partial(number, digits=2), partial(signed, digits=2)
 
 app = CommandTable(add_completion=False, rich_markup_mode=None)
 
@@ -239,10 +242,6 @@ def _print_closeness(report: Mapping[str, Any]) -> None:
         print_note(line)
 
 
-def _signed(value: object) -> str:
-    return signed(value, 2)
-
-
 def _remarks(last: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str]:
     yield "1: what chance makes of people; the headline is the largest of the three"
     words, context = last["words"], last["context"]
@@ -316,10 +315,6 @@ def _print_memory(report: Mapping[str, Any]) -> None:
         ends = [f" [{number(share['low'])}, {number(share['high'])}]"] if share["messages"] else []
         out.print(f"{name.replace('_', '-')} messages continued word for word: {text}", *ends,
                   sep="", markup=False)  # fmt: skip
-
-
-def _two_digits(value: object) -> str:
-    return number(value, 2)
 
 
 def certify_command(

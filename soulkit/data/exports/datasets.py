@@ -329,10 +329,12 @@ def record_layout(
 ) -> Layout:  # fmt: skip
     """A layout with a conversation per record, known by its first records."""
 
-    def is_this(file: ExportFile) -> bool:
-        return any(isinstance(record, Mapping) and fits(record) for record in sample_of(file))
-
+    is_this = partial(_has_record, fits)
     return Layout(name, example, is_this, lambda files, options: converted(files, convert, options))
+
+
+def _has_record(fits: Callable[[Fields], Any], file: ExportFile) -> bool:
+    return any(isinstance(record, Mapping) and fits(record) for record in sample_of(file))
 
 
 def _rows(record: Any, options: ReadOptions) -> Iterator[dict[str, Any]]:
@@ -366,15 +368,12 @@ def _grouped_rows(
             yield BadRow(key_in(first), str(error))
 
 
-def _has(file: ExportFile, columns: frozenset[str]) -> bool:
-    return any(isinstance(row, Mapping) and row.keys() >= columns for row in sample_of(file))
-
-
 LAYOUTS = (
     Layout("replies", '{"conversation_id": "c1", "turn": 0, "user_prompt": "hi", '
-           '"model_response": "hello"}', lambda file: _has(file, REPLIES), _grouped_rows),
+           '"model_response": "hello"}', partial(_has_record, lambda r: r.keys() >= REPLIES),
+           _grouped_rows),
     Layout("flat tree", '{"message_id": "m1", "parent_id": null, "role": "prompter", '
-           '"text": "hi"}', lambda file: _has(file, TREE), _grouped_rows),
+           '"text": "hi"}', partial(_has_record, lambda r: r.keys() >= TREE), _grouped_rows),
     *(record_layout(form, example, partial(_reads, read), _rows)
       for form, (example, read) in FORMS.items()),
 )  # fmt: skip
