@@ -122,7 +122,7 @@ def test_only_the_persons_lines_count_and_the_line_is_named() -> None:
 def test_instructions_of_another_prompt_count() -> None:
     prompt = "The user is a tired nurse who wants to know when the next bus to the city leaves."
     lines = talk("the user is a tired nurse who wants to know when the next bus leaves")
-    assert [one.kind for one in find_faults(lines, "person", instructions=prompt)] == [
+    assert [one.kind for one in find_faults(lines, "person", Brief(text=prompt))] == [
         "leaked_instructions"
     ]
 

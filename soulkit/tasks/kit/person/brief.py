@@ -21,7 +21,7 @@ from soulkit.data.files import read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.tasks.kit.spec import BOOKKEEPING
-from soulkit.types import Feedback, Segment
+from soulkit.types import Segment
 
 T = TypeVar("T")
 
@@ -66,11 +66,11 @@ class Brief:
                "persona_id": self.persona_id, "scenario_id": self.scenario_id}  # fmt: skip
         return {name: value for name, value in row.items() if value}
 
-    def prompt(self, end_mark: str = END_MARK, feedback: Feedback | None = None) -> Segment:
+    def prompt(self, end_mark: str = END_MARK) -> Segment:
         """The system message; without `end_mark` the person is not told how to end."""
         if self.text:
             return Segment("system", self.text)
-        return PROMPTS.opening("person", feedback, self.values(end_mark))
+        return PROMPTS.opening("person", None, self.values(end_mark))
 
 
 def read_briefs(personas: Path | None, scenarios: Path | None = None) -> tuple[Brief, ...]:
@@ -107,10 +107,10 @@ def as_heard(messages: Sequence[Segment]) -> tuple[Segment, ...]:
 _OTHER = {"user": "assistant", "assistant": "user"}
 
 
-def split_end(text: str, end_mark: str = END_MARK) -> tuple[str, bool]:
+def split_end(text: str) -> tuple[str, bool]:
     """(the message without the mark and what follows it, whether the person ended)."""
-    before, found, _ = text.partition(end_mark) if end_mark else (text, "", "")
-    return (before.rstrip(), True) if found else (text, False)
+    before, mark, _ = text.partition(END_MARK)
+    return (before.rstrip(), True) if mark else (text, False)
 
 
 def _rows(path: Path, key: str) -> Sequence[Mapping[str, Any]]:

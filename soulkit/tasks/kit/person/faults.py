@@ -57,15 +57,11 @@ class PersonFault:
 
 
 def find_faults(
-    lines: Sequence[Line], seat: str, brief: Brief | None = None, instructions: str = "",
-    end_mark: str = END_MARK,
-) -> tuple[PersonFault, ...]:  # fmt: skip
-    """The faults of the person at `seat`, in the order of the lines.
-
-    `instructions` is the person's system prompt, if it is not the one of the brief.
-    """
-    brief, prompt = brief or Brief(), instructions or (brief.prompt("").text if brief else "")
-    messages = [_Message(line.text[:READ].replace(end_mark or "\0", " ")) for line in lines]
+    lines: Sequence[Line], seat: str, brief: Brief | None = None
+) -> tuple[PersonFault, ...]:
+    """The faults of the person at `seat`, in the order of the lines."""
+    brief, prompt = brief or Brief(), brief.prompt("").text if brief else ""
+    messages = [_Message(line.text[:READ].replace(END_MARK, " ")) for line in lines]
     places = [place for place, line in enumerate(lines) if line.seat == seat]
     loops, secrets, faults = _loops(lines, messages), _secrets(prompt, brief.persona), []
     for number, place in enumerate(places):
