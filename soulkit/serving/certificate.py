@@ -129,9 +129,9 @@ def find_certificate(model: str, adapter: str | None = None) -> dict[str, Any] |
     return {SCHEMA: CERTIFICATE_SCHEMA, "stale": f"{file} does not count: {why}."}
 
 
-def copy_certificate(model: str, folder: Path, adapter: str | None = None) -> None:
+def copy_certificate(model: str, folder: Path) -> None:
     """Give the certificate of a model, if it has one, to the weights that were exported from it."""
-    certificate = find_certificate(model, adapter)
+    certificate = find_certificate(model)
     if certificate and "stale" not in certificate:
         copies = {*certificate["copies"], _digest(_identity(_subject(str(folder))))}
         write_json(folder / FILE, {**certificate, "copies": sorted(copies)})

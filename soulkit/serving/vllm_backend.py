@@ -20,7 +20,7 @@ from soulkit.models.api.wire import NEUTRAL
 from soulkit.models.vllm.client import Address
 from soulkit.serving.backend import Body, Chunk, RequestError
 
-PATH = "/v1/chat/completions"
+PATH, CONNECTIONS = "/v1/chat/completions", 1024
 USUAL = {"temperature": 1.0, **NEUTRAL, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Sent where the client left a setting out."""
 
@@ -33,11 +33,11 @@ class VllmBackend:
 
     def __init__(
         self, address: Address, served: str, *, name: str = "", context_limit: int | None = None,
-        connections: int = 1024, check: Callable[[], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.address, self.served, self.name = address, served, name or served
         self.context_limit, self._check = context_limit, check
-        self._client: Any = make_client(address.url, None, connections)
+        self._client: Any = make_client(address.url, None, CONNECTIONS)
 
     def check(self) -> None:
         """RequestError if the server has ended."""

@@ -329,8 +329,7 @@ def record_layout(
 ) -> Layout:  # fmt: skip
     """A layout with a conversation per record, known by its first records."""
 
-    is_this = partial(_has_record, fits)
-    return Layout(name, example, is_this, lambda files, options: converted(files, convert, options))
+    return Layout(name, example, partial(_has_record, fits), partial(converted, convert))
 
 
 def _has_record(fits: Callable[[Fields], Any], file: ExportFile) -> bool:

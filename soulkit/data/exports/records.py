@@ -67,11 +67,11 @@ def sample_of(file: ExportFile) -> Sequence[Any]:
 
 
 def converted(
-    files: Sequence[ExportFile], convert: Convert, options: ReadOptions, at: str | None = None
+    convert: Convert, files: Sequence[ExportFile], options: ReadOptions
 ) -> Iterator[Row | BadRow]:
     """The rows that `convert` makes of every record of the files."""
     for file in files:
-        yield from converted_records(records(file, at), convert, options)
+        yield from converted_records(records(file), convert, options)
 
 
 def converted_records(

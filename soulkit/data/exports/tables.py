@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
@@ -188,21 +189,14 @@ def _from_rows(
     return _conversation(key, next(filter(None, people), ""), messages)
 
 
-def _ticket(ticket: Any, options: ReadOptions) -> Iterator[Row]:
-    read = _intercom if "conversation_parts" in ticket else _zendesk
-    return read(ticket, options)
-
-
-def _tickets(files: Sequence[ExportFile], options: ReadOptions) -> Iterator[Row | BadRow]:
-    return converted(files, _ticket, options)
-
-
 LAYOUTS = (
     Layout("Intercom conversations", '{"id": "1", "source": {"body": "hi"}, "conversation_parts": '
            '{"conversation_parts": [{"author": {"type": "admin"}, "body": "hello"}]}}',
-           lambda file: has_keys(file, "conversation_parts", "author"), _tickets),
+           lambda file: has_keys(file, "conversation_parts", "author"),
+           partial(converted, _intercom)),
     Layout("Zendesk tickets", '{"id": 1, "requester_id": 7, "comments": [{"author_id": 7, '
            '"plain_body": "hi"}]}',
-           lambda file: has_keys(file, "author_id", "(?:comments|audits)"), _tickets),
+           lambda file: has_keys(file, "author_id", "(?:comments|audits)"),
+           partial(converted, _zendesk)),
     Layout("table with one message per row", "conversation_id,role,text", _is_table, _table, True),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,11 +130,6 @@ def _brief(person: Mapping[str, Any], subject: Mapping[str, Any]) -> Brief:
         scenario=str(subject.get("scenario") or "").strip(),
         persona_id=str(person.get("id") or ""),
         scenario_id=str(subject.get("id") or ""),
-        facts=dict(_facts(person)),
-    )
-
-
-def _facts(person: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in person.items():
-        if name not in NOT_FACTS and isinstance(value, str | int | float) and str(value).strip():
-            yield name, str(value)
+        facts={name: str(value) for name, value in person.items() if name not in NOT_FACTS
+               and isinstance(value, str | int | float) and str(value).strip()},
+    )  # fmt: skip
