@@ -152,8 +152,8 @@ SAMPLES: dict[str, Sample] = {
     "messages in an array": Sample({"a.json": [{"id": 1, "turns": MESSAGES}]}, "messages"),
     "messages as text": Sample({"a.csv": 'id,messages\n1,"{}"\n'.format(
         json.dumps(MESSAGES).replace('"', '""'))}, "messages"),
-    "ShareGPT": Sample({"sg.json": [{"id": "x", "conversations": SHAREGPT}]}, "ShareGPT"),
-    "ShareGPT in one object": Sample({"sg.json": {"conversations": SHAREGPT}}, "ShareGPT"),
+    "ShareGPT": Sample({"sg.json": [{"id": "x", "conversations": SHAREGPT}]}, "messages"),
+    "ShareGPT in one object": Sample({"sg.json": {"conversations": SHAREGPT}}, "messages"),
     "branches": Sample({"a.jsonl": [{"conversation_history": [
         {"turn": 0, "role": "user", "content": USER},
         {"turn": 0, "role": "model", "content": "Cake.", "if_chosen": False},

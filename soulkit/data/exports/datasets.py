@@ -139,12 +139,6 @@ def _messages(fields: Fields) -> Branches | None:
     return None if items is None or isinstance(items[0], str) else [items]
 
 
-def _sharegpt(fields: Fields) -> Branches | None:
-    items = _listed(fields) or [None]
-    known = isinstance(items[0], Mapping) and {"from", "value"} <= items[0].keys()
-    return [items] if known else None
-
-
 def _nested_tree(fields: Fields) -> Branches | None:
     root = structure(fields.get("prompt"))
     if not isinstance(root, Mapping) or not isinstance(root.get("replies"), list):
@@ -248,7 +242,6 @@ _ONE = '{"role": "user", "content": "hi"}'
 FORMS: Mapping[str, tuple[str, Read]] = {
     "branches": ('{"conversation_history": [{"turn": 0, "role": "user", "content": "hi", '
                  '"if_chosen": true}]}', _chosen_replies),
-    "ShareGPT": ('{"conversations": [{"from": "human", "value": "hi"}]}', _sharegpt),
     "messages": (f'{{"messages": [{_ONE}]}}', _messages),
     "tree": ('{"prompt": {"role": "prompter", "text": "hi", "replies": []}}', _nested_tree),
     "Arena pairs": (f'{{"conversation_a": [{_ONE}], "conversation_b": [{_ONE}], '
@@ -258,7 +251,7 @@ FORMS: Mapping[str, tuple[str, Read]] = {
     "prompt and completion": ('{"prompt": "hi", "completion": "hello"}', _exchange),
 }  # fmt: skip
 """Name → example and reader; the first form that reads a record is used."""
-CONVERSATIONS = ("branches", "ShareGPT", "messages", "tree")
+CONVERSATIONS = ("branches", "messages", "tree")
 """Forms of recorded conversations; the others may also be rows of tasks."""
 
 

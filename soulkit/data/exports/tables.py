@@ -97,6 +97,10 @@ def _zendesk(ticket: Any, options: ReadOptions) -> Iterator[Row]:
     yield _conversation(number, person, messages)
 
 
+def _ticket(ticket: Any, options: ReadOptions) -> Iterator[Row]:
+    return (_intercom if "conversation_parts" in ticket else _zendesk)(ticket, options)
+
+
 # -- tables --------------------------------------------------------------------------------------
 
 _NAMES = {
@@ -193,10 +197,10 @@ LAYOUTS = (
     Layout("Intercom conversations", '{"id": "1", "source": {"body": "hi"}, "conversation_parts": '
            '{"conversation_parts": [{"author": {"type": "admin"}, "body": "hello"}]}}',
            lambda file: has_keys(file, "conversation_parts", "author"),
-           partial(converted, _intercom)),
+           partial(converted, _ticket)),
     Layout("Zendesk tickets", '{"id": 1, "requester_id": 7, "comments": [{"author_id": 7, '
            '"plain_body": "hi"}]}',
            lambda file: has_keys(file, "author_id", "(?:comments|audits)"),
-           partial(converted, _zendesk)),
+           partial(converted, _ticket)),
     Layout("table with one message per row", "conversation_id,role,text", _is_table, _table, True),
 )  # fmt: skip
