@@ -267,7 +267,8 @@ class ReportView:
         trained = [run for run in self.runs if run.steps]
         several = len(self.runs) > 1
         steps = (steps_grid(run, run.name if several else "") for run in trained)
-        return [*self.runs, table, *steps]
+        repeats = (grid for run in self.runs for grid in tables.repeats_grids(run))
+        return [*self.runs, table, *repeats, *steps]
 
     def findings(self) -> list[Finding]:
         """The findings on models of people, then those on scores."""

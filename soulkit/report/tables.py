@@ -41,6 +41,7 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
+from soulkit.metrics.repeats import needed
 from soulkit.report.grid import Grid, GridRow, grid_markdown, grid_parts, md_text
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, published_beside
@@ -237,6 +238,7 @@ def blocks(runs: Sequence[RunData], *, details: bool = False) -> list[Block]:
         made.append(_overview(comparable_runs(runs), side_by_side(runs)))
     for run in runs:
         made += [run, *([_cells_grid(run, details)] if run.tasks else [])]
+        made += repeats_grids(run)
         made += [steps_grid(run)] if run.steps else []
     if details and (costs := cost_rows(runs)):
         rows = tuple(GridRow.of(*row) for row in costs)
@@ -274,6 +276,24 @@ def markdown(shown: Iterable[Block]) -> str:
             if block.progress is not None:
                 parts.append(f"This run is unfinished: {block.progress.text()}.\n")
     return "\n".join(parts)
+
+
+def repeats_grids(run: RunData) -> list[Grid]:
+    """The statistics of repeats and what would make the intervals narrower; empty if there are
+    none."""
+    rows, notes = [], []
+    for task, made in (run.summary or Summary()).repeats.items():
+        for name, one in made["statistics"].items():
+            mean = estimate_text(one["mean"], one["ci_low"], one["ci_high"])
+            counts = f"{one['n_scored']}/{one['n']}", str(one["n_clusters"])
+            rows.append(GridRow.of(one_line(task), name, mean, *counts))
+        ways = [f"{n} {name} (now {made['sizes'][name]:.3g})"
+                for name, n in needed(made).items() if n]  # fmt: skip
+        notes += [f"{task}: a 10% narrower interval needs {' or '.join(ways)}"] if ways else []
+    head, title = ("task", "statistic", "mean [95% CI]", "rows", "clusters"), f"repeats: {run.name}"
+    grid = Grid(title=title, head=head, rows=tuple(rows), notes=tuple(notes), words=head[:2],
+                n_names=2, grouped=True)  # fmt: skip
+    return [grid] if rows else []
 
 
 def _published_grid(table: Publication) -> Grid:

@@ -32,6 +32,7 @@ from soulkit.metrics.intervals import (
     suite_mean,
 )
 from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.scoring import NO_ROWS, Kept, value_over, without_origin, without_origins
 from soulkit.tasks.kit.user_code import as_mapping, or_default
 from soulkit.types import (
@@ -211,6 +212,7 @@ def summary_terms(
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},
         "names": {task.name: task.spec.metric.name for task in every},
+        "categories": {task.name for task in every if isinstance(task, ChoiceTask)},
     }
 
 

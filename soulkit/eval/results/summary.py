@@ -11,10 +11,11 @@ One cell of a task is its headline: `value`, or the batch statistic that the tas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from soulkit.data.rows import row_id
@@ -38,7 +39,9 @@ from soulkit.eval.results.warnings import (
     uniform_verdicts,
     word_cuts,
 )
+from soulkit.judge.reliability import dimensions
 from soulkit.metrics.intervals import Interval, bounds, estimate, finite_value
+from soulkit.metrics.repeats import repeat_statistics
 from soulkit.runs.jsonl import (
     SUMMARY_SCHEMA,
     read_object,
@@ -48,7 +51,7 @@ from soulkit.runs.jsonl import (
 )
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
-from soulkit.types import Record
+from soulkit.types import Record, Score
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
 SEVERAL_ORIGINS = "rows from several of your files are not averaged; each file has its own value"
@@ -101,6 +104,9 @@ class Summary:
     player that was asked over HTTP."""
     origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → user's own file → number of rows made from it; other rows are not listed."""
+    repeats: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task with several episodes per row → `statistics` of the repeats by name; `variances` of a
+    score and `sizes` (numbers) of rows, repeats and judge samples."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → control → `n`, `n_scored`, and `unscored` by reason."""
 
@@ -134,27 +140,19 @@ def unscored_share(records: Sequence[Record]) -> float:
 
 
 def summarise(
-    records: Sequence[Record],
-    *,
-    command: str,
-    model: str,
-    protocol: str,
-    seconds: float,
-    cost: float | None,
-    batch: Mapping[str, Summariser] | None = None,
-    training: bool = False,
-    headlines: Mapping[str, str] | None = None,
-    scale: Mapping[str, Interval] | None = None,
-    beside: Mapping[str, Sequence[str]] | None = None,
-    names: Mapping[str, str] | None = None,
-) -> Summary:
+    records: Sequence[Record], *, command: str, model: str, protocol: str, seconds: float,
+    cost: float | None, batch: Mapping[str, Summariser] | None = None, training: bool = False,
+    headlines: Mapping[str, str] | None = None, scale: Mapping[str, Interval] | None = None,
+    beside: Mapping[str, Sequence[str]] | None = None, names: Mapping[str, str] | None = None,
+    categories: Collection[str] = (),
+) -> Summary:  # fmt: skip
     """Summarise records. `seconds` is wall time, `cost` US dollars.
 
     Arguments by task: `batch` computes its batch statistics; `headlines` names its headline if that
     is not `value`; `scale` is the (lowest, highest) score, or under `task/metric` that of another
     metric (binary metrics default to [0, 1]); `beside` lists metrics to show next to the headline;
-    `names` is the name of its mean score. In `training`, a mean with missing parts is the mean of
-    the other parts.
+    `names` is the name of its mean score. `categories` are tasks whose answers can be put to a
+    vote. In `training`, a mean with missing parts is the mean of the other parts.
     """
     groups = records_by_task(records)
     if training:  # one batch, whatever the origins of its rows
@@ -187,6 +185,7 @@ def summarise(
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         origins=_origins(records),
+        repeats={} if training else _repeats(groups, scale or {}, categories),
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         uniform_verdicts={n: one for n, rows in groups.items() if (one := uniform_verdicts(rows))},
         dropped_settings={
@@ -201,6 +200,38 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
+
+
+def _repeats(
+    tasks: Mapping[str, Sequence[Record]], scale: Mapping[str, Interval],
+    categories: Collection[str],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """The statistics of the repeats of each task in which a row has two scores."""
+    made = {}
+    for task, records in tasks.items():
+        rows: dict[str, list[Record]] = {}
+        for record in drafts(records):
+            rows.setdefault(record.example_id, []).extend([record] if record.score.scored else ())
+        if max(map(len, rows.values()), default=0) < 2:
+            continue
+        clusters, several = {r.example_id: cluster_of(r) for r in records}, rows.values()
+        made[task] = repeat_statistics(
+            [[r.score.value or 0.0 for r in one] for one in several],
+            [clusters[row] for row in rows], scale.get(task),
+            answers=[[r.score.words for r in one] for one in several if task in categories],
+            opinions=[[_opinions(r.score) for r in one] for one in several],
+        )  # fmt: skip
+    return made
+
+
+def _opinions(score: Score) -> list[float]:
+    """For each judge sample the mean of all numbers in its verdicts."""
+    numbers: dict[tuple[str, int], list[float]] = {}
+    for one in score.verdicts:
+        rated = [x for x in dimensions(one).values() if not isinstance(x, str)]
+        numbers.setdefault((one.judge, one.sample), []).extend(rated)
+    most = max(map(len, numbers.values()), default=0)
+    return [fmean(rated) for rated in numbers.values() if rated and len(rated) == most]
 
 
 def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
