@@ -79,7 +79,8 @@ class YamlJudge(YamlAnswer):
     def reply_of(self, episode: Episode) -> tuple[str, str]:
         """(reply, status): the actor's last words, and how they were read."""
         replies = [text for text in utterances(episode) if text.strip()]
-        reply, parsed = self.parse(replies[-1] if replies else "")
+        reply, parsed = self.parse(replies[-1]) if replies else ("", "empty")
+        parsed = parsed if reply or parsed == "no_tag" else "empty"
         final = None if self.keys.dialogue else episode.final
         return reply, parsed if final is None else actor_status(final, parsed, self.strict_endings)
 

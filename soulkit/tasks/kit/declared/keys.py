@@ -43,7 +43,8 @@ PROMPT, SYSTEM, COACH, JUDGE = "prompt", "system", "coach", "judge"
 MADE: Mapping[str, frozenset[str]] = {
     PROMPT: frozenset({"feedback"}), SYSTEM: frozenset({"feedback"}),
     PARTNER: frozenset(), COACH: frozenset({"task_prompt", "attempt", "reward", "remarks"}),
-    JUDGE: frozenset({"task_prompt", "reply", "transcript", "other_columns", "scales", "a", "b"}),
+    JUDGE: frozenset({"task_prompt", "reply", "transcript", "gold", "other_columns", "scales",
+                      "a", "b"}),
 }  # fmt: skip
 """Template → its values that no column holds; a choice also has `options`."""
 OPTIONS_BY_LETTER, GOLD_LETTER = "options_by_letter", "gold_letter"
