@@ -168,6 +168,7 @@ def test_options_in_the_documentation_exist() -> None:
 GUIDES = {
     ROOT / "docs" / "tutorials" / "write-a-task.md": {"bus", "postcard"},
     ROOT / "docs" / "guides" / "dialogue-tasks.md": {"picnic", "cat"},
+    ROOT / "docs" / "guides" / "judged-tasks-in-yaml.md": {"comfort", "refund"},
 }
 """Page → the runs that its commands leave."""
 EXCERPTS = ("py", "jinja", "yaml")
