@@ -82,17 +82,15 @@ def pair_questions(
     episode: Episode,
     prompt: Callable[[bool], str],
     samples: int = 1,
-    shapes: tuple[type[Preference], type[Preference]] = (Preference, Preference),
 ) -> list[JudgeQuestion[Preference]]:
     """The question in each order, to ask together with others (`ask_several`).
 
     The number of opinions is the one that the task declares for `pairwise` (or for one order:
-    `pairwise_first`, `pairwise_second`), else `samples`. `shapes` are the forms of the answers in
-    the two orders; self-checks script each by its name.
+    `pairwise_first`, `pairwise_second`), else `samples`.
     """
     times = cast.panel.questions.get(PURPOSE, samples)
     return [
-        replace(question(_ordered(first), prompt(first), shapes[not first]), samples=times)
+        replace(question(_ordered(first), prompt(first), Preference), samples=times)
         for first in pair_orders(episode, cast.panel.orders, PURPOSE)
     ]
 

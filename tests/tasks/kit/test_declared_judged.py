@@ -201,7 +201,8 @@ def test_the_check_plays_gold_and_wrong(
     task = declared(tmp_path, entry)
     loaded = to_examples(task, [RawRow(row, "row")])
     check = check_task(task, loaded)
-    assert not (check.gold_fails or check.wrong_passes or check.no_gold or check.unscored)
+    assert not (check.gold_fails or check.wrong_passes or check.no_gold)
+    assert bool(check.unscored) == (entry is PAIR), "a script cannot know the order of a pair"
     assert not (check.breaks or check.wrong_unread or check.no_wrong), check
     judged = "judge" in task.calls(loaded.examples[0])
     names = [canary.name for canary in canary_episodes(task, loaded.examples)]
@@ -251,7 +252,7 @@ def feedback(task: Task, row: dict[str, Any], **players: Any) -> tuple[str, str,
         ({"critique": True}, "Hi.", marks(4, 9, "Ada studied for three long months. Cold."),
          "warmth: Cold. tact: It is short."),
         ({"critique": True, "max_words": 3}, "Hi.", marks(4, 9), "warmth: It is [...]"),
-        ({}, "Hi.", marks(2, 2), "That was weak. Read the instructions again, and do everything "
+        ({}, "Hi.", marks(2, 2), "That was weak. Read the instructions again, and do all "
          "that they ask for."),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scores by a judge, and the kind `judged`: one reply, rated or compared with the gold.
+"""Scores by a judge: the kinds `judged`, one reply, and `dialogue`, which may also have a gold.
 
 The judge reads the task's own template, or the shared one, which shows what the actor was asked,
 what it wrote, the gold, and every column that no seat's prompt names. Rubrics and scales are part
@@ -12,39 +12,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 from soulkit.data.literals import texts_of
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
+from soulkit.judge.pairwise import judge_pair
 from soulkit.judge.structured import VerdictShape, dimension_shape, question, rated_part
 from soulkit.judge.verdict import fence, transcript, utterances
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.choice import ChoiceTask
-from soulkit.tasks.kit.declared.keys import ACTOR, JUDGE, PARTNER, PROMPT, JudgeKeys
+from soulkit.tasks.kit.declared.keys import ACTOR, JUDGE, PARTNER, PROMPT, DialogueKeys, JudgeKeys
 from soulkit.tasks.kit.declared.single import YamlAnswer
+from soulkit.tasks.kit.dialogue import DialogueTask
 from soulkit.tasks.kit.scoring import actor_status
-from soulkit.types import Episode, Example, Role, Score, unscored
+from soulkit.types import Episode, Example, Feedback, Line, Role, Score, Segment, unscored
 
 _SCALES = re.compile(r"\{\{-?\s*scales\s*-?\}\}")
 _SECRET_WORDS = 3
 """Minimum number of words of a judge's column that feedback must not repeat."""
 REPLY, WEAK_REPLY = "This is what I would say to it.", "No idea."
 """Scripted replies for self-checks, where a row has no gold."""
-
-
-class FirstWins(Preference):
-    """What a judge of two answers says if the reply is A."""
-
-
-class SecondWins(Preference):
-    """What a judge of two answers says if the reply is B."""
+ENDED = "ended"
+"""The stop reason of a dialogue in which one side said an end."""
+HELLO = "Hello."
+"""What a scripted partner says, for self-checks."""
 
 
 class YamlJudge(YamlAnswer):
@@ -129,13 +125,9 @@ class YamlJudge(YamlAnswer):
             sides = {} if first else {"a": view["b"], "b": view["a"]}
             return self.prompts.render(JUDGE, **{**view, **sides})
 
-        questions = pair_questions(cast, episode, prompt, shapes=(FirstWins, SecondWins))
-        replies = await panel.ask_several(cast, questions, episode)
-        outcome = pair_outcome(cast, replies)
-        return self.judged_score(
-            outcome.value, {"position_flip": outcome.position_flip}, outcome.verdicts,
-            words=panel.in_words(chain(*replies.values())),
-        )  # fmt: skip
+        outcome = await judge_pair(cast, episode, prompt)
+        flips = {"position_flip": outcome.position_flip}
+        return self.judged_score(outcome.value, flips, outcome.verdicts)
 
     # -- feedback and scripts -----------------------------------------------------------------
 
@@ -157,8 +149,7 @@ class YamlJudge(YamlAnswer):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         if self.judge.both_orders:
-            wins = "AB"[(form == SecondWins.__name__) == perfect]
-            return json.dumps({"reasoning": "as scripted", "verdict": wins})
+            return None  # a good verdict depends on the order
         marks = {name: {"reasoning": "as scripted", "score": one.high if perfect else one.low}
                  for name, one in self.judge.scales.items()}  # fmt: skip
         return json.dumps(marks.get("", marks))
@@ -185,6 +176,71 @@ class YamlJudged(YamlJudge, ChoiceTask):
 
     def canary(self, example: Example, text: str) -> Episode | None:
         return super().canary(example, self.in_form(text))
+
+
+class YamlDialogue(YamlJudge, DialogueTask):
+    """A conversation with a partner, scored by a judge, or by the actor's last line.
+
+    The actor's prompt is a system message. The conversation ends after the declared turns, when
+    either side says one of the declared `ends` (the partner only after a turn of the actor), or
+    when the actor says nothing.
+    """
+
+    prompt_role = "system"
+    partner_attempts = 2
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert self.keys.dialogue is not None
+        self.talk: DialogueKeys = self.keys.dialogue
+        self.start, self.actor_begins = self.talk.start, self.talk.begins == "actor"
+        self.gold_is_script = self.keys.judge is not None
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        answers = self.most_turns - self.actor_begins
+        calls: dict[Role, int] = {"actor": self.most_turns, "partner": answers}
+        calls |= self.judge_calls() if self.keys.judge else {}
+        return {role: count for role, count in calls.items() if count}
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return (*self.context(example, None), Segment("user", self.start))
+
+    def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
+        return self.partner_ending(lines[-1].text) if lines[-1].text else "empty"
+
+    def partner_ending(self, line: str) -> str | None:
+        return ENDED if any(_says(line, end) for end in self.talk.ends) else None
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if self.keys.judge is not None or episode.failure is not None:
+            score = await super().score(example, episode, cast)
+        else:
+            answer, status = self.reply_of(episode)
+            value = self.grade(example, answer) if status in READABLE else self.spec.metric.low
+            score = self.judged_score(value, {}, status=status, words=answer)
+        turns, ended = float(len(utterances(episode))), float(episode.stop == ENDED)
+        return replace(score, metrics={**score.metrics, "turns": turns, "ended": ended})
+
+    # -- scripts ------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        last = REPLY if self.keys.judge else self.gold_completion(example)
+        return self.scripted(example, [(HELLO, last)], feedback, "max_turns")
+
+    def wrong(self, example: Example) -> Episode:
+        return self.scripted(example, [(HELLO, WEAK_REPLY)], None, "max_turns")
+
+    def canary(self, example: Example, text: str) -> Episode | None:
+        return (
+            self.scripted(example, [(HELLO, text)], None, "max_turns") if self.keys.judge else None
+        )
+
+
+def _says(line: str, end: str) -> bool:
+    """Whether a line says an end: a text, or a pattern between two slashes; ignoring case."""
+    if len(end) > 2 and end[0] == end[-1] == "/":
+        return re.search(end[1:-1], line, re.IGNORECASE) is not None
+    return end.casefold() in line.casefold()
 
 
 def _mark(name: str, rating: Any) -> float:

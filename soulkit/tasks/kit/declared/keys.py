@@ -136,10 +136,9 @@ class RubricDimension(Keys):
     high: int = 5
     weight: float = Field(default=1.0, gt=0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _by_rubric(cls, entry: Any) -> Any:
-        return {"rubric": entry} if isinstance(entry, str) else entry
+
+def _as_rubric(entry: Any) -> Any:
+    return {"rubric": entry} if isinstance(entry, str) else entry
 
 
 DimensionName = Annotated[str, Field(pattern=r"^[^\W\d_]\w{0,39}$")]
@@ -150,7 +149,9 @@ class JudgeKeys(Keys):
 
     rubric: Template = ""
     """What the judge should look at; with `dimensions`, an introduction to them."""
-    dimensions: dict[DimensionName, RubricDimension] = Field(default_factory=dict)
+    dimensions: dict[DimensionName, Annotated[RubricDimension, BeforeValidator(_as_rubric)]] = (
+        Field(default_factory=dict)
+    )
     """Name → rubric; the score is their weighted mean. Empty: one score from 1 to 10."""
     prompt: Template = ""
     """A template for the judge, in place of the shared one."""
@@ -158,11 +159,6 @@ class JudgeKeys(Keys):
     """Number of opinions of each judge."""
     both_orders: bool = False
     """Compare the reply with the gold, in both orders, instead of rating it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_rubric(cls, entry: Any) -> Any:
-        return {"rubric": entry} if isinstance(entry, str) else entry
 
     @property
     def scales(self) -> Mapping[str, RubricDimension]:
@@ -220,7 +216,7 @@ class Declaration(Keys):
     orders: Annotated[int, Field(gt=0)] = 1
     """In how many orders the options of a row are presented; every option stands in every place."""
     scorer: Annotated[tuple[Scorer, ...], BeforeValidator(_one_or_more)] = ()
-    judge: JudgeKeys | None = None
+    judge: Annotated[JudgeKeys | None, BeforeValidator(_as_rubric)] = None
     dialogue: DialogueKeys | None = None
     feedback: FeedbackKeys = FeedbackKeys()
     """The keys of `feedback:` that only tasks without code have."""

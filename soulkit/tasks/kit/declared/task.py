@@ -50,27 +50,25 @@ CLASSES: Mapping[str, str] = {
     "choice": "soulkit.tasks.kit.declared.single:YamlChoice",
     "text": "soulkit.tasks.kit.declared.single:YamlText",
     "judged": "soulkit.tasks.kit.declared.judged:YamlJudged",
-    "dialogue": "soulkit.tasks.kit.declared.dialogue:YamlDialogue",
+    "dialogue": "soulkit.tasks.kit.declared.judged:YamlDialogue",
 }
 """Kind → its class."""
 _SLOT = "\n{% if feedback %}\n\nFeedback on an earlier attempt: {{ feedback }}\n{% endif %}"
 """The feedback slot of a prompt that does not name `feedback`."""
 SHARED_COACH = "task_coach"
 """The shared template of a coach."""
-USUAL_RULES: Mapping[bool, tuple[Rule, ...]] = {
-    False: (
-        Rule(when={"outcome": "right"}, say="The answer was right. Keep reasoning this way."),
-        Rule(when={"outcome": "wrong"}, say="The answer was wrong. Read everything again before "
-             "you answer, and check each detail."),
-        Rule(say="Answer in exactly the form that the instructions ask for."),
-    ),
-    True: (
-        Rule(when={"outcome": "high"}, say="That was good. Keep to this way of writing."),
-        Rule(when={"outcome": "low"}, say="That was weak. Read the instructions again, and do "
-             "everything that they ask for."),
-        Rule(say="Do what the instructions ask for, and write nothing else."),
-    ),
+_USUAL = {
+    False: {"right": "The answer was right. Keep reasoning this way.",
+            "wrong": "The answer was wrong. Read everything again, and check each detail.",
+            "": "Answer in exactly the form that the instructions ask for."},
+    True: {"high": "That was good. Keep to this way of writing.",
+           "low": "That was weak. Read the instructions again, and do all that they ask for.",
+           "": "Do what the instructions ask for, and write nothing else."},
 }  # fmt: skip
+USUAL_RULES = {
+    judged: tuple(Rule(when={"outcome": o} if o else {}, say=say) for o, say in texts.items())
+    for judged, texts in _USUAL.items()
+}
 """Whether a judge scores the task → the feedback on its outcomes if it has no rules."""
 
 
