@@ -1,9 +1,8 @@
 """The Python API, `import soulkit as sk`: the commands as functions.
 
 Each function has the same checks, files and resume as its command, and returns the results that the
-command prints. Settings have the names of the options, with underscores; `data` may also be rows: a
-list of dictionaries or a data frame. The functions also work in notebooks, where the results are
-shown as tables (notebook.py); `aevaluate` and `atrain_model` are for asynchronous code.
+command prints. Settings have the names of the options, with underscores; `data` may also be rows.
+The functions also work in notebooks; `aevaluate` and `atrain_model` are for asynchronous code.
 """
 
 from __future__ import annotations

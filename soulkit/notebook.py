@@ -1,9 +1,7 @@
 """Results of the Python API as tables, data frames and figures, and progress in notebooks.
 
-`sk.evaluate` returns an EvaluationResult (a Summary), `sk.train_model` a TrainingResult (a
-TrainSummary) and `sk.compare` a ComparisonResult (a Comparison). Their tables are those of `soul
-report` and `soul compare`. Data frames are pandas' if it is installed, else polars', else lists of
-dictionaries.
+The tables are those of `soul report` and `soul compare`; the results are still the records of the
+layers below, such as a Summary.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ class _Result:
         """A figure of the report, by default the last one, as a figure of matplotlib."""
         charts = {chart.name: chart for chart in self._view().charts()}
         if (name := name or next(reversed(charts), "results")) not in charts:
-            why = f"The figures are: {', '.join(charts) or 'none yet'}."
-            raise ConfigError(f"There is no figure '{name}'.", why, did_you_mean(name, charts))
+            hint = did_you_mean(name, charts) if charts else "Play or train first."
+            raise ConfigError(f"There is no figure '{name}'.", "The run has no such data.", hint)
         if in_notebook() and find_spec("matplotlib_inline"):  # it shows figures as images
             import_module("matplotlib_inline.backend_inline")
         return matplotlib_figure(charts[name])

@@ -93,8 +93,7 @@ def command(
     if as_json:
         print_json(done.as_dict())
     else:
-        _print(done, here)
-        _say_next(_seen_from(here, run), _seen_from(here, Path(done.path)))
+        _print(done, here, run)
 
 
 def _refuse_options(ask: bool, named: dict[str, Any]) -> None:
@@ -162,8 +161,9 @@ def _seen_from(here: Path, path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _print(done: Rescored, here: Path) -> None:
-    from soulkit.cli.console import out, safe
+def _print(done: Rescored, here: Path, old: Path) -> None:
+    from soulkit.cli.console import out, print_next, safe
+    from soulkit.report.episode_search import shell_path
     from soulkit.report.grid import plain_table
 
     made = plain_table(
@@ -173,20 +173,15 @@ def _print(done: Rescored, here: Path) -> None:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)
     misses = f", {done.misses} of them because a judge reply is missing" if done.misses else ""
-    shown = _seen_from(here, Path(done.path))
+    shown, before = _seen_from(here, Path(done.path)), _seen_from(here, old)
     beside = f", and {done.controls_changed} of {done.controls} controls" if done.controls else ""
     out.print(
         safe(f"the score of {done.changed} of {done.episodes} episodes{beside} changed{misses}; "
              f"new scores: {shown}"),
         soft_wrap=True,
     )  # fmt: skip
-
-
-def _say_next(old: Path, new: Path) -> None:
-    from soulkit.cli.console import print_next
-    from soulkit.report.episode_search import shell_path
-
-    print_next(f"soul report {shell_path(old)} {shell_path(new)}", f"soul show {shell_path(new)}")
+    new = shell_path(shown)
+    print_next(f"soul report {shell_path(before)} {new}", f"soul show {new}")
 
 
 def _row(change: Change) -> tuple[str, ...]:

@@ -245,12 +245,9 @@ def _registry_of_run(
     folder: Path, settings: Mapping[str, Any], *, trust: bool, sealed: bool
 ) -> Registry:  # fmt: skip
     named = settings.get("tasks_file")
-    if not named:
-        return load_registry()
     file = (start_folder(folder) or Path()) / str(named)
-    if not trust and (not sealed or inside_runs({"tasks_file": file})):
-        return load_registry()
+    usable = named and (trust or (sealed and not inside_runs({"tasks_file": file})))
     try:
-        return load_registry(file)
+        return load_registry(*([file] if usable else []))
     except UserError:
         return load_registry()

@@ -306,11 +306,7 @@ def rejudge(plan: RejudgePlan, *, reporter: Reporter = SILENT) -> Rescored:
     If a judge fails, the episode is unscored; the same command asks it again. RunError if the
     folder belongs to another run; BudgetSpent at the cost limit.
     """
-    recorded, judging, terms = (
-        plan.recorded,
-        _judges_only(plan.config),
-        terms_of(plan.config),
-    )
+    recorded, judging, terms = plan.recorded, _judges_only(plan.config), terms_of(plan.config)
     serves = bool(players_needs(judging)) and survey_of(plan).questions > 0
     if serves:
         check_needs(players_needs(judging), terms)
