@@ -171,6 +171,7 @@ GUIDES = {
     ROOT / "docs" / "guides" / "judged-tasks-in-yaml.md": {"comfort", "refund"},
 }
 """Page → the runs that its commands leave."""
+GUIDES[ROOT / "docs" / "guides" / "tasks-in-yaml.md"] = {"hints", "diary"}
 EXCERPTS = ("py", "jinja", "yaml")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAVE = re.compile(r"Save as `([^`]+)`[^`]*\Z")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import err, one_line, out, print_json, print_next, safe
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError, did_you_mean
@@ -324,6 +324,30 @@ def show(
         _print_task(name, spec, suites)
         if controls := _controls(registry, name):
             out.print(f"controls: {safe(controls)}", soft_wrap=True)
+
+
+@app.command("import")
+def import_task(
+    layout: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of FILE: lm-eval.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The task's YAML file.")],
+    rows: Annotated[Path | None, typer.Option("--data", metavar="ROWS",
+        help="The task's rows, as a file.")] = None,
+    folder: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", readable=False,
+        help="Folder to write tasks.yaml into. [default: a folder named like the task]")] = None,
+) -> None:  # fmt: skip
+    """Convert a task of lm-evaluation-harness into one of soulkit.
+
+    Converted are tasks with one prompt and a choice or a text as the answer. Whatever would change
+    scores and has no counterpart is refused with its line.
+    """
+    from soulkit.tasks.lm_eval import import_lm_eval
+
+    if layout != "lm-eval":
+        what = f"There is no format '{layout}' of tasks."
+        raise ConfigError(what, "Only lm-eval can be imported.", did_you_mean(layout, ["lm-eval"]))
+    name, place, notes = import_lm_eval(file, rows, folder)
+    out.print(safe("\n".join([f"{name} → {place}", *notes])), soft_wrap=True)
+    print_next(f"soul tasks check {name} --tasks {quote(str(place))} --data {quote(str(rows))}")
 
 
 app.command("check")(check_tasks)

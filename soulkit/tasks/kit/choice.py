@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from soulkit.data.literals import item_text, read_literal
+from soulkit.data.literals import item_text, structure
 from soulkit.errors import RowError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
@@ -295,7 +295,7 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
 
     Either may be JSON text. None, NaN and blanks are not options. RowError for anything else.
     """
-    by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
+    by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list, tuple)
     pairs = (
         [(str(letter).strip().upper(), text) for letter, text in by_letter.items()]
         if by_letter
@@ -305,19 +305,13 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     return {letter: texts[letter] for letter in sorted(texts) if texts[letter] not in _ABSENT}
 
 
-def _structure_of(value: Any, kind: type[Any]) -> Any:
+def _structure_of(value: Any, *kind: type[Any]) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    structure = value
-    if isinstance(value, str):
-        try:
-            structure = read_literal(value)
-        except ValueError as error:
-            raise unreadable_options(value) from error
-    structure = list(structure) if isinstance(structure, tuple) else structure
-    if not isinstance(structure, kind):
+    options = structure(value)
+    if not isinstance(options, kind):
         raise unreadable_options(value)
-    return structure
+    return options
 
 
 def unreadable_options(value: Any) -> RowError:

@@ -123,6 +123,8 @@ def test_a_prompt_gets_only_what_it_lacks(tmp_path: Path) -> None:
     )
     assert task.gold_letter(example) == "B" and task.leak_view(example).question == "谁?"
     loop = "{% for o in options %}({{ o }}) {% endfor %} <answer>"
+    letters = declared(tmp_path, options=["A", "B"], prompt="{{ q }} A. p B. q <answer>")
+    assert letters.preview(letters.example({"q": "?", "gold": "B"}))[0].text.endswith("q <answer>")
     shown = declared(tmp_path, prompt=loop, options=["p", "q"]).example({"gold": "p"})
     assert declared(tmp_path, prompt=loop, options=["p", "q"]).preview(shown)[0].text == (
         "(p) (q)  <answer>"
@@ -153,6 +155,25 @@ def test_where_the_answer_is(
     example = task.example({"q": "?", "o": ["Lee", "A. Smith", "The Mayor"], "gold": "B"})
     assert task.read(example, reply) == read
     assert score_text(task, example, task.gold_completion(example)).value == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"answer": "Answer: ("}, "answer: not a valid pattern"),
+        ({"answer": "Answer: .+"}, "answer: expected tag, reply, or a pattern with one group"),
+        ({"gold": ""}, "the key 'gold' is missing"),
+        ({"gold": "", "scorer": ["exact", {"kind": "regex", "pattern": "a"}]}, "'gold' is missing"),
+        ({"scorer": [{"kind": "regex", "pattern": "["}]}, "not a valid pattern"),
+        ({"scorer": {"kind": "exact", "pattern": "a"}}, "this key needs the scorer 'regex'"),
+        ({"scorer": "json_schema"}, "the key 'json_schema' is missing"),
+        ({"kind": "choice", "options": "o", "orders": 2, "prompt": "{{ o }}"}, "write {{ options"),
+    ],
+)
+def test_keys_that_do_not_fit(tmp_path: Path, keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        declared(tmp_path, **{"kind": "text", **keys})
+    assert line in caught.value.why and "mine.yaml:" in caught.value.why
 
 
 # -- orders ----------------------------------------------------------------------------------------
@@ -234,7 +255,7 @@ SCHEMA = {"type": "object", "required": ["mood"], "properties": {"mood": {"enum"
     ],
 )
 def test_scorers(kind: Any, gold: str, reply: str, value: float) -> None:
-    scorer = Scorer(kind=kind, json_schema=SCHEMA if kind == "json_schema" else {})
+    scorer = Scorer(kind=kind, **({"json_schema": SCHEMA} if kind == "json_schema" else {}))
     assert score_of(scorer, reply, gold) == pytest.approx(value)
 
 
@@ -280,6 +301,13 @@ def test_several_scorers_and_golds(tmp_path: Path) -> None:
     assert score_text(task, example, "").metrics == {"contains": 0, "exact": 0, "exact_2": 0}
     with pytest.raises(RowError, match="blank"):
         task.example({"q": "?", "gold": []})
+
+
+def test_a_gold_may_be_a_whole_reply(tmp_path: Path) -> None:
+    task = declared(tmp_path, kind="text", scorer="number", answer=r"#### (\-?[0-9\.\,]+)")
+    example = task.example({"q": "?", "gold": "3 + 15 = 18\n#### 18"})
+    assert task.gold_completion(example).endswith("#### 18")
+    assert score_text(task, example, "So #### 18").value == 1
 
 
 def test_a_schema_needs_no_gold(tmp_path: Path) -> None:

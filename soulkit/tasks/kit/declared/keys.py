@@ -16,6 +16,7 @@ the partner's prompt names is for that reader; `gold` is for no reader but the j
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -86,7 +88,16 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str | Mapping) else value
 
 
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise Misfit(Problem((), f"not a valid pattern: {error}")) from error
+    return value
+
+
 Template = Annotated[str, BeforeValidator(_template)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Scorer(Keys):
@@ -96,7 +107,7 @@ class Scorer(Keys):
         "exact", "normalised", "regex", "contains", "number", "token_f1", "rouge_l", "json_schema"
     ]
     weight: float = Field(default=1.0, gt=0)
-    pattern: str = ""
+    pattern: Pattern = ""
     """`regex`: the pattern; empty: the row's gold is the pattern."""
     tolerance: float = Field(default=0.0, ge=0)
     """`number`: the largest difference that counts as right."""
@@ -107,6 +118,22 @@ class Scorer(Keys):
     @classmethod
     def _by_name(cls, entry: Any) -> Any:
         return {"kind": entry} if isinstance(entry, str) else entry
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        homes = {"pattern": "regex", "tolerance": "number", "json_schema": "json_schema"}
+        strays = [key for key in homes if key in self.model_fields_set and homes[key] != self.kind]
+        if strays:
+            raise Misfit(
+                *(Problem((k,), f"this key needs the scorer '{homes[k]}'") for k in strays)
+            )
+        if self.kind == "json_schema" and not self.json_schema:
+            raise Misfit(Problem((), "the key 'json_schema' is missing"))
+        return self
+
+    @property
+    def needs_gold(self) -> bool:
+        return not (self.pattern or self.json_schema)
 
 
 class Options(Keys):
@@ -209,7 +236,7 @@ class Declaration(Keys):
     """A system message before the prompt."""
     gold: str = ""
     """The column with the right answer."""
-    answer: str = ""
+    answer: Pattern = ""
     """Where the answer is in a reply: `tag` (`<answer>`), `reply` (the whole reply) or a pattern
     with one group. Default: `tag` for a choice, `reply` for texts."""
     options: Options = Options()
@@ -242,6 +269,13 @@ class Declaration(Keys):
         sizes = [len(self.options.texts), 2 * bool(self.options.column), len(self.options.columns)]
         if "options" in required and (sum(map(bool, sizes)) != 1 or max(sizes) < 2):
             yield Problem(("options",), "expected two or more texts, a column, or columns: [a, b]")
+        if self.fixes_order and self.orders > 1:
+            yield Problem(("orders",), "the prompt names the options' columns; write {{ options }}")
+        if self.answer not in ("", "tag", "reply") and re.compile(self.answer).groups != 1:
+            yield Problem(("answer",), "expected tag, reply, or a pattern with one group (...)")
+        golden = not self.scorer or any(scorer.needs_gold for scorer in self.scorer)
+        if self.kind == "text" and golden and not self.gold:
+            yield Problem((), "the key 'gold' is missing")
         for name, spot in {PROMPT: [PROMPT], SYSTEM: [SYSTEM], COACH: ["feedback", COACH]}.items():
             text = self.templates().get(name, "")
             if self.gold in template_names(text):

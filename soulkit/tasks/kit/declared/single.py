@@ -96,7 +96,12 @@ class YamlChoice(AnswerPlace, OrderedTask):
 
     def actor_prompt(self, text: str) -> str:
         """The prompt with the options and the form of the answer, unless it has them."""
-        shown = self.keys.fixes_order or "options" in template_names(text)
+        texts = "".join(self.keys.options.texts)  # A, B, C: the prompt says what they stand for
+        shown = (
+            (texts and ALPHABET.startswith(texts))
+            or self.keys.fixes_order
+            or "options" in template_names(text)
+        )
         return super().actor_prompt(text if shown else f"{text.rstrip()}\n\n{{{{ options }}}}\n")
 
     def prompt_values(self, example: Example, seat: str) -> dict[str, Any]:
@@ -279,11 +284,13 @@ class YamlAnswer(AnswerPlace):
         return " / ".join(self.golds(example.fields))
 
     def gold_completion(self, example: Example) -> str:
-        """The first gold; empty without one, and for a pattern that does not fit itself."""
+        """The first gold in form, or as it is, that is right; empty if there is no gold, or if it
+        is a pattern."""
         golds = self.golds(example.fields)
-        if any(one.kind == "regex" and not one.pattern for one in self.scorers):
-            golds = [gold for gold in golds if self.grade(example, gold) == 1]
-        return self.in_form(golds[0]) if golds else ""
+        replies = [reply for gold in golds for reply in (self.in_form(gold), gold) if reply]
+        right = [r for r in replies if self.grade(example, self.answer_in(r) or "") == 1]
+        patterns = any(one.kind == "regex" and not one.pattern for one in self.scorers)
+        return (right or ([] if patterns else replies) or [""])[0]
 
     def wrong_completion(self, example: Example) -> str | None:
         wrong = (self.in_form(text) for text in _WRONG if self.grade(example, text) < 1)
