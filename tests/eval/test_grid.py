@@ -18,7 +18,7 @@ from soulkit.models.ledger.view import LedgerView
 from soulkit.report.load import load_runs
 from soulkit.report.published import published_beside
 from soulkit.types import Segment
-from tests.support.evaluation import Body, oracle, records, soul, start, three_lines, visitor
+from tests.support.evaluation import Body, oracle, records, soul, start, three_lines
 from tests.support.servers.openai_server import ScriptedServer
 
 SYSTEM, USER = Segment("system", "brief"), Segment("user", "hello")
@@ -165,11 +165,13 @@ def test_wrong_input_is_refused_before_anything_is_asked(
 
 def test_a_replaced_prompt_is_named_and_hides_published_figures(tmp_path: Path) -> None:
     prompts(tmp_path)
-    with visitor() as partner, ScriptedServer(answer="Hello.") as server:
+    partner = tmp_path / "partner.yaml"
+    partner.write_text('name: visitor\nreplies: ["Good evening.", "Tell me more."]\n')
+    with ScriptedServer(answer="Hello.") as server:
         assert soul(
             *("eval", "api", "--model", "m", "--base-url", server.base_url, "--data", "synth:2"),
             *("--task", "secret_keeper", "--out", tmp_path / "run"),
-            *("--partner", f"endpoint:scripted-visitor@{partner}", "--prompt-mode", "replace"),
+            *("--partner", f"scripted:{partner}", "--prompt-mode", "replace"),
             *("--judge", f"endpoint:m@{server.base_url}", "--system-prompt", tmp_path / "alpha.md"),
         ) in (0, 1)  # fmt: skip
         spoken = [body for body in server.requests if len(body["messages"]) > 2]
