@@ -32,6 +32,7 @@ INERT = """
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol quantize rate_limit_wait_s ratio reasoning_effort repeats
+    prompt_mode
     requests_per_minute retention retention_tokens eval_task probe_every probe_lr probe_method
     probe_steps sampler_cap sampler_gpus shard launcher
     mix_lambda mix_samples mix_tokens objective split vllm_start_s vllm_sleep

@@ -72,7 +72,8 @@ class Kinds(GroupFromSettings):
 
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
-            models, paths = (_given(flags.pop(one, None)) for one in SEVERAL)
+            several = [flags.pop(one, []) for one in SEVERAL]
+            models, paths = (one if isinstance(one, list) else [one] for one in several)
             grid = combinations(
                 models, [file for path in paths for file in _prompt_files(path)],
                 lambda **one: load_config(file, {"kind": name, **flags, **one},
@@ -87,10 +88,6 @@ class Kinds(GroupFromSettings):
                 _run(settings, values)
 
         return build_command(name, KINDS[name], options, body, everyday=EVERYDAY | HERE)
-
-
-def _given(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _prompt_files(path: str) -> list[str]:
@@ -132,10 +129,8 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
     """Play every combination of models and system prompts, or print the plan of all."""
     from soulkit.cli.console import print_next
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.grid import grid_plan, grid_rows, run_grid
+    from soulkit.eval.grid import grid_comparisons, grid_plan, run_grid
     from soulkit.report.episode_search import shell_path
-    from soulkit.report.grid import grid_parts
-    from soulkit.report.tables import combinations_grid
 
     for one in ("pilot", "gate", "gates", "junit"):
         if values[one]:
@@ -146,12 +141,13 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
         return
     folder, played = run_grid(grid, values["out"], ConsoleReporter("eval"))
     warn_unsealed()
-    rows = grid_rows(folder)
     if values["json"]:
-        print_json(rows)
+        made, problems = grid_comparisons(folder)
+        runs = {run.path.name: summary.to_json() for _, run, summary in played}
+        comparisons = [one.as_dict() for one in made]
+        print_json({"runs": runs, "comparisons": comparisons, "problems": problems})
     else:
-        for part in grid_parts(combinations_grid(rows)):
-            out.print(part)
+        _print_run(folder, played[0][0])
         print_next(f"soul report {shell_path(folder)} --format html")
     texts = [text for one in played for text in (_too_many(*one), _silent(one[-1])) if text]
     for text in texts:
@@ -166,7 +162,7 @@ def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:
     run, summary = run_eval(config, values["out"], reporter=ConsoleReporter("eval"))
     warn_unsealed()
     if not values["json"]:
-        _print_run(run, config)
+        _print_run(run.path, config)
     finish(config, run, summary, _next_lines(run, summary), values)
 
 
@@ -231,12 +227,12 @@ def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
     return f"{both}, {most}; unscored: {again}; truncated: {longer}"
 
 
-def _print_run(run: Run, config: EvalConfig) -> None:
+def _print_run(folder: Path, config: EvalConfig) -> None:
     from soulkit.report.load import load_runs
     from soulkit.report.pages import ReportView
     from soulkit.report.suites import suite_table
 
-    runs = load_runs([run.path], episodes=False)
+    runs = load_runs([folder], episodes=False)
     suite = suite_table(runs, config.suite, config.registry()) if config.suite else None
     for part in ReportView(runs, suite).parts():
         out.print(part)

@@ -44,19 +44,10 @@ INSTEAD = "in place of the task's"
 
 
 class SystemPrompt(Settings):
-    """A system prompt of the model's own. A string is the path of its text file."""
+    """A system prompt of the model's own, with the name of its file."""
 
     name: str
     text: str = Field(min_length=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, raw: Any) -> Any:
-        try:
-            text = Path(raw).read_text(encoding="utf-8").strip() if isinstance(raw, str) else ""
-        except (OSError, ValueError) as error:
-            raise ValueError(f"the file cannot be read: {error}") from None
-        return {"name": Path(raw).stem, "text": text} if isinstance(raw, str) else raw
 
 
 class GateSettings(Settings):
@@ -225,8 +216,6 @@ class EvalConfig(GateSettings, PlayConfig):
     @model_validator(mode="before")
     @classmethod
     def _addressed(cls, raw: Any) -> Any:
-        if isinstance(raw, Mapping) and raw.get("system_prompt") == "none":
-            raw = {**raw, "system_prompt": None}
         served = isinstance(raw, Mapping) and raw.get("kind") == "api"
         if not served or raw.get("actor_kind", "endpoint") != "endpoint":
             return raw
@@ -235,6 +224,16 @@ class EvalConfig(GateSettings, PlayConfig):
             raise ValueError(f"--base-url contradicts the endpoint '{raw['model']}' in --endpoints")
         over = {k: v for k, v in raw.items() if k not in entry or (v is not None and k != "model")}
         return with_address({**entry, **over})
+
+    @field_validator("system_prompt", mode="before")
+    @classmethod
+    def _read(cls, raw: Any) -> Any:
+        if not isinstance(raw, str) or raw == "none":
+            return None if raw == "none" else raw
+        try:
+            return {"name": Path(raw).stem, "text": Path(raw).read_text(encoding="utf-8").strip()}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the file cannot be read: {error}") from None
 
     @field_validator("headers")
     @classmethod

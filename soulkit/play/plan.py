@@ -397,7 +397,7 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
     task, players = work.task, load.players(work)
     parts: Sequence[tuple[Control | None, Example]] = load.controls
     parts = parts or [(None, example) for example in work.examples]
-    own = players[0].instructions
+    own = next((one.instructions for one in players), NO_PROMPT)
     by_seat = {example.id: words_by_seat(task, example, own=own) for _, example in parts}
     words = {name: round(sum(seats) / max(len(seats), 1)) for name, seats in by_seat.items()}
     longest = max((max(seats, default=0) for seats in by_seat.values()), default=0)

@@ -26,6 +26,7 @@ from soulkit.eval.comparison.compare import (
     compare_runs,
 )
 from soulkit.eval.comparison.provenance_text import provenance_facts, role_text
+from soulkit.eval.grid import grid_comparisons, grid_runs
 from soulkit.eval.results.cells import suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, metric_name, summary_line
 from soulkit.eval.run.provenance import start_folder
@@ -42,11 +43,13 @@ from soulkit.report.tables import (
     bounds_text,
     cell_text,
     comparable_runs,
+    dollar_text,
     headline_label,
     mean_text,
+    rows_across,
     task_label,
 )
-from soulkit.runs.conditions import Conditions
+from soulkit.runs.conditions import Conditions, prompt_in
 from soulkit.runs.folder import CONFIG, read_config
 from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import load_records, stream_records
@@ -588,3 +591,35 @@ def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") ->
         _clusters(pair),
         level=level,
     )
+
+
+COMBINATIONS = ("task", "run", "system prompt", "mean [95% CI]", "difference [95% CI]", "scored",
+                "p (Holm)", "cost of the run")  # fmt: skip
+
+
+def combinations_grid(runs: Sequence[RunData]) -> Grid | None:
+    """The table of several models and system prompts, each compared with the first; None if `runs`
+    are not those of one grid."""
+    by_path, folder = {run.path: run for run in runs}, runs[0].path.parent
+    order = grid_runs(folder) if len(runs) > 1 else []
+    if not by_path.keys() <= set(order):
+        return None
+    made, notes = grid_comparisons(folder)
+    moved = {(Path(one.b), task.task): task for one in made for task in one.tasks}
+    runs = [by_path[path] for path in order if path in by_path]
+    notes += [f"{run.name} is unfinished: {run.progress.text()}" for run in runs if run.progress]
+    rows = []
+    for task, cells in rows_across(runs):
+        for run, cell in zip(runs, (one or Cell() for one in cells), strict=True):
+            pair, cost = moved.get((run.path, task)), run.summary.cost if run.summary else None
+            rows.append(GridRow.of(
+                task, run.name, prompt_in(run.provenance), cell_text(cell),
+                difference_text(pair.paired if pair else None), f"{cell.n_scored}/{cell.n}",
+                p_text(pair.p_holm if pair else None), dollar_text(cost),
+            ))  # fmt: skip
+    return Grid(
+        title="Models and system prompts", head=COMBINATIONS, words=COMBINATIONS[:3], n_below=3,
+        rows=tuple(rows), grouped=True, n_names=2,
+        notes=(f"Differences are paired with {order[0].name}, row by row. Holm's p is corrected "
+               "for all of them.", *notes),
+    )  # fmt: skip

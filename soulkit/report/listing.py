@@ -167,7 +167,8 @@ def _read(path: Path, name: str) -> ListedFolder:
         name=name,
         state="running" if running else "finished" if line else "unfinished",
         command=command,
-        model=_model(summary, settings) + (f" · {prompt}" if (prompt := prompt_in(line)) else ""),
+        model=_model(summary, settings)
+        + (f" · {prompt}" if (prompt := prompt_in(line.get("provenance", {}))) else ""),
         started=str(read_environment(path).get("started", "")) if is_run(path) else "",
         progress=run_progress(path, command) if unfinished else None,
         headlines=tuple(_headlines(summary)),

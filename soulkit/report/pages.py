@@ -23,6 +23,7 @@ from soulkit.report.figures import Chart, on_page, results_charts
 from soulkit.report.findings import (
     SHOWN,
     Finding,
+    combinations_grid,
     difference_text,
     finding_parts,
     findings,
@@ -86,7 +87,7 @@ def render(
         scored=_scored_tasks(runs),
         runs=runs,
         notes=notes,
-        grid=tables.grid_of(runs),
+        grid=combinations_grid(runs),
         reload=reload,
         origin_text=provenance_json,
         table=tables,
@@ -257,7 +258,7 @@ class ReportView:
 
     def blocks(self) -> list[tables.Block]:
         """The tables, heads and notes below the findings."""
-        if not self.details and (grid := tables.grid_of(self.runs)):
+        if not self.details and (grid := combinations_grid(self.runs)):
             return [grid]
         if self.suite is None:
             return tables.blocks(self.runs, details=self.details)

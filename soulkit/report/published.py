@@ -144,7 +144,7 @@ def published_beside(runs: Sequence[RunData], suite: Suite | None = None) -> Pub
     """The published tables that `suite` names, whole; without a suite those of evaluated tasks, cut
     to them, because draft means of training runs get none."""
     runs = runs if suite else [run for run in runs if run.kind == "eval"]
-    if any(prompt_in({"provenance": run.provenance}).endswith(INSTEAD) for run in runs):
+    if any(prompt_in(run.provenance).endswith(INSTEAD) for run in runs):
         return PublishedBeside(left_out=f"No published figures: a system prompt is {INSTEAD}.")
     played = {task for run in runs for task in run.tasks}
     partial = {task for run in runs for task, cells in run.tasks.items()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.comparability import unlike_pairs
 from soulkit.eval.comparison.provenance_text import provenance_facts, unknown_text
-from soulkit.eval.grid import grid_rows
 from soulkit.eval.results.cells import missing_parts_text, named_with_origin
 from soulkit.eval.results.summary import (
     DEV,
@@ -39,7 +38,6 @@ from soulkit.metrics.intervals import (
     few_independent_events,
     interval_remark,
     number,
-    signed,
 )
 from soulkit.metrics.repeats import needed
 from soulkit.report.grid import Grid, GridRow, grid_markdown, grid_parts, md_text
@@ -441,32 +439,3 @@ def _facts_line(run: RunData) -> str:
     clear = ("command", "model", "time", "cost by role", "answers", "identical verdicts", "engine",
              "feedback texts")  # fmt: skip
     return " · ".join(text if k in clear else f"{k} {text}" for k, text in facts(run))
-
-
-COMBINATIONS = ("task", "run", "system prompt", "mean [95% CI]", "difference [95% CI]", "scored",
-                "p (Holm)", "cost")  # fmt: skip
-
-
-def grid_of(runs: Sequence[RunData]) -> Grid | None:
-    """The table of several models and system prompts, if `runs` are all that they played."""
-    folders = {run.path for run in runs}
-    rows = grid_rows(runs[0].path.parent) if len(runs) > 1 else []
-    whole = all(runs[0].path.parent / row["run"] in folders for row in rows if row["n"])
-    return combinations_grid(rows) if rows and whole else None
-
-
-def combinations_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """The table of several models and system prompts; `rows` as in `grid_rows`."""
-    texts = [
-        (row["task"], row["run"], row["system_prompt"],
-         estimate_text(row["mean"], row["ci_low"], row["ci_high"]),
-         estimate_text(row["difference"], row["difference_low"], row["difference_high"], signed),
-         f"{row['n_scored']}/{row['n']}", number(row["p_holm"], 4), dollar_text(row["cost"]))
-        for row in rows
-    ]  # fmt: skip
-    return Grid(
-        head=COMBINATIONS, rows=tuple(GridRow.of(*row) for row in texts), grouped=True,
-        title="Models and system prompts", words=COMBINATIONS[:3], n_names=2, n_below=3,
-        notes=("Differences are paired with the first run, row by row. Holm's p is corrected for "
-               "all of them.", *dict.fromkeys(row["problem"] for row in rows if row["problem"])),
-    )  # fmt: skip

@@ -228,9 +228,9 @@ def with_provenance(folder: Path, summary: Facts) -> dict[str, Any]:
     }
 
 
-def prompt_in(summary: Facts) -> str:
-    """Name and hash of the system prompt of a summary's model, if it has its own."""
-    return str(summary.get("provenance", {}).get("actor", {}).get("system_prompt", ""))
+def prompt_in(provenance: Facts) -> str:
+    """Name and hash of the model's own system prompt; empty without one."""
+    return str(provenance.get("actor", {}).get("system_prompt", ""))
 
 
 def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:

@@ -528,8 +528,8 @@ def test_options_with_several_values_are_taken_several_times() -> None:
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ("eval api --model a --model b --task tomi", "--model"),
-        ("eval api --model=a --task tomi --model b --task hitom", "--model"),
+        ("eval api --limit 3 --limit 4 --task tomi", "--limit"),
+        ("eval api --limit=3 --task tomi --limit 4 --task hitom", "--limit"),
         ("data synth tomi -o a.jsonl -n 3 --out b.jsonl", "-o or --out"),
         ("data synth tomi -n 3 -n4 -o b.jsonl", "-n"),
         ("data synth hitom -n 3 --stories 2 --stories 4", "--stories"),
@@ -543,7 +543,7 @@ def test_options_with_several_values_are_taken_several_times() -> None:
         ("eval api --model m --task tomi --data synth:3 --data synth:4", "--data"),
         ("train sft --model tiny --task tomi,hitom --data tomi=a --data tomi=b", "--data"),
         ("train sft --model tiny --task tomi --task tomi:0.5 --data synth:3", "A mixing ratio"),
-        ("plan eval api --model a --model b --task tomi --data synth:3", "--model"),
+        ("plan eval api --seed 1 --seed 2 --task tomi --data synth:3", "--seed"),
     ],
 )  # fmt: skip
 def test_it_is_named(words: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -607,7 +607,8 @@ TEXTS: dict[str, Any] = {
     "--side": "human", "--base-url": "http://localhost:1/v1",
     "--teacher-adapter": ["one", "tomi=two"], "--eval-task": ["tomi"], "--eval-data": ["synth:4"],
     "--held-out": ["synth:4"], "--gate": ["gain>=0.1"], "--engine": "local",
-    "--endpoints": "players.yaml", "--api-version": "2024-10-21", "--top-p": "0.5",
+    "--endpoints": "players.yaml", "--system-prompt": "own.yaml",
+    "--api-version": "2024-10-21", "--top-p": "0.5",
 }  # fmt: skip
 """What is written; of others a text of their kind."""
 CHATS = {"task": None, "data": ["chats.jsonl"]}
@@ -619,6 +620,7 @@ WITH: dict[str, dict[str, Any]] = {
     "--eval-task": {"eval_every": 3}, "--eval-data": {"eval_every": 3, "eval_task": ["tomi"]},
     **dict.fromkeys(("--side", "--strip-system", "--turns", "--validation", "--lesson-tokens",
                      "--preset", "--objective"), CHATS),
+    "--prompt-mode": {"system_prompt": "own.yaml"},
     "--mix-samples": {**CHATS, "objective": "mixsd"},
 }  # fmt: skip
 """What an option cannot do without, and what it stands in the place of."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError
-from soulkit.eval.grid import combinations, grid_rows
+from soulkit.eval.grid import combinations, grid_runs
+from soulkit.metrics.comparisons import holm
 from soulkit.models.base import ModelPrompt
-from soulkit.models.ledger.view import LedgerView
+from soulkit.models.ledger.view import LedgerView, paid_so_far
 from soulkit.report.load import load_runs
 from soulkit.report.published import published_beside
 from soulkit.types import Segment
@@ -96,13 +97,15 @@ def test_every_combination_is_a_run_and_one_table_compares_them(
                              "--json")) == 0  # fmt: skip
         again = asked(server) - asked_before
     assert max(again.values()) == 1 and {model for model, _ in again} == {"good"}
-    rows = json.loads(capsys.readouterr().out)
-    means = {row["run"]: row["mean"] for row in rows}
+    shown = json.loads(capsys.readouterr().out)
     names = ["bad", "bad--alpha", "bad--beta", "good", "good--alpha", "good--beta"]
-    assert list(means) == names and list(means.values()) == [0, 1, 0, 1, 1, 1]
-    assert [row["difference"] for row in rows] == [None, 1, 0, 1, 1, 1]
-    assert all(row["p_holm"] >= 0 and row["n_scored"] == 12 for row in rows[1:])
-    assert rows[1]["system_prompt"].startswith("alpha (")
+    assert list(shown["runs"]) == names and not shown["problems"]
+    pairs = [one["tasks"][0] for one in shown["comparisons"]]
+    assert [pair["mean_b"] for pair in pairs] == [1, 0, 1, 1, 1]
+    assert [pair["difference"] for pair in pairs] == [1, 0, 1, 1, 1]
+    # Holm's p is corrected for all combinations, not for the one task of a pair.
+    expected = holm([pair["p"] for pair in pairs])
+    assert [pair["p_holm"] for pair in pairs] == expected != [pair["p"] for pair in pairs]
     # What is recorded is what the model saw, and a prompt of the model's own may be compared.
     seen = records(out / "bad--alpha")[0].episode.traces[0].turns[0].context[0]
     assert (seen.role, seen.text) == ("system", "You are alpha.")
@@ -120,7 +123,7 @@ def test_all_combinations_spend_one_budget(
     out, models = tmp_path / "grid", ("--model", "good", "--model", "bad")
     with ScriptedServer(answer=by_prompt) as server:
         assert soul(*command(server.base_url, out, *models, "--concurrency", 1)) == 0
-        whole = sum(row["cost"] for row in grid_rows(out))
+        whole = sum(paid_so_far(run)[0] or 0.0 for run in grid_runs(out))
         assert soul(*command(server.base_url, tmp_path / "b", *models, "--concurrency", 1,
                              "--max-cost", whole * 0.75)) == 2  # fmt: skip
     assert "of at most" in capsys.readouterr().err
@@ -201,7 +204,7 @@ def test_killed_three_times_nothing_recorded_is_asked_again(tmp_path: Path) -> N
     assert len(in_ledgers(out)) == 4 * rows and len(recorded) > 40
     assert sum(asked(server).values()) <= 4 * rows + 3 * 4  # those in flight at the kills
     assert not {ask for ask in again if ask in recorded}
-    assert all(row["n_scored"] == rows for row in grid_rows(out))
+    assert all(run.summary and run.summary.n_scored == rows for run in load_runs([out]))
 
 
 def in_ledgers(out: Path) -> set[tuple[str, str]]:

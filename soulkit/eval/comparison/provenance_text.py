@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soulkit.models.vllm.settings import engine_words
-from soulkit.runs.conditions import SCORING
+from soulkit.runs.conditions import SCORING, prompt_in
 from soulkit.text import join_and, sanitise
 
 BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
@@ -25,7 +25,7 @@ def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = (rows_text(name, entry) for name, entry in tasks.items())
     lines += [("rows", "; ".join(text for text in rows if text))]
     lines += [("revision", revision_text(_members(origin, "actor")))]
-    lines += [("system prompt", str(_members(origin, "actor").get("system_prompt", "")))]
+    lines += [("system prompt", prompt_in(origin))]
     lines += [("engine", engine_text(_members(origin, "engine")))]
     return [(label, text) for label, text in lines if text]
 
