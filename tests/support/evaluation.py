@@ -8,7 +8,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.types import Example, Record
 from tests.support.road import synth, synth_rows
+from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 Body = dict[str, Any]
@@ -139,6 +141,13 @@ def changed(words: Sequence[object], *options: object) -> list[object]:
 def visit(body: Body) -> str:
     """The scripted partner of secret_keeper, for a ScriptedServer."""
     return visitor_line(body["messages"])
+
+
+@contextmanager
+def visitor() -> Iterator[str]:
+    """The scripted partner on a loopback socket; gives its base URL."""
+    with ScriptedServer(answer=visit) as server:
+        yield server.base_url
 
 
 def keeper(body: Body) -> str:
