@@ -1,6 +1,6 @@
 """The documentation is complete, its links work, and the generated pages are up to date.
 
-The pages on writing a task, docs/tutorials/write-a-task.md and docs/guides/dialogue-tasks.md, run
+The pages on writing a task, docs/tutorials/write-a-task.md and two guides, run
 from top to bottom in an empty folder.
 
 The language of a fence decides how it is tested:
@@ -38,6 +38,7 @@ from types import ModuleType
 import pytest
 
 from soulkit.cli.app import COMMANDS
+from soulkit.tasks.scaffold import TEMPLATES, YAML_TEMPLATES
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import DefaultPlayer, TaskSpec
 from soulkit.types import Protocol
@@ -166,7 +167,8 @@ def test_options_in_the_documentation_exist() -> None:
 
 
 GUIDES = {
-    ROOT / "docs" / "tutorials" / "write-a-task.md": {"bus", "postcard"},
+    ROOT / "docs" / "tutorials" / "write-a-task.md": {"hints", "again", "mood"},
+    ROOT / "docs" / "guides" / "python-tasks.md": {"bus", "postcard"},
     ROOT / "docs" / "guides" / "dialogue-tasks.md": {"picnic", "cat"},
     ROOT / "docs" / "guides" / "judged-tasks-in-yaml.md": {"comfort", "refund"},
 }
@@ -306,9 +308,13 @@ def fences_of_guides() -> list[Fence]:
 def test_the_guides_show_every_kind_of_task_and_nothing_unknown() -> None:
     assert {fence.kind for fence in fences_of_guides()} == {"commands", "output", "file", *EXCERPTS}
     lines = [line for fence in fences_of_guides() for line, _ in commands(fence.text)]
-    words = [line.split() for line in lines if line.startswith("soul tasks new ")]
-    kind = {line[3]: line[5] if len(line) > 4 else "choice" for line in words}
-    assert sorted(kind.values()) == ["choice", "dialogue", "judged", "scene"]
+    words = [
+        f"{line} --kind choice".split() for line in lines if line.startswith("soul tasks new ")
+    ]
+    kind = {line[3]: (line[line.index("--kind") + 1], "--python" in line) for line in words}
+    assert {*kind.values()} == {
+        *((name, True) for name in TEMPLATES), *((name, False) for name in YAML_TEMPLATES)
+    }  # fmt: skip
     for name in kind:  # each is checked and evaluated, not only written
         assert any(line.startswith(f"soul tasks check {name} ") for line in lines)
         assert any(line.startswith("soul eval ") and f"--task {name} " in line for line in lines)

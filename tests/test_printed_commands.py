@@ -33,8 +33,8 @@ from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[1]
 RUN_IN_ORDER = {
-    "write-a-task.md", "dialogue-tasks.md", "own-chats.md", "first-evaluation.md",
-    "compare-models.md", "judged-tasks-in-yaml.md",
+    "write-a-task.md", "python-tasks.md", "dialogue-tasks.md", "own-chats.md",
+    "first-evaluation.md", "compare-models.md", "judged-tasks-in-yaml.md",
 }  # fmt: skip
 """Their commands build on each other; tests/test_docs.py runs them from top to bottom."""
 PAGES = [

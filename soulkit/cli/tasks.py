@@ -232,33 +232,33 @@ def new(
     name: Annotated[str, typer.Argument(
         help="Name of the new task: letters, digits, underscores.")],
     kind: Annotated[str, typer.Option("--kind", metavar="KIND",
-        help="Template: choice, judged, dialogue or scene.")] = "choice",
+        help="Template: choice, text, judged, dialogue or scene.")] = "choice",
+    python: Annotated[bool, typer.Option("--python",
+        help="Write Python code, too: a class, prompts, a function that generates rows.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", readable=False,
         help="Folder to write. [default: a folder named like the task]")] = None,
 ) -> None:  # fmt: skip
-    """Create a new task from a template.
+    """Create a new task from a template: a declaration and rows.
 
-    The folder has the layout of the built-in tasks: a declaration, a class, prompts, rows and a
-    function that generates rows. The command prints the next steps.
+    With --python the folder has the layout of the built-in tasks: a declaration, a class, prompts,
+    rows and a function that generates rows. A scene needs it. The command prints the next steps.
     """
     from soulkit.tasks.scaffold import template, write_task
 
     place = folder if folder is not None else Path(name)
-    files = write_task(name, kind, place)
+    files = write_task(name, kind, place, python=python)
     out.print(f"{len(files)} files → {safe(str(place))}: {', '.join(files)}", soft_wrap=True)
     out.print("next:")
-    for line in _next_commands(name, place, template(kind).players):
-        out.print(f"  {safe(line)}", soft_wrap=True)
-
-
-def _next_commands(name: str, folder: Path, players: str) -> list[str]:
-    declared, rows = quote(str(folder / "tasks.yaml")), quote(str(folder / "rows.jsonl"))
-    return [
+    declared, rows = quote(str(place / "tasks.yaml")), quote(str(place / "rows.jsonl"))
+    players = template(kind, python=python).players
+    for line in (
         f"soul tasks check {name} --tasks {declared}",
-        f"soul data synth {name} -n 20 --tasks {declared}",
-        f"soul eval api --tasks {declared} --task {name} --data {name}={rows} --model MODEL "
-        f"--base-url URL {players}".rstrip(),
-    ]
+        f"soul data synth {name} -n 20 --tasks {declared}" if python
+        else f"soul data check {rows} --task {name} --tasks {declared}",
+        f"soul eval api --tasks {declared} --task {name} {f'--data {name}={rows} ' * python}"
+        f"--model MODEL --base-url URL {players}".rstrip(),
+    ):  # fmt: skip
+        out.print(f"  {safe(line)}", soft_wrap=True)
 
 
 app = CommandTable(add_completion=False, rich_markup_mode=None)

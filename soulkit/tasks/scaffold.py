@@ -1,9 +1,10 @@
 """Write the folder of a new task (`soul tasks new`): a renamed copy of one of the examples.
 
-    choice     examples/my_task          one prompt, one reply, one right answer
-    judged     examples/judged_task      a judge scores the reply
-    dialogue   examples/dialogue_task    actor and partner take turns
-    scene      examples/scene_task       one actor plays several characters, a judge scores them
+    choice     examples/yaml_choice, or with --python my_task    one prompt, one right answer
+    text       examples/yaml_text                                one prompt, a free answer
+    judged     examples/yaml_judged, or judged_task              a judge scores the reply
+    dialogue   examples/yaml_dialogue, or dialogue_task          actor and partner take turns
+    scene      examples/scene_task                               one actor, several characters
 
 The examples are in `soulkit/tasks/templates/` (installed package) or `examples/` (checkout).
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.runs.jsonl import TASKS_SCHEMA, schema_file
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.user_code import BUILTIN
 
@@ -28,7 +30,8 @@ class Template:
     """An example task, and the names in it that are replaced."""
 
     task: str
-    cls: str
+    cls: str = ""
+    """The class; empty for a task without code."""
     players: str = ""
     """Options that an evaluation needs besides the model under test."""
 
@@ -43,10 +46,20 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def template_files(kind: str) -> dict[str, str]:
+YAML_TEMPLATES: Mapping[str, Template] = {
+    "choice": Template("yaml_choice"),
+    "text": Template("yaml_text"),
+}
+"""Kinds of tasks without code."""
+SCHEMA_PATH = "../../soulkit/schemas/tasks-1.json"
+"""The schema as the examples name it; a new task names the file in the package."""
+
+
+def template_files(kind: str, *, python: bool = True) -> dict[str, str]:
     """The example's files: path inside the folder → text."""
-    packaged = BUILTIN / "templates" / kind
-    checkout = BUILTIN.parents[1] / "examples" / template(kind).task
+    example = template(kind, python=python).task
+    packaged = BUILTIN / "templates" / (kind if python else example)
+    checkout = BUILTIN.parents[1] / "examples" / example
     folder = packaged if packaged.is_dir() else checkout
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
@@ -56,25 +69,27 @@ def template_files(kind: str) -> dict[str, str]:
     }
 
 
-def template(kind: str) -> Template:
+def template(kind: str, *, python: bool = True) -> Template:
     """The template of a kind; ConfigError if there is no such kind."""
-    if kind not in TEMPLATES:
-        raise ConfigError(
-            f"There is no kind of task '{kind}'.",
-            f"The templates are: {', '.join(TEMPLATES)}.",
-            f"{did_you_mean(kind, TEMPLATES)} Give one of them to --kind.",
-        )
-    return TEMPLATES[kind]
+    kinds, others = (TEMPLATES, YAML_TEMPLATES) if python else (YAML_TEMPLATES, TEMPLATES)
+    if kind in kinds:
+        return kinds[kind]
+    raise ConfigError(
+        f"There is no kind of task '{kind}' {'with' if python else 'without'} Python code.",
+        f"The kinds are: {', '.join(kinds)}.",
+        f"{'Omit' if python else 'Add'} --python." if kind in others
+        else f"{did_you_mean(kind, kinds)} Give one of them to --kind.",
+    )  # fmt: skip
 
 
-def renamed_files(name: str, kind: str) -> dict[str, str]:
+def renamed_files(name: str, kind: str, *, python: bool = True) -> dict[str, str]:
     """The files of a new task: the example's files with its names replaced."""
-    files, example = template_files(kind), template(kind)
-    cls = _class_name(name, files["task.py"])
-    return {
-        path: text.replace(example.task, name).replace(example.cls, cls)
-        for path, text in files.items()
-    }
+    files, example = template_files(kind, python=python), template(kind, python=python)
+    cls = _class_name(name, files["task.py"]) if example.cls else ""
+    names = {example.task: name, SCHEMA_PATH: schema_file(TASKS_SCHEMA).as_uri()}
+    for old, new in {**names, **({example.cls: cls} if cls else {})}.items():
+        files = {path: text.replace(old, new) for path, text in files.items()}
+    return files
 
 
 def _class_name(name: str, code: str) -> str:
@@ -83,13 +98,13 @@ def _class_name(name: str, code: str) -> str:
     return f"{camel}Task" if re.search(rf"\b{camel}\b", code) else camel
 
 
-def write_task(name: str, kind: str, folder: Path) -> tuple[str, ...]:
+def write_task(name: str, kind: str, folder: Path, *, python: bool = False) -> tuple[str, ...]:
     """Write the folder of a new task and return its file paths; no existing file is overwritten.
 
     ConfigError if the name is not allowed or the folder is not empty.
     """
     _refuse_name(name)
-    files = renamed_files(name, kind)
+    files = renamed_files(name, kind, python=python)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"'{folder}' exists and is not an empty folder.",

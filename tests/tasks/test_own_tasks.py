@@ -23,10 +23,11 @@ from soulkit.cli import app as cli
 from soulkit.models.base import Cast
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.runs.jsonl import TASKS_SCHEMA, schema_file
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.scaffold import TEMPLATES, template_files
+from soulkit.tasks.scaffold import SCHEMA_PATH, TEMPLATES, YAML_TEMPLATES, template_files
 from soulkit.types import Example, Record
 from tests.support.evaluation import FAST, ROOT, records, soul, start, summary, three_lines
 from tests.support.road import played_by
@@ -95,22 +96,62 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_templates_are_the_examples(kind: str) -> None:
-    example = EXAMPLES_FOLDER / TEMPLATES[kind].task
-    files = template_files(kind)
-    assert {"tasks.yaml", "task.py", "rows.py", "rows.jsonl", "README.md"} <= set(files)
+KINDS = [(kind, True) for kind in TEMPLATES] + [(kind, False) for kind in YAML_TEMPLATES]
+
+
+@pytest.mark.parametrize(("kind", "python"), KINDS)
+def test_the_templates_are_the_examples(kind: str, python: bool) -> None:
+    task = (TEMPLATES if python else YAML_TEMPLATES)[kind].task
+    example = EXAMPLES_FOLDER / task
+    files = template_files(kind, python=python)
+    code = {"task.py", "rows.py", "README.md"} if python else set()
+    assert {"tasks.yaml", "rows.jsonl"} | code <= set(files)
+    assert python or len(files) == 2
     for path, text in files.items():
         assert text == (example / path).read_text(encoding="utf-8")
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     packaged = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    folder = f"soulkit/tasks/templates/{kind}"
-    assert packaged[f"examples/{TEMPLATES[kind].task}"] == folder
+    folder = f"soulkit/tasks/templates/{kind if python else task}"
+    assert packaged[f"examples/{task}"] == folder
+
+
+@pytest.mark.parametrize("kind", YAML_TEMPLATES)
+def test_a_new_task_without_code(kind: str, tmp_path: Path, capfd: Any) -> None:
+    """Two files; the schema that the first line names is there; every printed command runs."""
+    assert soul("tasks", "new", "night_bus", "--kind", kind) == 0
+    printed = capfd.readouterr().out
+    assert sorted(path.name for path in Path("night_bus").iterdir()) == ["rows.jsonl", "tasks.yaml"]
+    lines = Path("night_bus/tasks.yaml").read_text(encoding="utf-8").splitlines()
+    assert lines[0].endswith(f"$schema={schema_file(TASKS_SCHEMA).as_uri()}")
+    assert len(lines) <= 12 or kind not in ("choice", "text")
+    with ScriptedServer(answer=lambda body: "<answer>A</answer>") as server:
+        for step in printed.partition("next:\n")[2].splitlines():
+            for name, value in {"MODEL": "m", "URL": server.base_url}.items():
+                step = re.sub(rf"\b{name}\b", value, step)
+            assert soul(*step.split()[1:], *(["--out", "run"] if " eval " in step else [])) == 0
+    capfd.readouterr()
+    assert soul("tasks", "check", "night_bus", "--tasks", "night_bus/tasks.yaml", "--json") == 0
+    (checked,) = json.loads(capfd.readouterr().out)["tasks"]
+    assert checked["breaks"] == [] and checked["bad"] == []
+
+
+def test_the_examples_name_the_schema_of_the_checkout() -> None:
+    for template in YAML_TEMPLATES.values():
+        folder = EXAMPLES_FOLDER / template.task
+        assert (folder / SCHEMA_PATH).resolve() == schema_file(TASKS_SCHEMA)
+        assert SCHEMA_PATH in (folder / "tasks.yaml").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_a_kind_that_needs_code_says_so(capfd: Any) -> None:
+    assert soul("tasks", "new", "night_bus", "--kind", "scene") == 2
+    assert three_lines(capfd.readouterr().err)[2] == "Add --python."
+    assert soul("tasks", "new", "night_bus", "--kind", "text", "--python") == 2
+    assert three_lines(capfd.readouterr().err)[2] == "Omit --python."
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_new_task_is_the_example_with_its_name(kind: str, capfd: Any) -> None:
-    assert soul("tasks", "new", "night_bus", "--kind", kind) == 0
+    assert soul("tasks", "new", "night_bus", "--python", "--kind", kind) == 0
     example, printed = TEMPLATES[kind], capfd.readouterr().out
     for path, text in template_files(kind).items():
         words = text.replace(example.task, "night_bus").replace(example.cls, "NightBus")
@@ -125,7 +166,7 @@ def test_a_new_task_is_the_example_with_its_name(kind: str, capfd: Any) -> None:
 def test_a_new_task_passes_its_check_and_makes_rows(kind: str, tmp_path: Path, capfd: Any) -> None:
     lab = tmp_path / "lab"
     tasks = ("--tasks", lab / "tasks.yaml")
-    assert soul("tasks", "new", "episode", "--kind", kind, "--out", lab) == 0
+    assert soul("tasks", "new", "episode", "--python", "--kind", kind, "--out", lab) == 0
     capfd.readouterr()
     assert soul("tasks", "check", "episode", *tasks, "--json") == 0
     (checked,) = json.loads(capfd.readouterr().out)["tasks"]
@@ -290,7 +331,7 @@ def test_the_choice_is_evaluated(tmp_path: Path) -> None:
 
 
 def test_a_new_task_is_evaluated(tmp_path: Path) -> None:
-    assert soul("tasks", "new", "night_bus", "--out", tmp_path / "lab") == 0
+    assert soul("tasks", "new", "night_bus", "--python", "--out", tmp_path / "lab") == 0
     with ScriptedServer(answer="<answer>B</answer>") as server:
         where = ("--tasks", tmp_path / "lab" / "tasks.yaml", "--task", "night_bus")
         model = ("--model", "m", "--base-url", server.base_url, "--out", tmp_path / "run")

@@ -101,7 +101,8 @@ def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of new tasks, one of each kind."""
     place = tmp_path_factory.mktemp("own")
     for kind in TEMPLATES:
-        assert soul("tasks", "new", f"night_{kind}", "--kind", kind, "--out", place / kind) == 0
+        options = ("--python", "--kind", kind, "--out", place / kind)
+        assert soul("tasks", "new", f"night_{kind}", *options) == 0
     return place
 
 

@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "chats.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
     for task, name in (("tomi", "own.jsonl"), ("hitom", "hitom_rl_train.parquet")):
         assert soul("data", "synth", task, "-n", 6, "-o", folder / name) == 0
-    assert soul("tasks", "new", "mine", "--out", folder / "mine") == 0
+    assert soul("tasks", "new", "mine", "--python", "--out", folder / "mine") == 0
     return folder
 
 

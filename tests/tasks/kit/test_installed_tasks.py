@@ -165,7 +165,7 @@ def test_a_built_in_name_wins_and_says_so_when_it_is_used(site: Site) -> None:
 @pytest.mark.slow
 def test_a_task_of_ones_own_file_wins_too(game: Site) -> None:
     folder = game.runs / "own"
-    assert game.soul("tasks", "new", "game", "--out", folder)[0] == 0
+    assert game.soul("tasks", "new", "game", "--python", "--out", folder)[0] == 0
     tasks = ("--tasks", folder / "tasks.yaml")
     code, _, err = game.soul("tasks", "check", "game", *tasks, "--data", "synth:3")
     assert code == 0 and "of your tasks file" in err and "'my-lab'" in err

@@ -243,7 +243,7 @@ class Lab:
 
     def __init__(self, folder: Path, kind: str, capfd: Any) -> None:
         self.folder, self.capfd, self.rows = folder, capfd, 6
-        assert soul("tasks", "new", "lab", "--kind", kind, "--out", folder) == 0
+        assert soul("tasks", "new", "lab", "--python", "--kind", kind, "--out", folder) == 0
         capfd.readouterr()
 
     def edit(self, file: str, change: Callable[[str], str]) -> None:

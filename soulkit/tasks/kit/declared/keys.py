@@ -34,7 +34,7 @@ from pydantic import (
     model_validator,
 )
 
-from soulkit.data.rows import Texts, as_list
+from soulkit.data.rows import Texts
 from soulkit.tasks.kit.declared.problems import Misfit, Problem, misfits
 
 TaskKind = Literal["choice", "text", "judged", "dialogue"]
@@ -358,9 +358,9 @@ def expand(
         declaration = Declaration.model_validate(keys, context={"folder": folder})
     except ValidationError as error:
         problems += misfits(error, entry, ("tasks", name))
-        return {"title": name, "summary": name, "seats": {ACTOR: "actor"}, "columns": {}, **rest}
+        declaration = Declaration.model_construct(kind="text", prompt="")  # to check the others
     usual, tags = _defaults(declaration, name), rest.get("tags", {})
-    tags = {tag: tag for tag in tags} if isinstance(tags, list) else tags
+    tags = {str(tag): tag for tag in tags} if isinstance(tags, list) else tags
     changes = {
         "metric": _over(usual["metric"], rest.get("metric", {}), "name"),
         "feedback": _over(usual["feedback"], rest.get("feedback", {})),
@@ -408,10 +408,10 @@ def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
     for name, reader in _readers(keys):
         readers.setdefault(name, [])
         readers[name] += [reader] if reader and reader not in readers[name] else []
-    for value in (keys.macro, rest.get("tags"), rest.get("cluster"), rest.get("person")):
-        names = value.values() if isinstance(value, Mapping) else as_list(value) or ()
-        for name in (name for name in names if name and isinstance(name, str)):
-            readers.setdefault(name, ["judge"])
+    for value in (keys.macro or None, rest.get("tags"), rest.get("cluster"), rest.get("person")):
+        names = value if isinstance(value, list) else [value]
+        for name in value.values() if isinstance(value, Mapping) else names:
+            readers |= {} if not isinstance(name, str) or name in readers else {name: ["judge"]}
     columns: dict[str, Any] = {
         name: {"type": "any", "audience": audience} for name, audience in readers.items()
     }

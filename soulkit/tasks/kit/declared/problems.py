@@ -60,7 +60,7 @@ _SYNTAX = {
     "expected one 'key: value', and quotes around a text with ': '",
     "could not find expected ':'": "no ': '; expected 'key: value'",
     "expected <block end>": "other indentation than the lines above, or text after a closing quote",
-    "expected ',' or": "a bracket that is not closed, or no comma; expected [a, b] or {a: b}",
+    "expected ',' or": "an open bracket, no comma, or a text without quotes; expected [a, b]",
     "constructor for the tag": "a tag (!…); expected plain values",
 }
 """Words of PyYAML → what stands there, and what was expected."""
