@@ -145,7 +145,7 @@ def certificate_schema() -> Schema:
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 SHORT_FORMS: dict[str, list[Schema]] = {
-    "metric": [TEXT], "cluster": [TEXT], "tags": [TEXTS], "options": [TEXT, TEXTS], "ends": [TEXT],
+    "metric": [TEXT], "tags": [TEXTS], "options": [TEXT, TEXTS], "judge": [TEXT],
 }  # fmt: skip
 """Keys of tasks without code that take simpler values, too; `expand` writes them in full."""
 
@@ -166,8 +166,12 @@ def tasks_schema() -> Schema:
     feedback = {**defs["FeedbackSpec"]["properties"], **defs["FeedbackKeys"]["properties"]}
     defs["Feedback"] = {**defs["FeedbackSpec"], "properties": feedback}
     defs["ColumnChange"] = {k: v for k, v in defs["Column"].items() if k != "required"}
-    ends = defs["DialogueKeys"]["properties"]
-    ends["ends"] = with_short_forms("ends", ends["ends"])
+    dimension = {"anyOf": [TEXT, {"$ref": "#/$defs/RubricDimension"}]}
+    dimensions = defs["JudgeKeys"]["properties"]["dimensions"]
+    for key in ("additionalProperties", "patternProperties"):
+        if isinstance(dimensions.get(key), dict):
+            named = dimensions[key]
+            dimensions[key] = dict.fromkeys(named, dimension) if key[0] == "p" else dimension
     scorers = [defs["Scorer"]["properties"]["kind"], {"$ref": "#/$defs/Scorer"}]
     keys["scorer"] = {"anyOf": [*scorers, {"type": "array", "items": {"anyOf": scorers}}]}
     shared["columns"] = {

@@ -38,9 +38,9 @@ from types import ModuleType
 import pytest
 
 from soulkit.cli.app import COMMANDS
-from soulkit.tasks.scaffold import TEMPLATES, YAML_TEMPLATES
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import DefaultPlayer, TaskSpec
+from soulkit.tasks.scaffold import TEMPLATES, YAML_TEMPLATES
 from soulkit.types import Protocol
 
 ROOT = Path(__file__).parents[1]
@@ -167,7 +167,7 @@ def test_options_in_the_documentation_exist() -> None:
 
 
 GUIDES = {
-    ROOT / "docs" / "tutorials" / "write-a-task.md": {"hints", "again", "mood"},
+    ROOT / "docs" / "tutorials" / "write-a-task.md": {"hints", "again", "mood", "postcard", "shop"},
     ROOT / "docs" / "guides" / "python-tasks.md": {"bus", "postcard"},
     ROOT / "docs" / "guides" / "dialogue-tasks.md": {"picnic", "cat"},
     ROOT / "docs" / "guides" / "judged-tasks-in-yaml.md": {"comfort", "refund"},

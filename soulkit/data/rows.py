@@ -33,7 +33,9 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(as_list)]
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])
+]
 
 
 class Column(BaseModel):

@@ -49,6 +49,10 @@ TEMPLATES: Mapping[str, Template] = {
 YAML_TEMPLATES: Mapping[str, Template] = {
     "choice": Template("yaml_choice"),
     "text": Template("yaml_text"),
+    "judged": Template("yaml_judged", players="--judge endpoint:JUDGE@URL"),
+    "dialogue": Template(
+        "yaml_dialogue", players="--partner endpoint:PARTNER@URL --judge endpoint:JUDGE@URL"
+    ),
 }
 """Kinds of tasks without code."""
 SCHEMA_PATH = "../../soulkit/schemas/tasks-1.json"

@@ -31,6 +31,7 @@ from soulkit.tasks.scaffold import SCHEMA_PATH, TEMPLATES, YAML_TEMPLATES, templ
 from soulkit.types import Example, Record
 from tests.support.evaluation import FAST, ROOT, records, soul, start, summary, three_lines
 from tests.support.road import played_by
+from tests.support.servers.answers import answer as fitting
 from tests.support.servers.openai_server import ScriptedServer
 
 FOLDER = Path(__file__).parents[2] / "examples" / "my_task"
@@ -120,14 +121,15 @@ def test_a_new_task_without_code(kind: str, tmp_path: Path, capfd: Any) -> None:
     """Two files; the schema that the first line names is there; every printed command runs."""
     assert soul("tasks", "new", "night_bus", "--kind", kind) == 0
     printed = capfd.readouterr().out
+    load_registry.cache_clear()  # other tests have a file of this name
     assert sorted(path.name for path in Path("night_bus").iterdir()) == ["rows.jsonl", "tasks.yaml"]
     lines = Path("night_bus/tasks.yaml").read_text(encoding="utf-8").splitlines()
     assert lines[0].endswith(f"$schema={schema_file(TASKS_SCHEMA).as_uri()}")
     assert len(lines) <= 12 or kind not in ("choice", "text")
-    with ScriptedServer(answer=lambda body: "<answer>A</answer>") as server:
+    with ScriptedServer(answer=fitting) as server:
         for step in printed.partition("next:\n")[2].splitlines():
-            for name, value in {"MODEL": "m", "URL": server.base_url}.items():
-                step = re.sub(rf"\b{name}\b", value, step)
+            for name, value in {"MODEL|JUDGE|PARTNER": "m", "URL": server.base_url}.items():
+                step = re.sub(rf"\b({name})\b", value, step)
             assert soul(*step.split()[1:], *(["--out", "run"] if " eval " in step else [])) == 0
     capfd.readouterr()
     assert soul("tasks", "check", "night_bus", "--tasks", "night_bus/tasks.yaml", "--json") == 0

@@ -220,17 +220,12 @@ def read_file(path: Path, *, ours: bool = False) -> RegistryFile:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"The tasks file '{path}' does not exist.",
-            "--tasks needs a YAML file that declares your tasks.",
-            "Check the path; docs/tutorials/write-a-task.md shows a complete example.",
-        ) from error
     except (OSError, UnicodeDecodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
         raise ConfigError(
-            f"The tasks file '{path}' cannot be read.",
-            " ".join(str(error).split()),
-            "Correct the file; docs/tutorials/write-a-task.md shows a complete example.",
+            f"The tasks file '{path}' {'does not exist' if missing else 'cannot be read'}.",
+            f"--tasks needs a YAML file that declares your tasks; {' '.join(str(error).split())}.",
+            "Check the path; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
     node = None
     if ours:
@@ -238,11 +233,7 @@ def read_file(path: Path, *, ours: bool = False) -> RegistryFile:
     else:
         raw, node = parsed(path, text)
     if raw is None:
-        raise ConfigError(
-            f"The tasks file '{path}' is empty.",
-            "It declares no task and no suite.",
-            "Fill it in, or omit --tasks; docs/tutorials/write-a-task.md shows a complete example.",
-        )
+        raise broken_file(path, [(1, "the file is empty; expected 'tasks:' or 'suites:'")])
     problems: list[Problem] = []
     file = _read_tasks(raw, path.parent, problems)
     if problems:

@@ -179,7 +179,8 @@ def repeated(rng: random.Random, text: str) -> Mutant:
 def dropped(rng: random.Random, text: str) -> Mutant:
     """Without a key that its place needs."""
     keys = ("prompt", "partner", "title", "summary", "seats", "gold", "say")
-    needed = [(n, key) for n, key in keyed(text) if key in keys]
+    lines = dict(enumerate(text.splitlines(), 1))
+    needed = [(n, key) for n, key in keyed(text) if key in keys and not lines[n].endswith("|")]
     number, key = rng.choice(needed)
     return with_line(text, number, lambda line: ""), number, key
 

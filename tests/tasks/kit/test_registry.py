@@ -108,7 +108,7 @@ COLUMN = {"audience": ["driver"]}
         ({"suites": {"s": ["tomy"]}}, ["suite 's'", "Did you mean 'tomi'?"]),
         ({"suites": {"small": ["tomi"]}}, ["suite 'small'", "twice"]),
         ({"tasks": {"tomi": TASK}}, ["task 'tomi'", "twice"]),
-        (["tasks"], ['1: the file: ["tasks"] does not fit; expected keys with values']),
+        (["tasks"], ["1: the file: ['tasks'] does not fit; expected keys with values"]),
         ("just words", ["expected keys with values"]),
         ("tasks: [", ["1: not YAML"]),
         ("tasks: {}\ntasks: {}\n", ["'tasks' appears twice"]),

@@ -361,13 +361,12 @@ def expand(
         declaration = Declaration.model_construct(kind="text", prompt="")  # to check the others
     usual, tags = _defaults(declaration, name), rest.get("tags", {})
     tags = {str(tag): tag for tag in tags} if isinstance(tags, list) else tags
-    changes = {
-        "metric": _over(usual["metric"], rest.get("metric", {}), "name"),
-        "feedback": _over(usual["feedback"], rest.get("feedback", {})),
-        "tags": _over({declaration.macro: declaration.macro} if declaration.macro else {}, tags),
-        "columns": _columns(declaration, rest),
-    }
-    return {**usual, **rest, **changes, "declaration": declaration}
+    macro = declaration.macro
+    rest["tags"] = _over({macro: macro} if macro else {}, tags)
+    rest["metric"] = _over(usual["metric"], rest.get("metric", {}), "name")
+    rest["feedback"] = _over(usual["feedback"], rest.get("feedback", {}))
+    columns = _columns(declaration, rest)
+    return {**usual, **rest, "columns": columns, "declaration": declaration}
 
 
 def _over(usual: Mapping[str, Any], changes: Any, short: str = "") -> Any:
@@ -408,10 +407,10 @@ def _columns(keys: Declaration, rest: Mapping[str, Any]) -> Any:
     for name, reader in _readers(keys):
         readers.setdefault(name, [])
         readers[name] += [reader] if reader and reader not in readers[name] else []
-    for value in (keys.macro or None, rest.get("tags"), rest.get("cluster"), rest.get("person")):
-        names = value if isinstance(value, list) else [value]
-        for name in value.values() if isinstance(value, Mapping) else names:
-            readers |= {} if not isinstance(name, str) or name in readers else {name: ["judge"]}
+    for value in (rest["tags"], rest.get("cluster"), rest.get("person")):
+        named = value if isinstance(value, list) else [value]
+        for one in value.values() if isinstance(value, Mapping) else named:
+            readers |= {} if not isinstance(one, str) or one in readers else {one: ["judge"]}
     columns: dict[str, Any] = {
         name: {"type": "any", "audience": audience} for name, audience in readers.items()
     }

@@ -5,8 +5,8 @@ The words are our own, for the reader of a YAML file.
 
 from __future__ import annotations
 
-import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -119,14 +119,14 @@ def misfits(
     for one in error.errors():
         kind, loc, about = one["type"], one["loc"], one.get("ctx", {})
         here, cause = _in_file(entry, loc), about.get("error")
-        if cause is not None and rules:
-            for fault in cause.problems if isinstance(cause, Misfit) else [Problem((), str(cause))]:
+        if cause is not None:
+            faults = cause.problems if isinstance(cause, Misfit) else [Problem((), str(cause))]
+            for fault in faults if rules else ():
                 place = _in_file(entry, (*loc, *fault.spot))
                 yield Problem((*spot, *place), fault.text, fault.line)
-        elif cause is not None:
-            continue
         elif loc[-1:] == ("[key]",):
-            yield Problem((*spot, *here), "a key must be a text; put it between quotes")
+            of = "of letters, digits and underscores" if "pattern" in kind else "between quotes"
+            yield Problem((*spot, *here), f"this key does not fit; expected a text {of}")
         elif kind == "extra_forbidden":
             yield Problem((*spot, *here), UNKNOWN)
         elif kind == "missing":
@@ -137,12 +137,13 @@ def misfits(
         value = entry
         for part in here:
             value = value[part]
-        shown, expected = json.dumps(value, default=str, ensure_ascii=False), " or ".join(words)
+        shown, expected = reprlib.repr(value), " or ".join(words)
+        shown = {"None": "an empty value", "True": "true", "False": "false"}.get(shown, shown)
         near = nearest(str(value), re.findall(r"[^|]+", expected.removeprefix("one of ")))
         hint = f". Did you mean '{near}'?" if near else ""
         if "a text" in words and isinstance(value, bool | int | float):
             hint = " between quotes (YAML reads yes, no, on and off as true and false)"
-        yield Problem((*spot, *here), f"{shown:.60} does not fit; expected {expected}{hint}")
+        yield Problem((*spot, *here), f"{shown} does not fit; expected {expected}{hint}")
 
 
 def _in_file(value: Any, loc: Spot) -> Spot:

@@ -111,18 +111,16 @@ class YamlTask(Task):
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
         """The same examples. ConfigError if a column that the actor's prompt names is the gold in
         nine of ten rows."""
-        texts = (self.keys.templates().get(name, "") for name in (PROMPT, SYSTEM))
-        for name in sorted(template_names(" ".join(texts)) & set(self.spec.columns)):
-            golds = [
-                {plain(self.gold_text(e)), plain(str(e.fields.get(self.keys.gold)))}
-                for e in examples
-            ]
-            values = [plain(str(e.fields.get(name) or "")) for e in examples]
-            same = sum(bool(v) and v in gold for v, gold in zip(values, golds, strict=True))
-            if self.keys.gold and same and same >= 0.9 * len(examples):
+        gold, prompts = self.keys.gold, self.keys.templates()
+        shown = template_names(" ".join(prompts.get(name, "") for name in (PROMPT, SYSTEM)))
+        for name in sorted(shown & set(self.spec.columns)) if gold else ():
+            texts = [(plain(str(e.fields.get(name) or "")), plain(self.gold_text(e)),
+                      plain(str(e.fields.get(gold)))) for e in examples]  # fmt: skip
+            same = sum(bool(text) and text in golds for text, *golds in texts)
+            if same and same >= 0.9 * len(examples):
                 raise ConfigError(
                     f"The prompt of the task '{self.name}' shows the answer: the column '{name}' "
-                    f"has the text of '{self.keys.gold}' in {same} of {len(examples)} rows.",
+                    f"has the text of '{gold}' in {same} of {len(examples)} rows.",
                     "A model that copies the column would be right.",
                     f"Leave '{name}' out of the prompt, or choose another column for 'gold'.",
                 )
