@@ -167,7 +167,7 @@ def test_options_in_the_documentation_exist() -> None:
 
 
 GUIDES = {
-    ROOT / "docs" / "tutorials" / "write-a-task.md": {"hints", "again", "mood", "postcard", "shop"},
+    ROOT / "docs" / "tutorials" / "write-a-task.md": {"hints", "again", "mood", "letter", "shop"},
     ROOT / "docs" / "guides" / "python-tasks.md": {"bus", "postcard"},
     ROOT / "docs" / "guides" / "dialogue-tasks.md": {"picnic", "cat"},
     ROOT / "docs" / "guides" / "judged-tasks-in-yaml.md": {"comfort", "refund"},

@@ -181,6 +181,8 @@ def dropped(rng: random.Random, text: str) -> Mutant:
     keys = ("prompt", "partner", "title", "summary", "seats", "gold", "say")
     lines = dict(enumerate(text.splitlines(), 1))
     needed = [(n, key) for n, key in keyed(text) if key in keys and not lines[n].endswith("|")]
+    if not needed:
+        return misspelt(rng, text)
     number, key = rng.choice(needed)
     return with_line(text, number, lambda line: ""), number, key
 
