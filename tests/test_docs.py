@@ -514,12 +514,16 @@ def test_the_page_on_ditto_names_the_default_coaches() -> None:
 
 def test_the_keys_of_a_task_are_complete() -> None:
     from soulkit.data.rows import Column
+    from soulkit.tasks.kit.declared.keys import Declaration
     from soulkit.tasks.kit.spec import Suite, TaskSpec
 
     text = (REFERENCE / "task-keys.md").read_text(encoding="utf-8")
-    keys, columns = (part.split("\n## ")[0] for part in text.split("\n## Keys of a column\n"))
-    for part, schema in ((keys, TaskSpec), (columns, Column)):
+    parts = {"Tasks without code": {*Declaration.model_fields, "rows"},
+             "All tasks": {*TaskSpec.model_fields} - {"declaration"},
+             "Keys of a column": {*Column.model_fields}}  # fmt: skip
+    for title, fields in parts.items():
+        part = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
         first = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
-        assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(schema.model_fields)
+        assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(fields)
     suites = text.split("\n## Suites\n")[1].split("\n## ")[0]
     assert [key for key in Suite.model_fields if key not in suites] == []
