@@ -600,9 +600,10 @@ COMBINATIONS = ("task", "run", "system prompt", "mean [95% CI]", "difference [95
 def combinations_grid(runs: Sequence[RunData]) -> Grid | None:
     """The table of several models and system prompts, each compared with the first; None if `runs`
     are not those of one grid."""
-    by_path, folder = {run.path: run for run in runs}, runs[0].path.parent
+    by_path = {run.path: run for run in runs}
+    folder = runs[0].path.parent if runs else Path()
     order = grid_runs(folder) if len(runs) > 1 else []
-    if not by_path.keys() <= set(order):
+    if not order or not by_path.keys() <= set(order):
         return None
     made, notes = grid_comparisons(folder)
     moved = {(Path(one.b), task.task): task for one in made for task in one.tasks}
