@@ -32,7 +32,8 @@ def evaluate(
 
     `model` is a checkpoint on this machine, a player such as `function:FILE.py:NAME` or, with
     `base_url`, a model behind an OpenAI-compatible server. `progress` shows the progress; by
-    default only in a notebook.
+    default only in a notebook. `gate=["TASK/METRIC>=0.8"]` tests the result; its `gates` hold the
+    outcomes.
 
         sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"}, out="runs/after")
         sk.evaluate("gpt-5-nano", ["TASK", "OTHER"], base_url="https://api.openai.com/v1")
@@ -63,6 +64,7 @@ def _evaluated(
     progress: bool | None = None, **settings: Any,
 ) -> EvaluationResult:  # fmt: skip
     from soulkit.eval.config import EvalConfig
+    from soulkit.eval.gates import tested_gates
     from soulkit.eval.run.runner import run_eval
     from soulkit.notebook import EvaluationResult, reporter_for
 
@@ -73,7 +75,8 @@ def _evaluated(
     flags = _with_rows(EvalConfig, {**actor, "tasks": _names(tasks), **settings}, out)
     config, reporter = EvalConfig.load(env={}, flags=flags), reporter_for("eval", progress)
     run, summary = run_eval(config, _path(out), reporter=reporter)
-    return EvaluationResult.of(summary, run.path)
+    gates = tested_gates(config.gate_texts(), run, summary, config.registry())
+    return EvaluationResult.of(summary, run.path, gates=tuple(gates))
 
 
 def train_model(

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.eval.comparison.compare import Comparison
+from soulkit.eval.gates import GateResult
 from soulkit.eval.results.summary import Summary
 from soulkit.report.exports.episodes import episode_row
 from soulkit.report.figures import matplotlib_figure
@@ -47,10 +48,11 @@ class _Result:
     folders: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, plain: Any, *folders: Path) -> Self:
-        """`plain`, an object of the other base class, with its run folders."""
+    def of(cls, plain: Any, *folders: Path, **more: Any) -> Self:
+        """`plain`, an object of the other base class, with its run folders and more attributes."""
         made = cls(**{one.name: getattr(plain, one.name) for one in fields(plain)})
-        object.__setattr__(made, "folders", folders)
+        for name, value in {"folders": folders, **more}.items():
+            object.__setattr__(made, name, value)
         return made
 
     def episodes(self) -> Any:
@@ -89,6 +91,9 @@ class _Result:
 
 class EvaluationResult(_Result, Summary):
     """What `sk.evaluate` returns."""
+
+    gates: tuple[GateResult, ...] = ()
+    """The outcomes of the gates that were given."""
 
 
 class TrainingResult(_Result, TrainSummary):

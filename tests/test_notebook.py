@@ -79,6 +79,14 @@ def test_rows_that_are_refused(data: Any, place: str, play: Callable[..., Any]) 
         play("box", data)
 
 
+def test_gates_are_tested_with_the_result(play: Callable[..., Any]) -> None:
+    result = play("box", out="runs/a", gate=["estimate(tomi)>=0", "tomi>=1.1"])
+    assert [(one.gate.text, one.outcome) for one in result.gates] == [
+        ("estimate(tomi)>=0", "pass"), ("tomi>=1.1", "fail"),
+    ]  # fmt: skip
+    assert play("box", out="runs/a").gates == ()
+
+
 def test_the_table_is_that_of_the_report_with_every_text_escaped(play: Callable[..., Any]) -> None:
     result = play("box", out="runs/<b onclick=x>bold")
     shown = result._repr_html_()

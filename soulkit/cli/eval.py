@@ -173,13 +173,11 @@ def finish(
     """Print the gates (with --json the summary with them), what went wrong and the next commands;
     exit with code 1 if too much went wrong or a gate did not pass."""
     from soulkit.cli.console import print_next
-    from soulkit.eval.gates import parse_gate, run_gates, write_junit
+    from soulkit.eval.gates import tested_gates, write_junit
     from soulkit.eval.results.summary import summary_line
-    from soulkit.runs.records import load_records
 
-    texts, as_json = config.gate_texts(), values["json"]
-    records = load_records(run.episodes, light=True) if texts else []
-    tested = run_gates([*map(parse_gate, texts)], summary, records, config.registry())
+    as_json = values["json"]
+    tested = tested_gates(config.gate_texts(), run, summary, config.registry())
     gates = {one.line(): one for one in tested}
     if as_json:
         listed = {"gates": [one.as_dict() for one in gates.values()]} if gates else {}

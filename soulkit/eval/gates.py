@@ -33,7 +33,9 @@ from soulkit.eval.results.cells import (
 from soulkit.eval.results.summary import Summary, records_by_task, worst_case
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import estimate_text, number
+from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_aside
+from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import Registry
 from soulkit.text import join_and, one_line
 from soulkit.types import Record
@@ -217,6 +219,15 @@ def run_gates(
             why.append("no worst case" if cell.mean is None else "the others count as the worst")
         text = ", ".join(filter(None, why))
         yield gate_result(gate, cell.mean, cell.ci_low, cell.ci_high, text, **counts)
+
+
+def tested_gates(
+    texts: Sequence[str], run: Run, summary: Summary, registry: Registry
+) -> list[GateResult]:
+    """`run_gates` on a finished run."""
+    gates = [*map(parse_gate, texts)]
+    records = load_records(run.episodes, light=True) if gates else []
+    return [*run_gates(gates, summary, records, registry)]
 
 
 def _named_cell(gate: Gate, task: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:

@@ -307,6 +307,9 @@ def _why(
     else:
         a, b = (one.summary.model if one.summary else "" for one in pair)
         texts = [f"Another model: '{b}' instead of '{a}'" if a != b else "Both name the same model"]
+        prompts = [prompt_in(one.provenance) or "none" for one in pair]
+        if prompts[0] != prompts[1]:
+            texts.append(f"Another system prompt: {prompts[1]} instead of {prompts[0]}")
     for part in moved[:1]:
         a, b = number(part.paired.mean_a), number(part.paired.mean_b)
         texts.append(f"The metric that moved most: {part.metric}, {a} to {b}")

@@ -97,7 +97,7 @@ def test_a_job_with_wrong_variables_is_refused(
 
 
 def test_the_python_function_trains_in_one_process(job: Callable[..., None]) -> None:
-    with pytest.raises(ConfigError, match="--gpus 2 does not work"):
+    with pytest.raises(ConfigError, match="gpus=2 does not work"):
         sk.train_model("sft", "tiny", "tomi", data="synth:8", full=True, gpus=2)
     job()
     with pytest.raises(ConfigError, match="train_model"):
