@@ -63,11 +63,18 @@ def _evaluated(
     model: str, tasks: str | Sequence[str], *, out: str | Path | None = None,
     progress: bool | None = None, **settings: Any,
 ) -> EvaluationResult:  # fmt: skip
+    from soulkit.errors import ConfigError
     from soulkit.eval.config import EvalConfig
     from soulkit.eval.gates import tested_gates
     from soulkit.eval.run.runner import run_eval
     from soulkit.notebook import EvaluationResult, reporter_for
 
+    if not isinstance(model, str):
+        raise ConfigError(
+            f"model= must be one name, not {type(model).__name__}.",
+            "A call evaluates one model; several models are a command.",
+            "Call sk.evaluate once per model, or run: soul eval api --model A --model B",
+        )
     kind, _, name = model.partition(":")
     actor = {"kind": "api" if settings.get("base_url") else "local", "model": model}
     if kind in ("function", "scripted"):
@@ -196,20 +203,22 @@ def _row_source(rows: Any, folder: Path) -> str:
         return str(rows)
     if hasattr(rows, "to_dict"):  # a data frame of polars or pandas
         rows = rows.to_dicts() if hasattr(rows, "to_dicts") else rows.to_dict("records")
-    lines, column = [], None
-    for index, row in enumerate(rows):
-        try:
-            line = {}
+    lines, problem = [], "data= cannot be used"
+    try:
+        for index, row in enumerate(rows):
+            line, problem = {}, f"Row {index} of data= cannot be used"
             for column, value in row.items():
+                problem = f"Row {index} of data= cannot be used, column {column!r}"
                 if not (isinstance(value, float) and value != value):  # NaN is a missing value
                     line[column] = json.loads(json.dumps(value, allow_nan=False, default=_plain))
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"Row {index} of data= cannot be used, column {column!r}: {error}.",
-                "A row is a dictionary of texts, numbers, lists and dictionaries.",
-                "Convert the value, or remove the row.",
-            ) from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{problem}: {error}.",
+            "It is a list of rows, and a row is a dictionary of texts, numbers, lists and "
+            "dictionaries.",
+            "Convert the value, or remove the row.",
+        ) from error
     text = "".join(lines).encode()
     write_aside(file := folder / f"{hashlib.sha256(text).hexdigest()[:12]}.jsonl", text)
     return str(file)

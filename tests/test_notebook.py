@@ -70,7 +70,9 @@ def test_rows_are_data_and_the_same_call_resumes(data: Any, play: Callable[..., 
     [
         ([ROWS[0], {"story": {1, 2}}], "Row 1 of data= cannot be used, column 'story': set"),
         ([{"story": float("inf")}], "Row 0 of data= cannot be used, column 'story': Out of range"),
-        ([ROWS[0], "text"], "Row 1 of data= cannot be used"),
+        ([ROWS[0], "text"], "Row 1 of data= cannot be used: 'str'"),
+        (5, "data= cannot be used: 'int'"),
+        ({"story": 5}, "data= cannot be used: 'int'"),
         ([], "contains no rows"),
     ],
 )
@@ -84,6 +86,7 @@ def test_gates_are_tested_with_the_result(play: Callable[..., Any]) -> None:
     assert [(one.gate.text, one.outcome) for one in result.gates] == [
         ("estimate(tomi)>=0", "pass"), ("tomi>=1.1", "fail"),
     ]  # fmt: skip
+    assert [one.outcome for one in play("box", out="runs/a", gate="tomi<2").gates] == ["pass"]
     assert play("box", out="runs/a").gates == ()
 
 
@@ -154,6 +157,7 @@ def test_progress_outside_a_notebook_is_off(
         ({"max_tokens": 0}, ["max_tokens: ", "(max_tokens=, from this call)"]),
         ({"ledger": "replay"}, ["ledger=", "ledger_file=RUN/ledger.sqlite"]),
         ({"data": {"tom": "synth:2"}}, ["data= names rows for 'tom'"]),
+        ({"system_prompt": ["a.md", "b.md"]}, ["a run has one file"]),
         ({"temprature": 1}, ["'temprature' in this call is not a setting", "'temperature'"]),
     ],
 )
@@ -166,6 +170,11 @@ def test_errors_name_arguments(
     assert len(shown) == 3 and shown[0] == str(error.value)
     assert all(line in "\n".join(shown) for line in lines), shown
     assert not re.search(r"--(data|max-tokens|ledger)", "\n".join(shown).partition("soul ")[0])
+
+
+def test_a_list_of_models_is_refused() -> None:
+    with pytest.raises(UserError, match="model= must be one name, not list"):
+        sk.evaluate(["a", "b"], "tomi")  # type: ignore[arg-type]
 
 
 def test_a_refused_comparison_names_arguments(play: Callable[..., Any]) -> None:

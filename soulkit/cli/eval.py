@@ -74,9 +74,14 @@ class Kinds(GroupFromSettings):
             flags = settings_from(options, values, row_sources, tasks_in(file))
             several = [flags.pop(one, []) for one in SEVERAL]
             models, paths = (one if isinstance(one, list) else [one] for one in several)
+
+            def usual(one: Mapping[str, Any]) -> dict[str, str]:  # none beside a replacement
+                alone = len(paths) < 2 or one["system_prompt"] != "none"
+                return {} if alone else {"prompt_mode": "before"}
+
             grid = combinations(
                 models, [file for path in paths for file in _prompt_files(path)],
-                lambda **one: load_config(file, {"kind": name, **flags, **one},
+                lambda **one: load_config(file, {"kind": name, **flags, **one, **usual(one)},
                                           trust=values["trust"], asking=not values["dry_run"]),
             )  # fmt: skip
             settings = next(iter(grid.values()))
@@ -132,10 +137,15 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
     from soulkit.eval.grid import grid_comparisons, grid_plan, run_grid
     from soulkit.report.episode_search import shell_path
 
+    first = next(iter(grid.values()))
     for one in ("pilot", "gate", "gates", "junit"):
-        if values[one]:
-            raise ConfigError(f"--{one} does not work with several models or system prompts.",
-                              "It is for one run.", f"Leave out --{one}.")  # fmt: skip
+        if values[one] or getattr(first, one, None):
+            raise ConfigError(
+                f"--{one} does not work with several models or system prompts.",
+                "It is for one run.",
+                "Leave it out. Gates can test a finished combination: give its model and system "
+                "prompt alone, with --out FOLDER/RUN.",
+            )
     if values["dry_run"]:
         show_plan(grid_plan(grid), values["json"], bounds=values["bounds"])
         return
@@ -146,10 +156,11 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
         runs = {run.path.name: summary.to_json() for _, run, summary in played}
         comparisons = [one.as_dict() for one in made]
         print_json({"runs": runs, "comparisons": comparisons, "problems": problems})
-    else:
-        _print_run(folder, played[0][0])
+    elif played:
+        _print_run(folder, first)
         print_next(f"soul report {shell_path(folder)} --format html")
-    texts = [text for one in played for text in (_too_many(*one), _silent(one[-1])) if text]
+    texts = [f"{run.path.name}: {text}" for config, run, summary in played
+             for text in (_too_many(config, summary), _silent(summary)) if text]  # fmt: skip
     for text in texts:
         print_note(text)
     if texts or len(played) < len(grid):
@@ -191,7 +202,8 @@ def finish(
         print_next(*next_lines)
     shut = sum(one.outcome != "pass" for one in gates.values())
     failing = f"{shut} of {len(gates)} gates did not pass" if shut else ""
-    wrong = [one for one in (_too_many(config, run, summary), _silent(summary), failing) if one]
+    again = f" with --out {run.path}"
+    wrong = [*filter(None, (_too_many(config, summary, again), _silent(summary), failing))]
     for text in wrong:
         print_note(text)
     if wrong:
@@ -207,15 +219,16 @@ def _silent(summary: Summary) -> str:
     return f"every reply was empty: {tasks}; {why}" if tasks else ""
 
 
-def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
-    """The message if too many episodes are unscored or truncated; else empty."""
+def _too_many(config: EvalConfig, summary: Summary, where: str = "") -> str:
+    """The message if too many episodes are unscored or truncated; else empty. The same command
+    `where` tries them again."""
     from soulkit.eval.results.warnings import truncated_total
 
     unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
     if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
         return ""
     most = f"more than --max-unscored {config.max_unscored:g} allows"
-    again = f"to retry them, run the same command with --out {run.path}"
+    again = f"to retry them, run the same command{where}"
     longer = "start a new run with a larger --max-tokens or a model with a longer context"
     if not cut:
         return f"{unscored} of {summary.n} episodes are unscored, {most}; {again}"

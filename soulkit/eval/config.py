@@ -62,6 +62,11 @@ class GateSettings(Settings):
         None, metavar="FILE", help="File with more gates, one per line or as a YAML list."
     )
 
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _listed(cls, raw: Any) -> Any:
+        return (raw,) if isinstance(raw, str) else raw
+
     def gate_texts(self) -> list[str]:
         """All gates."""
         from soulkit.eval.gates import gates_in
@@ -228,6 +233,9 @@ class EvalConfig(GateSettings, PlayConfig):
     @field_validator("system_prompt", mode="before")
     @classmethod
     def _read(cls, raw: Any) -> Any:
+        if isinstance(raw, list | tuple):
+            raise ValueError("a run has one file; only the command takes several")
+        raw = str(raw) if isinstance(raw, Path) else raw
         if not isinstance(raw, str) or raw == "none":
             return None if raw == "none" else raw
         try:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from soulkit.errors import CallError, UserError
+from soulkit.errors import CallError, ConfigError, UserError
 from soulkit.eval.comparison.compare import Comparison, compare_runs
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
@@ -27,7 +27,6 @@ from soulkit.metrics.comparisons import holm
 from soulkit.models.api.limits import Budget
 from soulkit.models.api.probing import EndpointRefused
 from soulkit.models.ledger.view import paid_so_far
-from soulkit.option_texts import given_twice
 from soulkit.play.plan import Plan, confirm_cost, in_turn
 from soulkit.reporting import Reporter
 from soulkit.runs.folder import Run, refuse_other_files
@@ -46,7 +45,11 @@ def combinations(
         label = config.system_prompt.name if config.system_prompt else ""
         name = re.sub(r"[^\w.+=-]+", "-", f"{model or config.model}--{label}").strip("-.")
         if name in grid:
-            raise given_twice(f"'{name}'", how="as a model with a system prompt")
+            raise ConfigError(
+                f"Two combinations would have the run folder '{name}'.",
+                "Runs are named by their model and the file of their system prompt.",
+                "Remove one of the two, or rename the file.",
+            )
         grid[name] = config
     return grid
 
@@ -73,7 +76,8 @@ def run_grid(
     if first.ledger != "replay":
         confirm_cost(plan, first, reporter, f"{len(left)} combinations")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / GRID, {"runs": list(grid)})
+    earlier = [run.name for run in grid_runs(folder) if run.name not in grid and run.is_dir()]
+    write_json(folder / GRID, {"runs": [*grid, *earlier]})
     spent = sum(paid_so_far(folder / name)[0] or 0.0 for name in grid)
     budget = Budget(first.max_cost, spent) if first.max_cost else None
     played = []

@@ -258,18 +258,15 @@ class ReportView:
 
     def blocks(self) -> list[tables.Block]:
         """The tables, heads and notes below the findings."""
-        if not self.details and (grid := combinations_grid(self.runs)):
-            return [grid]
-        if self.suite is None:
-            return tables.blocks(self.runs, details=self.details)
-        table = suite_grid(self.suite)
-        if self.details:
-            return [table, *tables.blocks(self.runs, details=True)]
+        grid = None if self.details else combinations_grid(self.runs)
+        table = [suite_grid(self.suite)] if self.suite else []
+        if self.details or not (grid or table):
+            return [*table, *tables.blocks(self.runs, details=self.details)]
         trained = [run for run in self.runs if run.steps]
         several = len(self.runs) > 1
         steps = (steps_grid(run, run.name if several else "") for run in trained)
         repeats = (grid for run in self.runs for grid in tables.repeats_grids(run))
-        return [*self.runs, table, *repeats, *steps]
+        return [*([grid] if grid else self.runs), *table, *repeats, *steps]
 
     def findings(self) -> list[Finding]:
         """The findings on models of people, then those on scores."""

@@ -50,7 +50,7 @@ def test_folders_are_named_by_model_and_prompt_with_the_baseline_first() -> None
     grid = combinations(["owner/name@v1", "b"], ["terse", "kind"], _named)
     assert list(grid) == ["owner-name-v1--terse", "owner-name-v1--kind", "b--terse", "b--kind"]
     assert list(combinations([], [], _named)) == ["of-the-file"]
-    with pytest.raises(ConfigError, match="'b--kind' is given twice"):
+    with pytest.raises(ConfigError, match="the run folder 'b--kind'"):
         combinations(["b"], ["kind", "kind"], _named)
 
 
@@ -96,8 +96,11 @@ def test_every_combination_is_a_run_and_one_table_compares_them(
         assert soul(*command(server.base_url, out, "--model", "bad", "--model", "good", *words,
                              "--json")) == 0  # fmt: skip
         again = asked(server) - asked_before
+        shown = json.loads(capsys.readouterr().out)
+        # A narrower command keeps the other runs in the table, with its own first run in front.
+        assert soul(*command(server.base_url, out, "--model", "good", *words)) == 0
+        assert asked(server) == again + asked_before
     assert max(again.values()) == 1 and {model for model, _ in again} == {"good"}
-    shown = json.loads(capsys.readouterr().out)
     names = ["bad", "bad--alpha", "bad--beta", "good", "good--alpha", "good--beta"]
     assert list(shown["runs"]) == names and not shown["problems"]
     pairs = [one["tasks"][0] for one in shown["comparisons"]]
@@ -111,6 +114,8 @@ def test_every_combination_is_a_run_and_one_table_compares_them(
     assert (seen.role, seen.text) == ("system", "You are alpha.")
     assert soul("compare", out / "bad", out / "good--alpha") == 0
     assert "system prompt of the model none vs alpha (" in capsys.readouterr().out
+    assert [run.name for run in grid_runs(out)] == [*names[3:], *names[:3]]
+    capsys.readouterr()
     assert soul("report", out) == 0
     assert "Models and system prompts" in capsys.readouterr().out
     assert soul("report", out, "--format", "html") == 0
@@ -149,7 +154,8 @@ def test_an_endpoint_of_the_file_is_a_model(tmp_path: Path) -> None:
         (("--system-prompt", "nowhere.md"), "cannot be read"),
         (("--prompt-mode", "replace", "--system-prompt", "alpha.md"), "replace does not work with"),
         (("--prompt-mode", "replace"), "needs --system-prompt"),
-        (("--system-prompt", "alpha.md", "--system-prompt", "d/alpha.md"), "given twice"),
+        (("--system-prompt", "alpha.md", "--system-prompt", "d/alpha.md"), "folder 'm--alpha'"),
+        (("--model", "b", "--config", "settings.yaml"), "--gate does not work"),
         (("--model", "b", "--dry-run", "--pilot", 2), "--pilot does not work"),
     ],
 )
@@ -160,10 +166,44 @@ def test_wrong_input_is_refused_before_anything_is_asked(
     monkeypatch.chdir(tmp_path)
     prompts(tmp_path)
     prompts(tmp_path / "d")
+    (tmp_path / "settings.yaml").write_text("gate: [tomi>=.9]\n")
     url = "http://127.0.0.1:9/v1"
     assert soul(*command(url, tmp_path / "out", "--model", "m", *words)) == 2
     assert what in three_lines(capsys.readouterr().err)[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_the_report_of_a_grid_has_its_suite_and_its_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, book = tmp_path / "grid", tmp_path / "mine.yaml"
+    book.write_text("suites: {short: [tomi]}\n")
+    with ScriptedServer(answer=by_prompt) as server:
+        assert soul(
+            *("eval", "api", "--base-url", server.base_url, "--suite", "short", "--tasks", book),
+            *("--data", "synth:6", "--repeats", 2, "--model", "bad", "--model", "good"),
+            *("--out", out),
+        ) == 0  # fmt: skip
+    shown = capsys.readouterr().out
+    for part in ("Models and system prompts", "\nshort\n", "repeats: bad", "repeats: good"):
+        assert part in shown
+
+
+def test_a_failed_combination_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book, out = tmp_path / "endpoints.yaml", tmp_path / "grid"
+    usual = ("eval", "api", "--task", "tomi", "--data", "synth:2", "--endpoints", book,
+             "--out", out, "--model", "wrong")  # fmt: skip
+    with ScriptedServer(answer=by_prompt) as server, ScriptedServer(require_key="k") as refusing:
+        book.write_text(f"endpoints:\n  wrong: {{model: w, base_url: {refusing.base_url}}}\n"
+                        f"  right: {{model: good, base_url: {server.base_url}}}\n"
+                        f"  wrong2: {{model: v, base_url: {refusing.base_url}}}\n")  # fmt: skip
+        assert soul(*usual, "--model", "wrong2") == 1
+        assert soul(*usual, "--model", "right") == 1
+    assert "wrong failed, and the same command tries it again" in capsys.readouterr().err
+    assert [run.name for run in grid_runs(out)] == ["wrong", "right"]
+    assert load_runs([out / "right"])[0].summary
 
 
 def test_a_replaced_prompt_is_named_and_hides_published_figures(tmp_path: Path) -> None:
@@ -175,11 +215,15 @@ def test_a_replaced_prompt_is_named_and_hides_published_figures(tmp_path: Path) 
             *("eval", "api", "--model", "m", "--base-url", server.base_url, "--data", "synth:2"),
             *("--task", "secret_keeper", "--out", tmp_path / "run"),
             *("--partner", f"scripted:{partner}", "--prompt-mode", "replace"),
-            *("--judge", f"endpoint:m@{server.base_url}", "--system-prompt", tmp_path / "alpha.md"),
+            *("--judge", f"endpoint:m@{server.base_url}", "--system-prompt", "none"),
+            *("--system-prompt", tmp_path / "alpha.md"),
         ) in (0, 1)  # fmt: skip
         spoken = [body for body in server.requests if len(body["messages"]) > 2]
-    assert {body["messages"][0]["content"] for body in spoken} == {"You are alpha."}
-    (run,) = load_runs([tmp_path / "run"])
+    # Beside a replacement, none is the task's own prompt.
+    replacement, of_task = Counter(body["messages"][0]["content"] == "You are alpha."
+                                   for body in spoken).values()  # fmt: skip
+    assert replacement == of_task
+    (run,) = load_runs([tmp_path / "run" / "m--alpha"])
     assert run.provenance["actor"]["system_prompt"].endswith("in place of the task's")
     assert not published_beside([run]).tables and "in place" in published_beside([run]).left_out
 
