@@ -60,10 +60,10 @@ def test_rows_beside_the_file_are_for_evaluation_only(tmp_path: Path) -> None:
     with pytest.raises(NoRows):
         examples_to_play(task, None, split="train")
     code = TASK.replace("rows.jsonl", "made.py:some")
-    maker = "def some(n, seed):\n    from rows import ROWS\n    return ROWS[:n]\n"
+    maker = "def some(n, seed):\n    from rows_beside_made import ROWS\n    return ROWS[:n]\n"
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "made.py").write_text(maker)
-    (tmp_path / "code" / "rows.py").write_text(f"ROWS = {ROWS!r}\n")
+    (tmp_path / "code" / "rows_beside_made.py").write_text(f"ROWS = {ROWS!r}\n")
     assert len(examples_to_play(task_in(tmp_path / "code", code), "synth:5").examples) == 5
 
 
