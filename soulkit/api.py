@@ -63,19 +63,12 @@ def _evaluated(
     model: str, tasks: str | Sequence[str], *, out: str | Path | None = None,
     progress: bool | None = None, **settings: Any,
 ) -> EvaluationResult:  # fmt: skip
-    from soulkit.errors import ConfigError
     from soulkit.eval.config import EvalConfig
     from soulkit.eval.gates import tested_gates
     from soulkit.eval.run.runner import run_eval
     from soulkit.notebook import EvaluationResult, reporter_for
 
-    if not isinstance(model, str):
-        raise ConfigError(
-            f"model= must be one name, not {type(model).__name__}.",
-            "A call evaluates one model; several models are a command.",
-            "Call sk.evaluate once per model, or run: soul eval api --model A --model B",
-        )
-    kind, _, name = model.partition(":")
+    kind, _, name = str(model).partition(":")
     actor = {"kind": "api" if settings.get("base_url") else "local", "model": model}
     if kind in ("function", "scripted"):
         actor = {"kind": "api", "actor_kind": kind, "model": name}

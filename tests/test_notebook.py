@@ -173,8 +173,14 @@ def test_errors_name_arguments(
 
 
 def test_a_list_of_models_is_refused() -> None:
-    with pytest.raises(UserError, match="model= must be one name, not list"):
+    with pytest.raises(UserError, match="model: "):
         sk.evaluate(["a", "b"], "tomi")  # type: ignore[arg-type]
+
+
+def test_an_edited_file_is_loaded_again(play: Callable[..., Any]) -> None:
+    assert set(play("box", out="runs/a").episodes()["reply"]) == {"<answer>box</answer>"}
+    Path("bots.py").write_text(BOTS.replace(">box<", ">jar<"))  # of the same size and second
+    assert set(play("box", out="runs/b").episodes()["reply"]) == {"<answer>jar</answer>"}
 
 
 def test_a_refused_comparison_names_arguments(play: Callable[..., Any]) -> None:

@@ -413,7 +413,11 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 SCORER = """
 def length(row, reply, lines):
     assert lines == [{"seat": "speaker", "text": reply}]
-    return {"value": min(len(reply) / 10, 10), "about": float(row["topic"] in reply)}
+    return {"value": min(len(reply) / 10, 10), "about": float(row["topic"] in reply), 3: 1}
+
+
+def one(row):
+    return 1
 
 
 def short(row, reply, lines):
@@ -449,10 +453,10 @@ def test_a_scorer_that_fails_leaves_rows_unscored(
     code, out, err = here(old, "--scorer", f"{scorer}:short", "--out", new)
     assert code == 0 and "10 -> 2/10" in out and "task_error 8" in out
     words = {one.score.words for one in records(new) if not one.score.scored}
-    place = f"({scorer}:8, in short)"
-    assert f"ZeroDivisionError: division by zero ({scorer}:8, in short)" in words
-    assert f"score() returned 99, not 0 to 10 ({scorer}:7, in short)" in words
-    assert f"score() returned '7', not 0 to 10 ({scorer}:7, in short)" in words
+    place = f"({scorer}:12, in short)"
+    assert f"ZeroDivisionError: division by zero ({scorer}:12, in short)" in words
+    assert f"score() returned 99, not 0 to 10 ({scorer}:11, in short)" in words
+    assert f"score() returned '7', not 0 to 10 ({scorer}:11, in short)" in words
     assert place in err, "each place is named once while it runs"
 
 
@@ -473,6 +477,7 @@ def test_scorers_are_told_apart_in_a_comparison(
     ("more", "what"),
     [
         (("--scorer", "{home}/scorer.py:long"), "'{home}/scorer.py:long' cannot be used"),
+        (("--scorer", "{home}/scorer.py:one"), "'{home}/scorer.py:one' cannot be used"),
         (("--scorer", "{home}/scorer.py:length", "--ask"), "--scorer does not work with --ask"),
         (("--scorer", "{home}/old/scorer.py:length"), "'{home}/old/scorer.py' are not known"),
         (("--tasks", "{home}/old/tasks.yaml"), "'{home}/old/tasks.yaml' are not known"),

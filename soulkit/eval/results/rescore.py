@@ -212,7 +212,7 @@ def with_scorer(recorded: RecordedRun, reference: str, *, trust: bool) -> Record
         )
     if in_run(place := Path(reference.rpartition(":")[0])) and not trust:
         refuse_foreign(place, {"reference": reference})
-    function, file = load_function(reference)
+    function, file = load_function(reference, "row", "reply", "lines")
     tasks = distinct_tasks(recorded.rows)
     for task in tasks:
         ends = task.spec.metric.low, task.spec.metric.high

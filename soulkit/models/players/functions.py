@@ -11,6 +11,7 @@ its file and line. It is never retried.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -23,7 +24,7 @@ from typing import Any
 
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, FunctionError
-from soulkit.text import one_line
+from soulkit.text import join_and, one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 LONGEST = 300
@@ -31,23 +32,27 @@ LONGEST = 300
 
 
 def execute_file(unique: str, file: Path) -> ModuleType:
-    """The module in `file`, under the name `unique`; raises what the file raises."""
+    """The module in `file`, under the name `unique`, executed again only if its text has changed;
+    raises what the file raises."""
+    source = file.read_bytes()
+    unique += f".{hashlib.sha256(source).hexdigest()[:12]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ImportError(f"no loader for {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
+    module = sys.modules[unique] = importlib.util.module_from_spec(spec)
+    try:  # not by the loader: its compiled file may be older than the text
+        exec(compile(source, str(file), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[unique]
         raise
     return module
 
 
-def load_function(reference: str) -> tuple[Callable[..., Any], Path]:
+def load_function(reference: str, *takes: str) -> tuple[Callable[..., Any], Path]:
     """(the function that `FILE.py:NAME` or `MODULE:NAME` names, its file); ConfigError if there is
-    none."""
+    none, or if it does not take these arguments."""
     place, _, name = reference.rpartition(":")
     file = Path(place).expanduser().resolve()
     folder, unique = file.parent if file.suffix == ".py" else Path.cwd(), f"soulkit_user.{file}"
@@ -55,15 +60,18 @@ def load_function(reference: str) -> tuple[Callable[..., Any], Path]:
         if str(folder) not in sys.path:  # it may import its neighbours
             sys.path.append(str(folder))
         if file.suffix == ".py":
-            module = sys.modules.get(unique) or execute_file(unique, file)
+            module = execute_file(unique, file)
         else:
             module = importlib.import_module(place)
         function = getattr(module, name)
+        if takes:
+            inspect.signature(function).bind(*takes)
         return function, Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"The function '{reference}' cannot be used.", f"Python reports: {_words(error)}.",
-            "Write FILE.py:NAME or MODULE:NAME, where NAME is a function.",
+            "Write FILE.py:NAME or MODULE:NAME, where NAME is a function"
+            f"{' of ' * bool(takes)}{join_and(takes)}.",
         ) from error  # fmt: skip
 
 

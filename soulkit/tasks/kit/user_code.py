@@ -105,7 +105,7 @@ class Home:
         # A unique module name: two users' files may both be called my_task.py, or random.py.
         mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
         unique = f"soulkit_user_{mark}.{name}"
-        return sys.modules.get(unique) or execute_file(unique, file)
+        return execute_file(unique, file)
 
     def _add_to_path(self) -> None:
         if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
@@ -366,7 +366,7 @@ def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Sco
         score,
         value=finite_or_none(score.value),
         reward=finite_or_none(score.reward),
-        metrics={name: finite_or_none(number) for name, number in metrics.items()},
+        metrics={str(name): finite_or_none(number) for name, number in metrics.items()},
     )
 
 
