@@ -74,14 +74,12 @@ class Kinds(GroupFromSettings):
             flags = settings_from(options, values, row_sources, tasks_in(file))
             several = [flags.pop(one, []) for one in SEVERAL]
             models, paths = (one if isinstance(one, list) else [one] for one in several)
-
-            def usual(one: Mapping[str, Any]) -> dict[str, str]:  # none beside a replacement
-                alone = len(paths) < 2 or one["system_prompt"] != "none"
-                return {} if alone else {"prompt_mode": "before"}
-
+            # Beside other prompts, `none` is the task's own, whatever the mode.
+            modes = {"none": {"prompt_mode": "before"}} if len(paths) > 1 else {}
             grid = combinations(
                 models, [file for path in paths for file in _prompt_files(path)],
-                lambda **one: load_config(file, {"kind": name, **flags, **one, **usual(one)},
+                lambda **one: load_config(file, {"kind": name, **flags, **one,
+                                                 **modes.get(one["system_prompt"], {})},
                                           trust=values["trust"], asking=not values["dry_run"]),
             )  # fmt: skip
             settings = next(iter(grid.values()))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from soulkit.errors import CallError, ConfigError, UserError
+from soulkit.errors import CallError, ConfigError, ModelLoadError, UserError
 from soulkit.eval.comparison.compare import Comparison, compare_runs
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
@@ -65,7 +65,7 @@ def run_grid(
     grid: Mapping[str, EvalConfig], out: Path | None, reporter: Reporter
 ) -> tuple[Path, list[tuple[EvalConfig, Run, Summary]]]:
     """Play all combinations and return their folder and the finished runs. The default folder
-    follows from the settings of the first. A model whose server fails does not stop the others."""
+    follows from the settings of the first. A model that cannot be used does not stop the others."""
     first = next(iter(grid.values()))
     digest = hashlib.sha256(json.dumps(first.identity(), sort_keys=True).encode()).hexdigest()[:8]
     folder = out or Path("runs") / f"grid-{(first.suite or '+'.join(first.tasks))[:60]}-{digest}"
@@ -86,7 +86,7 @@ def run_grid(
         try:
             ended = run_eval(config.within(budget), folder / name, reporter=reporter)
             played.append((config, *ended))
-        except (CallError, EndpointRefused) as error:
+        except (CallError, EndpointRefused, ModelLoadError) as error:
             reporter.warn(f"{name} failed, and the same command tries it again: {error}")
     return folder, played
 

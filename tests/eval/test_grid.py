@@ -204,6 +204,12 @@ def test_a_failed_combination_does_not_stop_the_others(
     assert "wrong failed, and the same command tries it again" in capsys.readouterr().err
     assert [run.name for run in grid_runs(out)] == ["wrong", "right"]
     assert load_runs([out / "right"])[0].summary
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen3"}')
+    assert soul("eval", "local", "--model", tmp_path / "x", "--model", tmp_path / "y", "--task",
+                "tomi", "--data", "synth:2", "--out", tmp_path / "local") == 1  # fmt: skip
+    assert capsys.readouterr().err.count("is not a complete model") == 2
 
 
 def test_a_replaced_prompt_is_named_and_hides_published_figures(tmp_path: Path) -> None:
