@@ -24,8 +24,9 @@ from soulkit.eval.gates import Gate, gate_result, parse_gate, unseen_interval
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import metric_values, summarise
 from soulkit.metrics.comparisons import PairedDifference, paired_difference
-from soulkit.report.findings import comparison_parts
+from soulkit.report.findings import comparison_blocks
 from soulkit.report.grid import parts_text
+from soulkit.report.tables import report_parts
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import Suite
@@ -197,7 +198,7 @@ def test_a_tiny_p_value_is_not_printed_as_zero(tmp_path: Path) -> None:
     gains = {name: 0.5 + 0.01 * i for i, name in enumerate(rows)}
     comparison = compare_runs(run(tmp_path / "a", rows), run(tmp_path / "b", gains))
     assert 0 < comparison.as_dict()["tasks"][0]["p"] < 0.0001
-    shown = parts_text(comparison_parts(comparison))
+    shown = parts_text(report_parts(comparison_blocks(comparison)))
     assert shown.count("<0.0001") == 2 and "0.0000" not in shown
 
 
@@ -237,7 +238,7 @@ def test_a_metric_has_the_name_that_its_task_declares(
         (path / "summary.json").write_text(json.dumps(made.to_json()))
     compared = compare_runs(a, b, metric)
     assert {t.task: t.metric for t in compared.tasks} == tasks
-    shown = parts_text(comparison_parts(compared))
+    shown = parts_text(report_parts(comparison_blocks(compared)))
     assert f"metric: {', '.join(tasks.values())}" in shown and "headline" not in shown
 
 
