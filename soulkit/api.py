@@ -140,9 +140,11 @@ FLAG = re.compile(
 @contextmanager
 def _explained() -> Iterator[None]:
     """Turn a missing optional package into a UserError that says how to install it, and options in
-    errors into arguments: `--max-tokens 9` becomes `max_tokens=9`."""
+    errors into arguments: `--max-tokens 9` becomes `max_tokens=9`. Tasks files are read again."""
     from soulkit.errors import MissingPackage, UserError
+    from soulkit.tasks.kit.registry import load_registry
 
+    load_registry.cache_clear()  # a tasks file may have changed since the last call
     try:
         yield
     except ModuleNotFoundError as error:
@@ -270,6 +272,7 @@ def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol 
     from soulkit.tasks.kit.registry import load_registry
     from soulkit.tasks.kit.spec import protocol_named
 
+    load_registry.cache_clear()
     registry = load_registry(*([Path(tasks)] if tasks is not None else []))
     return registry.task(name, protocol_named(protocol))
 

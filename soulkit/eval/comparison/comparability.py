@@ -326,11 +326,13 @@ def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    return [f"the task's {name} differs" for name in _options(a, b, task) if _scores(name)]
+    names = [name for name in _options(a, b, task) if _scores(name)]
+    own = ["" if name.startswith("prompt ") else "the task's " for name in names]
+    return [f"{whose}{name} differs" for whose, name in zip(own, names, strict=True)]
 
 
 def _scores(option: str) -> bool:
-    return option in ("metric", "scorer") or option.startswith("detector")
+    return option in ("metric", "scorer") or option.startswith(("detector", "prompt '"))
 
 
 def _options(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:

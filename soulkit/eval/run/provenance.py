@@ -56,6 +56,8 @@ CHANGING = {
     "max_tokens": "a different reply limit",
 }  # fmt: skip
 """Facts of a player that can change although its settings stay the same → their names in errors."""
+PLAYED = ("dialogue", "options", "orders")
+"""Keys of a task without code that change its episodes, besides prompts."""
 
 
 def played_conditions(
@@ -247,7 +249,8 @@ def row_hashes(examples: Iterable[Example]) -> dict[str, str]:
 
 
 def _task_options(task: Task) -> dict[str, str]:
-    """Option → hash of its value; also hashes of the scale and of the user's own code.
+    """Option → hash of its value; also hashes of the scale, of the user's own code, and of the
+    prompts of a task without code (`prompt 'NAME'`).
 
     Values are hashed because a tasks file may contain private data.
     """
@@ -255,6 +258,9 @@ def _task_options(task: Task) -> dict[str, str]:
     parts = {**task.spec.options, "metric": [metric.name, metric.low, metric.high]}
     parts |= declaration.scoring if declaration is not None else {}
     hashes = {name: _hash(value) for name, value in parts.items()}
+    if declaration is not None:
+        texts = task.prompts.hashes(*task.templates)
+        hashes |= {f"prompt '{name}'": digest for name, digest in texts.items()}
     kind = type(task)
     file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)
     files = [*([Path(file)] if file else []), *task.code_files]
@@ -274,7 +280,8 @@ def rescored_conditions(
     folder: Path, rows: Mapping[str, tuple[Task, Example]], scorer: Mapping[str, str] | None = None
 ) -> Conditions:
     """The conditions of the run in `folder`, with current rows and scorers. `rows` are the examples
-    by id, `scorer` the hash of a scorer for all tasks. RunError for a run without conditions."""
+    by id, `scorer` the hash of a scorer for all tasks. RunError for a run without conditions, and
+    for tasks that would play their rows in another way."""
     conditions = Conditions.read(folder)
     if conditions is None:
         raise RunError(
@@ -284,6 +291,22 @@ def rescored_conditions(
         )
     by_user = dict.fromkeys(("scorer",) if scorer else (), ", ".join((scorer or {}).values()))
     now = {task.name: {**_task_options(task), **by_user} for task, _ in rows.values()}
+    for name, options in now.items():
+        old = conditions.of_task(name).options
+        played = [
+            key
+            for key in sorted({*old, *options})
+            if old.get(key) != options.get(key)
+            and (key in PLAYED or key.startswith("prompt '"))
+            and key != "prompt 'judge'"
+        ]
+        if played:
+            raise RunError(
+                f"The episodes of '{folder}' were played with a different {played[0]} of the task "
+                f"'{name}'.",
+                "Rescoring can change the scorer and the judge, not what the models read.",
+                "Undo this change in the tasks file, or evaluate again.",
+            )
     tasks = {
         name: replace(
             facts,
@@ -438,7 +461,7 @@ def _changes(before: Conditions, now: Conditions) -> list[str]:
             [f"a different reply limit for the actor in {task}"] if limits[0] != limits[1] else []
         )
         changes += [
-            f"a different '{name}' for the task {task}"
+            f"a different {name if name.startswith('prompt ') else repr(name)} for the task {task}"
             for name in sorted({*old.options, *new.options})
             if old.options.get(name) != new.options.get(name)
         ]

@@ -146,6 +146,7 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
     loaded = to_examples(task, rows, bad=broken)
     declared = {a for name, c in task.spec.columns.items() for a in (name, *c.aliases)}
     columns = Counter(name for row in task_rows for name in row.fields)
+    to_judge = bool(task.spec.declaration and task.spec.declaration.judge)  # reads every other one
     return RowCheck(
         task=task.name,
         rows=len(task_rows) + len(broken),
@@ -158,7 +159,7 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
             sorted(
                 name
                 for name in set(columns) - declared - {"data_source", *task.spec.unpack}
-                if not name.startswith(HUMAN)
+                if not name.startswith(HUMAN) and not to_judge
             )
         ),
         tags=_tags(loaded.examples),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import ConfigError
+import soulkit as sk
+from soulkit.errors import ConfigError, RunError
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import NoRows, examples_to_play
 from soulkit.tasks.kit.registry import load_registry
@@ -79,6 +80,47 @@ def test_a_column_with_the_golds_text_is_refused(
         return
     with pytest.raises(ConfigError, match="'words' has the text of 'feeling' in 11 of 12 rows"):
         examples_to_play(task, None)
+
+
+@pytest.mark.parametrize(("count", "refused"), [(9, False), (10, True)])
+def test_few_rows_do_not_show_that_an_option_is_always_right(
+    tmp_path: Path, count: int, refused: bool
+) -> None:
+    keys = 'kind: choice\n    prompt: "{{ a }} or {{ b }}?"\n    options: {columns: [a, b]}'
+    text = f"tasks:\n  mood:\n    {keys}\n    gold: best\n    rows: rows.jsonl\n"
+    rows = [{"a": f"x{n}", "b": f"y{n}", "best": f"x{n}"} for n in range(count)]
+    task = task_in(tmp_path, text, rows)
+    if not refused:
+        assert len(examples_to_play(task, None).examples) == count
+        return
+    with pytest.raises(ConfigError, match="'a' has the text of 'best' in 10 of 10 rows"):
+        examples_to_play(task, None)
+
+
+def test_a_run_knows_the_prompts_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task_in(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    declared, first = tmp_path / "tasks.yaml", tmp_path / "first"
+
+    with ScriptedServer(answer="happy") as server:
+
+        def play(out: Path) -> None:
+            sk.evaluate("m", "mood", tasks_file=str(declared), base_url=server.base_url, out=out)
+
+        play(first)
+        declared.write_text(TASK + "    system: Be brief.\n", encoding="utf-8")
+        with pytest.raises(RunError, match="a different prompt 'system' for the task mood"):
+            play(first)
+        play(tmp_path / "second")
+    assert soul("compare", first, tmp_path / "second") == 2
+    assert "prompt 'system' differs" in capsys.readouterr().err
+    for change, code in (("    system: Be brief.\n", 2), ("    scorer: exact\n", 0)):
+        declared.write_text(TASK + change, encoding="utf-8")
+        load_registry.cache_clear()
+        assert soul("rescore", first, "--tasks", declared, "--out", tmp_path / str(code)) == code
+    assert "played with a different prompt 'system'" in capsys.readouterr().err
 
 
 def test_the_headline_is_the_mean_over_the_values_of_a_tag(
