@@ -203,7 +203,7 @@ def a_module(site: Site) -> None:
 
 BREAKS: dict[Any, str] = {
     lost_declaration: "There is no tasks.yaml", other_task: "declares chess",
-    bad_declaration: "'tasks.game.title'", lost_package: "not a package",
+    bad_declaration: "tasks.game: the key 'title' is missing", lost_package: "not a package",
     broken_above: "no licence found", a_module: "not a package",
 }  # fmt: skip
 
