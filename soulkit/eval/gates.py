@@ -120,7 +120,7 @@ def parse_gate(text: str) -> Gate:
 
 
 def gates_in(file: Path) -> list[str]:
-    """The gates in a file: one a line, also as a YAML list; `#` begins a comment."""
+    """The gates in a file: one per line, also as a YAML list; `#` begins a comment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         texts = [line.split("#")[0].strip().removeprefix("- ").strip("'\" ") for line in lines]

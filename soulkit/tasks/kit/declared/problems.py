@@ -1,4 +1,4 @@
-"""Problems of a tasks file, a line each: `FILE:LINE: place: what is wrong, what was expected`.
+"""Problems of a tasks file, one per line: `FILE:LINE: place: what is wrong, what was expected`.
 
 The words are our own, for the reader of a YAML file.
 """
