@@ -87,8 +87,10 @@ def test_a_job_may_only_read_and_ends() -> None:
 
 
 def test_what_continuous_integration_runs_are_targets() -> None:
-    script = (ROOT / ".ci" / "run").read_text("utf-8")
-    made = re.findall(r"^ *(?:timeout \d+ )?make .*?([a-z-]+)(?: \|\| \{)?$", script, re.M)
+    scripts = [(ROOT / ".ci" / name).read_text("utf-8") for name in ("run", "nightly")]
+    made = re.findall(
+        r"^ *(?:timeout \d+ )?make .*?([a-z-]+)(?: \|\| \{)?$", "\n".join(scripts), re.M
+    )
     assert made == ["lint", "test", "test-slow", "test-ray", "test-vllm"]
     assert all(recipe(target) for target in [*made, "test-core"])
 
@@ -228,24 +230,31 @@ def test_a_machine_without_vllm_is_told_why_in_one_line(
 @pytest.mark.parametrize(
     ("answer", "code", "targets"),
     [
-        (0, 0, ["lint", "test", "test-slow", "test-vllm"]),
-        (3, 0, ["lint", "test", "test-slow"]),
-        (1, 1, ["lint"]),
+        (0, 0, ["test-slow", "test-vllm"]),
+        (3, 0, ["test-slow"]),
+        (1, 1, []),
     ],
 )
-def test_continuous_integration_leaves_out_what_cannot_be_and_hides_no_failure(
+def test_the_nightly_run_leaves_out_what_cannot_be_and_hides_no_failure(
     tmp_path: Path, answer: int, code: int, targets: list[str]
 ) -> None:
     home = checkout(tmp_path / "home")
     program(home / "scripts", "setup_vllm", f"exit {answer}")
     program(home / "bin", "make", 'for last; do :; done; echo "$last" >> made')
-    done = called(home, "bash", ".ci/run")
+    (home / "made").touch()
+    done = called(home, "bash", ".ci/nightly")
     assert (home / "made").read_text().split() == targets
     assert done.returncode == code
 
 
-def test_a_vllm_test_that_fails_fails_continuous_integration(tmp_path: Path) -> None:
+def test_a_vllm_test_that_fails_fails_the_nightly_run(tmp_path: Path) -> None:
     home = checkout(tmp_path / "home")
     program(home / "scripts", "setup_vllm", "exit 0")
     program(home / "bin", "make", 'for last; do :; done; [ "$last" != test-vllm ] || exit 2')
+    assert called(home, "bash", ".ci/nightly").returncode == 2
+
+
+def test_a_quick_test_that_fails_fails_continuous_integration(tmp_path: Path) -> None:
+    home = checkout(tmp_path / "home")
+    program(home / "bin", "make", 'for last; do :; done; [ "$last" != test ] || exit 2')
     assert called(home, "bash", ".ci/run").returncode == 2
