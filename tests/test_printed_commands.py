@@ -311,7 +311,7 @@ def released(home: Path) -> None:
             writer.writeheader()
             writer.writerows(rows)
     write_conversations(home / "conversations.jsonl", 3)
-    for name in ("chats.jsonl", "chats/monday.jsonl", "unique.jsonl"):
+    for name in ("chats.jsonl", "chats/monday.jsonl", "unique.jsonl", "split/train.jsonl"):
         write_chats(home / name, [chat(number) for number in range(40)])
     write_chats(home / "held_out.jsonl", [chat(number) for number in range(40, 50)])
     line = json.dumps(TOMBENCH, ensure_ascii=False)
@@ -334,6 +334,7 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         "train sft --model tiny --full --task tomi,secret_keeper --data tomi=tomi.jsonl "
         "--data secret_keeper=synth:8 --steps 2 --batch 4 --out runs/demo/warmup",
         f"train grpo --model {MODEL} {tomi} --steps 1 {TRAINED} --out runs/demo/ditto",
+        "export runs/demo/ditto --adapter --out my-adapter",
     )  # fmt: skip
     for copied in (
         "runs/warm",

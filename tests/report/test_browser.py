@@ -50,7 +50,7 @@ FACTS = {
     "What improved": r"^\w+ \(\w+\), 'careful' compared with 'careless'\. The task: \w+",
     "By how much": r"^\+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\], from \d\.\d{3} to \d\.\d{3}$",
     "How certain": r"interval excludes zero; p < 0\.0001 .*\d+ episodes, \d+ clusters",
-    "Why": r"Another model: 'careful' instead of 'careless'",
+    "Why": r"Another model: '[\w.]+:careful' instead of '[\w.]+:careless'",
     "What got worse": r"^Nothing got clearly worse; \d+ differences checked",
     "Who judged": r"^Rules; no judge model was asked$",
     "On which rows": r"^The same in both runs: \d+ of \d+ episodes of \w+ scored in both",
