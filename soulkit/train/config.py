@@ -437,13 +437,16 @@ class MonitoringSettings(Settings):
 
 
 if TYPE_CHECKING:
+    from soulkit.train.objectives.critique_grpo import CritiqueGrpoSettings
     from soulkit.train.objectives.ditto import DittoSettings
     from soulkit.train.objectives.erl import ErlSettings
     from soulkit.train.objectives.opd import OpdSettings
     from soulkit.train.objectives.sdpo import SdpoSettings
     from soulkit.train.objectives.sft import SftSettings
 
-    class MethodSettings(DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings):
+    class MethodSettings(
+        DittoSettings, ErlSettings, CritiqueGrpoSettings, SdpoSettings, OpdSettings, SftSettings
+    ):
         """Type declarations of method settings that other modules read."""
 else:
     # Collected from every file in `objectives/`: a new method needs no change here.

@@ -97,7 +97,12 @@ def test_the_traits_of_a_method_are_those_of_its_objective() -> None:
 
     made = {n: make_objective(config(method=n, teacher_model="m")) for n in rollout_methods()}
     traits = {name: method_class(name).traits(name) for name in made}
-    assert {name for name, one in made.items() if one.refines} == {"ditto", "rltf-sd", "erl"}
+    assert {name for name, one in made.items() if one.refines} == {
+        "ditto",
+        "rltf-sd",
+        "erl",
+        "critique-grpo",
+    }
     for name, one in made.items():
         assert ("refined" in traits[name], "feedback" in traits[name]) == (
             one.refines, one.uses_feedback

@@ -149,6 +149,18 @@ def erl(policy: Policy, _: Policy) -> Tensor:
     return clipped_mean([*drafts(policy), *refined(policy)]) + 0.5 * -first.mean()
 
 
+def critique_grpo(policy: Policy, _: Policy) -> Tensor:
+    """The joint group of Ditto; copies have A π / (π + 0.1). Nineteen tokens in all."""
+    mean = 1.75 / 4
+    spread = (sum((r - mean) ** 2 for r in (0, 0.5, 1, 0.25)) / 3) ** 0.5
+    first, second = copies(policy)
+    parts = [(log, a) for (log, _), a in zip(drafts(policy), (0 - mean, 0.5 - mean), strict=False)]
+    total = clipped_mean([*((log, a / spread) for log, a in parts), *drafts(policy)[2:]]) * 12
+    for log, reward in ((first, 1), (second, 0.25)):
+        total = total - (reward - mean) / spread * (log.exp() / (log.exp() + 0.1)).sum()
+    return total / 19
+
+
 def sdpo_token(policy: Policy, _: Policy) -> Tensor:
     parts = zip(drafts(policy)[:2], gaps(policy, policy, True), strict=True)
     return clipped_mean([(log, d.clamp(-5, 5)) for (log, _a), d in parts])
@@ -206,6 +218,7 @@ CASES: dict[str, tuple[TrainConfig, Formula, dict[str, int]]] = {
                 {"draft": 12, "refined": 7, "copy/regression": 7}),
     "erl": (config_of("erl", aux_weight=0.5), erl,
             {"draft": 12, "refined": 7, "copy/imitation": 3}),
+    "critique-grpo": (config_of("critique-grpo"), critique_grpo, {"draft": 12, "copy/shaped": 7}),
     "sdpo-token": (config_of("sdpo-token"), sdpo_token, {"draft": 6}),
     "sdpo-token+grpo": (config_of("sdpo-token+grpo"), sdpo_token_grpo, {"draft": 12}),
     "sdpo-logits": (config_of("sdpo-logits"), sdpo_logits, {"draft/divergence": 6}),
@@ -321,6 +334,7 @@ def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
         {"method": "sdpo-token+grpo", "ratio": "sequence", "aggregation": "seq-mean-token-mean"},
         {"method": "sdpo-logits+grpo", "kl_coef": 0.1, "entropy_coef": 0.1, "sampler_cap": 2.0},
         {"method": "rltf-sd", "kl_coef": 0.1, "sampler_cap": 2.0, "denominator": "separate"},
+        {"method": "critique-grpo", "kl_coef": 0.1, "sampler_cap": 2.0, "denominator": "separate"},
         {"method": "sdpo-token", "estimator": "discount", "distill_centred": True},
         {"method": "sdpo-logits", "divergence": "jsd", "divergence_tail": "bucket",
          "divergence_temperature": 2.0},
@@ -424,6 +438,20 @@ def test_erl_imitates_what_it_accepts_and_nothing_else(folder: Path) -> None:
     assert bool((none == 0).all())
 
 
+@pytest.mark.parametrize("gain", [1.0, 0.0])
+def test_critique_grpo_moves_copies_with_their_place_in_the_joint_group(
+    folder: Path, gain: float
+) -> None:
+    """Equal rewards, or a single draft without feedback, change nothing."""
+    records = [play("x", i, "draft", 0.5, D0, received=advice("x")) for i in range(2)]
+    records += [play("x", 0, "refined", 0.5 + gain / 2, R0)]
+    policy, config = student(folder), config_of("critique-grpo")
+    change = moved(policy, records, config, lambda: logp(policy, "x", [R0]).sum())
+    assert change > 0 if gain else change == 0
+    alone = moved(policy, records[:1], config, lambda: logp(policy, "x", [R0, D0]).sum())
+    assert alone == 0
+
+
 @pytest.mark.parametrize("method", ["sdpo-token", "sdpo-token+grpo", "opd"])
 def test_tokens_that_the_teacher_likes_better_become_likelier(
     folder: Path, other: Policy, method: str
@@ -511,7 +539,7 @@ def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     assert trained and all(line.get(name, 1) > 0 for line in lines for name in trained)
     assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
     assert {line["rollouts/refined"] > 0 for line in lines} == {
-        method in ("ditto", "rltf-sd", "erl")
+        method in ("ditto", "rltf-sd", "erl", "critique-grpo")
     }
     if "token" in method or method == "opd":
         assert all("teacher/gap" in line for line in lines)

@@ -121,6 +121,11 @@ def nll_loss(log_prob: Tensor) -> Tensor:
     return -log_prob
 
 
+def shaped_loss(log_prob: Tensor, advantages: Tensor, gamma: float) -> Tensor:
+    """−Â π / (π + γ) per token (any shape), π = exp(log π_θ): Critique-GRPO (arXiv 2506.03106)."""
+    return -advantages * torch.sigmoid(log_prob - math.log(gamma))
+
+
 def entropy(logits: Tensor) -> Tensor:
     """H = log Σ exp z − Σ p z in nats, from [..., vocabulary] to [...] (entropy bonus, §2)."""
     return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)

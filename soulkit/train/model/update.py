@@ -6,8 +6,8 @@ sequence, not on the method. A pack is one forward pass. Divergences run over ch
 logits are recomputed in the backward pass, so that memory holds the vocabulary of one chunk only.
 
 An update with a non-finite number is skipped and changes neither weights, optimizer nor moving
-average. Sequences without a gradient (policy or regression with advantage 0) count in the
-denominators but are not computed, unless a KL or entropy term needs them.
+average. Sequences without a gradient (advantage 0) count in the denominators but are not computed,
+unless a KL or entropy term needs them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from soulkit.train.loss.losses import (
     gspo_loss,
     kl_penalty,
     nll_loss,
+    shaped_loss,
     token_weight,
 )
 from soulkit.train.model.packing import Pack
@@ -99,9 +100,10 @@ class Denominators:
             self.sequences[one.component] += 1
 
     def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
-        """Token and sequence counts that divide a sequence's loss; `joint` is for policy loss."""
-        policy = joint and sequence.loss == "policy"
-        names = ("base", "feedback") if policy else (sequence.component,)
+        """Token and sequence counts that divide a sequence's loss; `joint` is for loss on
+        rewards."""
+        together = joint and sequence.by_reward
+        names = ("base", "feedback") if together else (sequence.component,)
         return sum(self.tokens[n] for n in names), sum(self.sequences[n] for n in names)
 
 
@@ -164,7 +166,7 @@ def pack_loss(
 def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> float:
     """The sequence's weight times the factor of its aggregation mode."""
     tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
-    mode = config.aggregation if sequence.loss == "policy" else "token-mean"
+    mode = config.aggregation if sequence.by_reward else "token-mean"
     n_trained, length = sequence.span.n_trained, config.norm_length
     return sequence.weight * token_weight(
         mode, trained=n_trained, tokens=tokens, sequences=sequences, length=length
@@ -228,6 +230,12 @@ def clipped_policy_loss(
     return TokenLoss(*(square[mask.bool()] for square in squares))
 
 
+def _shaped_term(share: Share) -> Tensor:
+    """−A π / (π + γ), without ratio, clip or old policy."""
+    advantages = share.per_token([s.advantage for s in share.sequences])
+    return shaped_loss(share.scored.log_prob, advantages, share.config.shaping_gamma)
+
+
 def _regression_term(share: Share) -> Tensor:
     """−A log π: the gradient of a policy gradient without ratio, clip or old policy."""
     advantages = share.per_token([s.advantage for s in share.sequences])
@@ -272,6 +280,7 @@ def _divergence_term(share: Share) -> Tensor:
 
 TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
     "policy": _policy_term,
+    "shaped": _shaped_term,
     "regression": _regression_term,
     "imitation": _imitation_term,
     "divergence": _divergence_term,
@@ -470,7 +479,7 @@ def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
     sequence = prepared.sequences[index]
     if sequence.loss in ("imitation", "divergence"):
         return True
-    if sequence.loss == "regression":
+    if sequence.loss in ("regression", "shaped"):
         return sequence.advantage != 0
     if config.kl_coef > 0 or config.entropy_coef > 0:
         return True

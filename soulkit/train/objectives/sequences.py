@@ -18,9 +18,9 @@ from soulkit.types import Episode, Feedback, Record, Segment, Trace, Turn
 
 Part = Literal["draft", "copy", "refined", "gold"]
 
-Loss = Literal["policy", "regression", "imitation", "divergence"]
-"""Loss of a sequence's tokens: clipped policy gradient, A ∇log π without a ratio, cross-entropy, or
-a divergence from the teacher's distributions."""
+Loss = Literal["policy", "shaped", "regression", "imitation", "divergence"]
+"""Loss of a sequence's tokens: clipped policy gradient, A f(π) without a ratio, A ∇log π without a
+ratio, cross-entropy, or a divergence from the teacher's distributions."""
 
 
 Slot = Callable[[Record, str, Feedback], Segment]
@@ -93,9 +93,14 @@ class TrainSequence:
         return self.example_id, self.rollout, self.group[1]
 
     @property
+    def by_reward(self) -> bool:
+        """Whether it is part of the loss on rewards, with a common denominator and aggregation."""
+        return self.loss in ("policy", "shaped")
+
+    @property
     def component(self) -> str:
         """The component whose sequences share a denominator, if denominators are separate."""
-        if self.loss != "policy":
+        if not self.by_reward:
             return self.loss
         return "feedback" if self.part == "refined" else "base"
 
