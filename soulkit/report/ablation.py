@@ -11,6 +11,7 @@ sampled rollouts and trained tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -38,6 +39,7 @@ from soulkit.metrics.intervals import (
 )
 from soulkit.report.figures import (
     Chart,
+    Curve,
     Dot,
     Plot,
     write_figures,
@@ -429,7 +431,39 @@ def ablation_charts(ablation: Ablation) -> list[Chart]:
     )
     shown = [panel for panel in panels if panel.dots]
     results = Chart(name="results", title="Results", caption=caption, panels=shown)
-    return [*([results] if shown else []), *ablation.curves]
+    return [*([results] if shown else []), *sweep_charts(rows), *ablation.curves]
+
+
+NUMBER = re.compile(r":([\w.]+)=([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?=:|$)")
+"""A setting of an arm with a number as its value."""
+
+
+def sweep_charts(rows: Sequence[MethodRow]) -> list[Chart]:
+    """Final reward against every setting that has three or more values in arms that are otherwise
+    the same."""
+    swept: dict[str, dict[str, list[tuple[float, OverSeeds]]]] = {}
+    for row in rows:
+        for part in NUMBER.finditer(row.arm):
+            rest = row.arm[: part.start()] + row.arm[part.end() :]
+            points = swept.setdefault(part[1], {}).setdefault(rest, [])
+            points.append((float(part[2]), row.final))
+    panels = []
+    for name, arms in swept.items():
+        curves = [_swept_curve(arm, points) for arm, points in arms.items() if len(points) > 2]
+        if curves:
+            curves = [replace(curve, colour=n) for n, curve in enumerate(curves, 1)]
+            panels.append(Plot(title="", curves=curves, axis=name, steps=False))
+    caption = "Draft reward in the last steps against a setting, with 95% intervals over seeds."
+    return [Chart(name="sweep", title="Final draft reward by setting", caption=caption,
+                  panels=panels)] if panels else []  # fmt: skip
+
+
+def _swept_curve(arm: str, points: Sequence[tuple[float, OverSeeds]]) -> Curve:
+    values, stats = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+    return Curve(
+        label=arm, steps=values, values=[s.mean for s in stats],
+        low=[s.low for s in stats], high=[s.high for s in stats],
+    )  # fmt: skip
 
 
 def _dots(stats: Sequence[OverSeeds | None]) -> list[Dot]:

@@ -16,8 +16,9 @@ import hashlib
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -116,9 +117,10 @@ class ListedRun:
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """`grpo,ditto:only_copy,ditto:lambda_fb=0:kl_coef=0.01` → arms, in this order. ConfigError for
-    an unknown method or setting, a setting without its value, the same arm twice, or none."""
-    arms = [_arm(part.strip()) for part in text.split(",") if part.strip()]
+    """`grpo,ditto:only_copy,ditto:lambda_fb=0|1:kl_coef=0.01` → arms, in this order, one for every
+    combination of the values between `|`. ConfigError for an unknown method or setting, a setting
+    without its value, the same arm twice, or none."""
+    arms = [_arm(one) for part in text.split(",") if part.strip() for one in _swept(part.strip())]
     twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
     if twice or not arms:
         raise ConfigError(
@@ -127,6 +129,16 @@ def parse_arms(text: str) -> list[Arm]:
             "Write, for example, --methods grpo,ditto,ditto:lambda_fb=0",
         )
     return arms
+
+
+def _swept(spelling: str) -> Iterator[str]:
+    """`ditto:lora.r=8|32` → `ditto:lora.r=8`, `ditto:lora.r=32`."""
+    method, *parts = spelling.split(":")
+    settings = []
+    for part in parts:
+        name, equals, values = part.partition("=")
+        settings.append([f"{name}{equals}{value.strip()}" for value in values.split("|")])
+    return (":".join((method, *chosen)) for chosen in product(*settings))
 
 
 def _arm(spelling: str) -> Arm:

@@ -208,3 +208,19 @@ def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
     assert [one["label"] for one in dev if one["panel"] == "tomi"] == list(TEN)
     assert dev[0]["steps"] == [4, 9, 14, 19, 24, 29] and len(dev[0]["low"]) == 6
     assert [row["arm"] for row in saved["rows"]] == list(TEN) and saved["first"] == "grpo"
+
+
+def test_a_sweep_is_drawn_against_its_setting_from_three_values_on(tmp_path: Path) -> None:
+    swept = ["ditto:lambda_fb=1", "ditto:lambda_fb=0", "ditto:lambda_fb=0.5"]
+    arms = ["grpo", *swept, "ditto:lora.r=8", "ditto:lora.r=16", "ditto:only_copy"]
+    whole = ablation.load_ablation(made(tmp_path, arms))
+    (chart,) = [c for c in ablation.ablation_charts(whole) if c.name == "sweep"]
+    (panel,) = chart.panels
+    (curve,) = panel.curves
+    assert panel.axis == "lambda_fb" and curve.label == "ditto"
+    assert list(curve.steps) == [0, 0.5, 1]
+    finals = {row.arm: row.final for row in whole.rows}
+    assert list(curve.values) == [finals[swept[i]].mean for i in (1, 2, 0)]
+    assert list(curve.low) == [finals[swept[i]].low for i in (1, 2, 0)]
+    page = write_ablation(whole, tmp_path / "page").read_text("utf-8")
+    assert "Final draft reward by setting" in page

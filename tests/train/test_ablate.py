@@ -49,6 +49,14 @@ def test_arms_are_spelled_as_methods_with_settings() -> None:
     ]  # fmt: skip
 
 
+def test_a_sweep_has_an_arm_for_every_combination() -> None:
+    arms = parse_arms("grpo,ditto:lambda_fb=0|0.5:lora.r=2 | 4")
+    assert [arm.spelling for arm in arms] == [
+        "grpo", *(f"ditto:lambda_fb={a}:lora.r={r}" for a in ("0", "0.5") for r in (2, 4))
+    ]  # fmt: skip
+    assert dict(arms[-1].settings) == {"lambda_fb": 0.5, "lora.r": 4}
+
+
 def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
     a, b = (Arm(f"opd:teacher_model=some/{x}", "opd", {}) for x in ("a b", "a/b"))
     assert "/" not in a.slug and a.slug != b.slug
@@ -60,6 +68,7 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
         ("grpo,dito", "ditto"), ("sft", "Choose one of"), ("ditto:lamda_fb=0", "lambda_fb"),
         ("ditto:lambda_fb", "lambda_fb=VALUE"), ("grpo,grpo", "twice"), (" , ", "names no method"),
         ("ditto:seed=3", "setting"), ("ditto:accept_from=", "no value"),
+        ("ditto:lambda_fb=1|", "no value"), ("ditto:lambda_fb=1|1", "twice"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_told(text: str, word: str) -> None:
