@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from soulkit.train.model.update import Tally, mini_batches, update
 from soulkit.train.objectives.base import rollout_methods
 from soulkit.train.run import train
 from soulkit.train.step import learn, with_advantages
-from soulkit.types import Record
+from soulkit.types import Failure, Record, unscored
 from tests.support.cuda_ops import CudaDeterminism
 from tests.support.methods import (
     D0,
@@ -411,6 +413,66 @@ def test_a_better_refined_rollout_becomes_likelier_without_the_hint(folder: Path
         policy, ROLLOUTS[:4], config_of("ditto"), lambda: logp(policy, "x", [R0, R2]).sum()
     )
     assert change > 0
+
+
+def shaped(log_prob: Tensor, gamma: float) -> Tensor:
+    return log_prob.exp() / (log_prob.exp() + gamma)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_critique_grpo_changes_the_weights_by_its_formula(folder: Path, seed: int) -> None:
+    """Two updates on random rollouts; the second uses π_old. Against autograd on raw log-probs."""
+    draw = random.Random(seed)
+    rewards = [draw.random() for _ in range(4)]
+    records = []
+    for example, ids in (("x", (D0, D1)), ("y", (D2, D0))):
+        for i in range(2):
+            records.append(play(example, i, "draft", rewards[i], ids[i], received=advice(example)))
+            records.append(play(example, i, "refined", rewards[2 + i], (R0, R1)[i]))
+    mean = sum(rewards) / 4
+    spread = (sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5 + 1e-6
+    a = [(r - mean) / spread for r in rewards]
+    real, hand, lr = student(folder), student(folder), 0.5
+
+    def weights(policy: Policy) -> Tensor:
+        return torch.cat([p.detach().flatten() for _, p in policy.trained])
+
+    before, steps = weights(real), torch.optim.SGD([p for _, p in hand.trained], lr)
+    with torch.no_grad():
+        old = [logp(hand, e, [d]) for e, d in (("x", D0), ("x", D1), ("y", D2), ("y", D0))]
+    for number, (example, ids) in enumerate((("x", (D0, D1)), ("y", (D2, D0)))):
+        losses = []
+        for i in range(2):
+            ratio = (logp(hand, example, [ids[i]]) - old[2 * number + i]).exp()
+            loss = torch.maximum(-a[i] * ratio, -a[i] * ratio.clamp(0.8, 1.28))
+            losses.append(torch.minimum(loss, torch.tensor(-10 * a[i])) if a[i] < 0 else loss)
+            losses.append(-a[2 + i] * shaped(logp(hand, example, [(R0, R1)[i]]), 0.05))
+        steps.zero_grad()
+        token_mean(losses).backward()
+        steps.step()
+    config = config_of("critique-grpo", shaping_gamma=0.05, mini_batch_prompts=1)
+    learn(
+        real, torch.optim.SGD([p for _, p in real.trained], lr), batch_of(config, records), config
+    )
+    change, expected = weights(real) - before, weights(hand) - before
+    assert float((change - expected).norm() / expected.norm()) < 5e-5
+
+
+@pytest.mark.parametrize("records", [
+    [play("x", 0, "draft", 0.5, D0)],
+    [play("x", 0, "draft", 0.5, D0, received=advice("x")), play("x", 0, "refined", 0.5, R0)],
+    [replace(play("x", i, "draft", 0.5, D0), score=unscored(Failure("judge_error")))
+     for i in range(2)],
+    [],
+], ids=["one rollout without feedback", "equal rewards", "unscored", "no rollouts"])  # fmt: skip
+def test_critique_grpo_leaves_the_weights_where_nothing_differs(
+    folder: Path, records: list[Record]
+) -> None:
+    policy = student(folder)
+    change = moved(
+        policy, records, config_of("critique-grpo"), lambda: logp(policy, "x", [R0]).sum()
+    )
+    assert change == 0
 
 
 @pytest.mark.parametrize("gain", [1.0, -1.0])

@@ -22,6 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ditto drafts": {"lambda_fb": 0.0, "max_grad_norm": 0.1},
     "rltf-sd": {"aux_weight": 0.5, "ratio": "sequence", "sampler_cap": 2.0},
     "erl": {"aux_weight": 0.5, "aggregation": "seq-mean-token-mean"},
+    "critique-grpo": {"mini_batch_prompts": 1, "sampler_cap": 2.0},
     "sdpo-token": {"teacher": "ema", "ema_tau": 0.3, "mini_batch_prompts": 1},
     "sdpo-token+grpo": {"teacher": "base", "distill_centred": True, "sampler_cap": 2.0},
     "sdpo-logits": {"teacher": "ema", "ema_tau": 0.3, "mini_batch_prompts": 1},
