@@ -22,6 +22,7 @@ from soulkit.cli.options import (
     JUNIT,
     PILOT,
     GroupFromSettings,
+    Option,
     build_command,
     in_reading_order,
     options_for,
@@ -41,6 +42,13 @@ KINDS = {
     "local": "Evaluate a checkpoint on this machine, with or without an adapter.",
     "api": "Evaluate a model behind an OpenAI-compatible server.",
 }
+CHECKPOINTS = (
+    Option("--run", Path, "Training run whose checkpoints are evaluated, instead of --model.",
+           "Task and model", metavar="RUN"),
+    Option("--checkpoints", str, "Checkpoints of --run: all, last, or steps such as 0,50,last "
+                                 "(0: before training).", "Task and model",
+           default="all", metavar="STEPS"),
+)  # fmt: skip
 SEVERAL = ("model", "system_prompt")
 """Settings whose options can be repeated: all combinations are played."""
 HERE = {
@@ -62,12 +70,13 @@ class Kinds(GroupFromSettings):
         from soulkit.eval.config import EvalConfig
 
         traits = frozenset({"eval", "plays", name})
-        options = in_reading_order([*options_for(EvalConfig, traits), JUNIT, PILOT])
+        more = CHECKPOINTS if name == "local" else ()
+        options = in_reading_order([*options_for(EvalConfig, traits), JUNIT, PILOT, *more])
         options = [replace(one, kind=list[str], help=f"{one.help} Repeatable.")
                    if one.setting in SEVERAL else one for one in options]  # fmt: skip
 
         def body(values: dict[str, Any]) -> None:
-            from soulkit.eval.grid import combinations
+            from soulkit.eval.grid import checkpoint_grid, combinations
             from soulkit.eval.run.runner import load_config
 
             file = values["config"]
@@ -76,6 +85,25 @@ class Kinds(GroupFromSettings):
             models, paths = (one if isinstance(one, list) else [one] for one in several)
             # Beside other prompts, `none` is the task's own, whatever the mode.
             modes = {"none": {"prompt_mode": "before"}} if len(paths) > 1 else {}
+            if run := values.get("run"):
+                if models or paths or flags.get("adapter"):
+                    raise ConfigError(
+                        "--run cannot be used with --model, --adapter or --system-prompt.",
+                        "The model and its adapters are those of the training run.",
+                        "Leave out --run or the other options.",
+                    )
+                _run_several(checkpoint_grid(
+                    run, values["checkpoints"] or "all",
+                    lambda **one: load_config(file, {"kind": name, **flags, **one},
+                                              trust=values["trust"],
+                                              asking=not values["dry_run"]),
+                ), values)  # fmt: skip
+                return
+            if values.get("checkpoints"):
+                raise ConfigError(
+                    "--checkpoints needs --run.", "Checkpoints belong to a training run.",
+                    "Add --run RUN, or evaluate one with --model BASE --adapter FOLDER.",
+                )  # fmt: skip
             grid = combinations(
                 models, [file for path in paths for file in _prompt_files(path)],
                 lambda **one: load_config(file, {"kind": name, **flags, **one,
@@ -149,7 +177,9 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
         return
     folder, played = run_grid(grid, values["out"], ConsoleReporter("eval"))
     warn_unsealed()
-    if values["json"]:
+    if values.get("run") and played:
+        _show_checkpoints(folder, values)
+    elif values["json"]:
         made, problems = grid_comparisons(folder)
         runs = {run.path.name: summary.to_json() for _, run, summary in played}
         comparisons = [one.as_dict() for one in made]
@@ -163,6 +193,24 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
         print_note(text)
     if texts or len(played) < len(grid):
         raise typer.Exit(1)
+
+
+def _show_checkpoints(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write the page of the checkpoints and print their scores against the step."""
+    from soulkit.cli.console import print_next
+    from soulkit.report import checkpoints
+    from soulkit.report.episode_search import shell_path
+    from soulkit.report.grid import grid_parts
+
+    scores = checkpoints.load_checkpoint_scores(folder)
+    page = checkpoints.write_checkpoints(scores, folder, values["run"])
+    if values["json"]:
+        print_json(checkpoints.checkpoints_json(scores))
+        return
+    for part in grid_parts(checkpoints.checkpoint_table(scores)):
+        out.print(part)
+    print_note(f"page {page}")
+    print_next(f"soul report {shell_path(folder)} --format html")
 
 
 def _run(config: EvalConfig, values: Mapping[str, Any]) -> None:

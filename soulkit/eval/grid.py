@@ -2,6 +2,8 @@
 
     FOLDER/<model>--<prompt>/   an ordinary run      FOLDER/grid.json   the runs, the baseline first
 
+The checkpoints of a training run are combinations as well: FOLDER/step_000050/.
+
 Combinations play one after another, so --concurrency holds for all of them, and all spend one
 budget. The same command resumes; with another model or prompt it keeps what is finished.
 """
@@ -15,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from soulkit.errors import CallError, ConfigError, ModelLoadError, UserError
+from soulkit.errors import CallError, ConfigError, ModelLoadError, RunError, UserError
 from soulkit.eval.comparison.compare import Comparison, compare_runs
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
@@ -27,9 +30,10 @@ from soulkit.metrics.comparisons import holm
 from soulkit.models.api.limits import Budget
 from soulkit.models.api.probing import EndpointRefused
 from soulkit.models.ledger.view import paid_so_far
+from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.play.plan import Plan, confirm_cost, in_turn
 from soulkit.reporting import Reporter
-from soulkit.runs.folder import Run, refuse_other_files
+from soulkit.runs.folder import Run, is_run, read_config, read_environment, refuse_other_files
 from soulkit.runs.jsonl import read_object, write_json
 
 GRID = "grid.json"
@@ -52,6 +56,45 @@ def combinations(
             )
         grid[name] = config
     return grid
+
+
+def checkpoint_grid(
+    run: Path, which: str, load: Callable[..., EvalConfig]
+) -> dict[str, EvalConfig]:
+    """Run folder → configuration of each checkpoint of a training run that `which` names: `all`,
+    `last` or steps. Step 0 is the model before the training. RunError if one is not there."""
+    saved = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_*")
+             if path.name[5:].isdigit() and (path / "position.json").is_file()}  # fmt: skip
+    command = str(read_environment(run).get("command", "")) if is_run(run) else ""
+    if not command.startswith("train") or not saved:
+        raise RunError(
+            f"'{run}' has no checkpoints.",
+            "It is a training run that has not saved any." if command.startswith("train")
+            else "It is not the folder of a training run.",
+            "Name the folder that `soul train` wrote, with --run RUN.",
+        )  # fmt: skip
+    steps: set[int] = set()
+    for part in which.split(","):
+        word = part.strip()
+        named = {"all": set(saved), "last": {max(saved)}}.get(word)
+        if named is None and not (word.isdecimal() and int(word) in {0, *saved}):
+            raise RunError(
+                f"'{run}' has no checkpoint '{word}'.",
+                f"It has the steps {', '.join(map(str, sorted(saved)))}. A training deletes older "
+                "checkpoints; --keep-last says how many it keeps.",
+                "Write --checkpoints all, last, or steps such as 0,50,last (0: before training).",
+            )
+        steps |= {int(word)} if named is None else named
+    before = read_config(run)
+    made = run / "base"  # a random model is saved there
+    model = str(made) if made.is_dir() else before["model"]
+    weights: dict[int, dict[str, Any]] = {
+        step: {"adapter": str(path)} if (path / ADAPTER_CONFIG).is_file() else
+        {"model": str(path), "adapter": None} for step, path in saved.items()
+    }  # fmt: skip
+    weights[0] = {"adapter": before.get("adapter")}
+    return {f"step_{step:06d}": load(**{"model": model, **weights[step]})
+            for step in sorted(steps)}  # fmt: skip
 
 
 def grid_plan(grid: Mapping[str, EvalConfig], *, asking: bool = False) -> Plan:
