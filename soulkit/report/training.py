@@ -231,6 +231,8 @@ class Quantity:
     """With several arms, the curves of a run share a panel instead of having one each."""
     scored: bool = False
     """The numbers are on the scale of the scores."""
+    split: bool = False
+    """Every label has a panel, with its own axis."""
 
 
 def learning_charts(runs: Sequence[RunData]) -> list[Chart]:
@@ -274,7 +276,7 @@ def _chart(
         for arm, lines in curves.items()
     }
     together = len(curves) == 1 or (quantity.together and len(curves) <= IN_ONE_FRAME)
-    split = len(labels) > 1 and (not together or bool(published))
+    split = len(labels) > 1 and (quantity.split or not together or bool(published))
     panels = [
         Plot(title=shown[0] if split else "", curves=_in_one_frame(drawn, shown, labels),
              rules=[rule for label in shown for rule in published.get(label, ())])
@@ -363,6 +365,19 @@ def _gaps_of(run: RunData) -> list[Curve]:
             for curve in read(run)]  # fmt: skip
 
 
+def _dimension_gaps(run: RunData) -> list[Curve]:
+    """The gap in every dimension that judges rated, with interval."""
+    rewards = {line.step: line.rewards for line in run.steps}
+    read = _by_step(lambda line: line.rewards.loo_by_dimension)
+    return [
+        replace(
+            curve, low=[rewards[int(s)].loo_low_by_dimension.get(curve.label) for s in curve.steps],
+            high=[rewards[int(s)].loo_high_by_dimension.get(curve.label) for s in curve.steps],
+        )
+        for curve in read(run)
+    ]  # fmt: skip
+
+
 def _imitation(run: RunData) -> list[Curve]:
     """The loss of supervised training; the loss of a policy gradient is not informative."""
     supervised = not any(line.played for line in run.steps)
@@ -390,6 +405,9 @@ QUANTITIES = (
     Quantity(title="Leave-one-out gap", together=True, read=_gaps_of,
              caption="Score of refined episodes minus that of the other drafts of their example, "
              "with 95% intervals. Uninformative feedback gives zero on average."),
+    Quantity(title="Leave-one-out gap by dimension", read=_dimension_gaps, split=True,
+             caption="The same gap in each dimension that the judge rated, on the scale of the "
+             "dimension. Replies that were not rated are left out."),
     Quantity(title="Rewards by task", caption="Mean draft reward of each task in the mixture.",
              scored=True, read=_by_step(lambda line: line.rewards.draft_by_task)),
     Quantity(title="Leave-one-out gap by task",
@@ -406,6 +424,9 @@ QUANTITIES = (
                  lambda line: {"with feedback": line.feedback.share,
                                "leaks": line.feedback.leak_share}),
              caption="Share of drafts with feedback, and share of feedback with a leak."),
+    Quantity(title="Feedback by dimension", read=_by_step(lambda line: line.feedback.about),
+             caption="Share of feedback texts that mention a judged dimension by a word of its "
+             "name."),
     Quantity(title="Response length", caption="Tokens per turn.",
              read=_by_step(lambda line: {"tokens per turn": line.rewards.tokens_per_turn})),
     Quantity(title="Policy", read=_by_step(

@@ -296,6 +296,25 @@ def test_two_seeds_have_no_interval_and_scores_stay_on_their_scale(tmp_path: Pat
     assert [(c.label.endswith("warm"), c.dash) for c in loss.panels[0].curves] == [(True, 0)]
 
 
+def test_every_judged_dimension_has_a_panel_with_its_interval(tmp_path: Path) -> None:
+    run = training(tmp_path / "a", [0.1, 0.2, 0.3])
+    names = {f"{EVIL}/goal": 2.0, "talk/rules": -0.5}
+    steps = [
+        {"step": i, "reward/draft": 0.1} | {
+            f"gap/dimension{end}/{name}": gap + i + shift
+            for name, gap in names.items() if i < 2 or name.startswith("talk")
+            for end, shift in (("", 0), ("_low", -1), ("_high", 1))
+        }
+        for i in range(3)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    charts = {one.title: one for one in learning_charts(load_runs([run]))}
+    goal, rules = charts["Leave-one-out gap by dimension"].panels
+    assert rules.title == "talk/rules" and rules.curves[0].steps == [0, 1, 2]
+    assert goal.curves[0].values == [2.0, 3.0] and goal.curves[0].high == [3.0, 4.0]
+    assert "<script>x" not in on_page(charts["Leave-one-out gap by dimension"]).svg
+
+
 def test_the_same_seed_twice_is_not_two_seeds(tmp_path: Path) -> None:
     for name in ("a_1", "a_2", "b"):
         training(tmp_path / name, [0.1, 0.2])

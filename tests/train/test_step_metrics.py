@@ -34,7 +34,7 @@ from soulkit.train.state.stops import step_remarks
 from soulkit.train.state.summary import FeedbackTotals, TrainSummary, feedback_totals
 from soulkit.train.state.tracking import TRACKING, MetricsTracker, make_tracker
 from soulkit.train.step import with_advantages
-from soulkit.types import Feedback, Score
+from soulkit.types import Feedback, Record, Score, Verdict
 from tests.support.training import config, lines_of, random_model, soul
 from tests.train.test_objectives import SMALL, Plain, made_record
 
@@ -91,6 +91,34 @@ def test_a_mixture_has_rewards_and_a_gap_for_every_task() -> None:
     assert read.draft_by_task == line.draft_by_task and read.loo_by_task == line.loo_by_task
     old = {n: v for n, v in written.items() if n.count("/") < 2}  # before there were any by task
     assert steps_of([old])[0].rewards == plain
+
+
+def rated(one: Record, text: str = "", **marks: float | None) -> Record:
+    """The record with a judge's marks by dimension, and with feedback."""
+    verdict = Verdict(judge="j", purpose="score", said={name: {"score": 1} for name in marks})
+    score = replace(one.score, metrics={**marks, "turns": 3.0}, verdicts=(verdict,))
+    feedback = Feedback(text=text, author="c") if text else None
+    return replace(one, score=score, received=feedback)
+
+
+def test_gaps_and_feedback_by_judged_dimension() -> None:
+    """SMALL: drafts 0 and 1 of x, each refined; the judge rates two dimensions."""
+    draft, better, other, worse = SMALL
+    records = [
+        rated(draft, "Your GOALS are unclear.", goal=2, social_rules=-4),
+        rated(better, goal=7, social_rules=None),
+        rated(other, "Antisocial, and goalless.", goal=4, social_rules=-2),
+        rated(worse, goal=4, social_rules=-1),
+    ]
+    line, feedback = rewards_of(records), feedback_of(records)
+    # goal: 7 − 4 and 4 − 2; rules: −1 − −4, because the other refined rollout is not rated.
+    assert line.loo_by_dimension == {"tomi/goal": 2.5, "tomi/social_rules": 3.0}
+    assert feedback.about == {"tomi/goal": 1.0, "tomi/social_rules": 0.0}
+    written = StepLine(rewards=line, feedback=feedback).to_json()
+    assert written["gap/dimension/tomi/goal"] == 2.5 and written["feedback/about/tomi/goal"] == 1.0
+    assert steps_of([written])[0].rewards.loo_by_task == {}
+    alone = [rated(one, "goal", goal=1) for one in SMALL]  # this is the score itself
+    assert not rewards_of(alone).loo_by_dimension and not feedback_of(alone).about
 
 
 def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:

@@ -133,6 +133,10 @@ class Rewards(Flat):
     loo_by_task: Mapping[str, float | None] = open_fields("gap/loo/")
     loo_low_by_task: Mapping[str, float | None] = open_fields("gap/loo_low/")
     loo_high_by_task: Mapping[str, float | None] = open_fields("gap/loo_high/")
+    loo_by_dimension: Mapping[str, float | None] = open_fields("gap/dimension/")
+    """`TASK/NAME` → the gap in a dimension that judges rate."""
+    loo_low_by_dimension: Mapping[str, float | None] = open_fields("gap/dimension_low/")
+    loo_high_by_dimension: Mapping[str, float | None] = open_fields("gap/dimension_high/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class FeedbackCounts(Flat):
     coaches: Mapping[str, CoachCounts] = named_field("feedback/coaches", {})
     blind_reader: float | None = named_field("feedback/blind_reader")
     blind_chance: float | None = named_field("feedback/blind_chance")
+    about: Mapping[str, float] = open_fields("feedback/about/")
+    """`TASK/NAME` → share of texts that mention a judged dimension."""
     coach_failures: int = named_field("feedback/coach_failures", 0)
     gated: int = named_field("feedback/gated", 0, sparse=True)
     missing: Mapping[str, str] = named_field("feedback/missing", {}, sparse=True)

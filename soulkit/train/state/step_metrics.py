@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,14 +13,16 @@ from soulkit.eval.results.summary import cluster_of
 from soulkit.judge.coach import distinct_share
 from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.metrics.intervals import finite_value
+from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.train.loss.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, Rewards
 from soulkit.types import Feedback, Kind, Record
 
 
-def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
-    """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout.
+def reward_groups(records: Sequence[Record], metric: str = "") -> list[RewardGroup]:
+    """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout; or the
+    values of a task metric.
 
     Groups of the same story, or of the same row in several steps, share a cluster.
     """
@@ -29,7 +32,9 @@ def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
     clusters: dict[tuple[int, str], tuple[str, str]] = {}
     for record in records:
         group = record.step, record.example_id
-        grouped[group][record.rollout][record.kind] = record.score.reward
+        score = record.score
+        value = score.metrics.get(metric) if metric else score.reward
+        grouped[group][record.rollout][record.kind] = value
         clusters[group] = record.task, cluster_of(record)
     return [
         RewardGroup(
@@ -43,9 +48,36 @@ def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
 
 def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
     """Draft and refined rewards, both gaps with intervals, and counts of unscored rollouts by
-    reason; for a `mixture` also rewards and gap per task."""
+    reason, and the gap per judged dimension; for a `mixture` also rewards and gap per task."""
     whole = _rewards(records)
+    whole = replace(whole, **_by_dimension(records))
     return replace(whole, **_by_task(records)) if mixture else whole
+
+
+def _by_dimension(records: Sequence[Record]) -> dict[str, Any]:
+    """The leave-one-out gap in every judged dimension."""
+    gaps = {
+        f"{task}/{name}": leave_one_out_gap(
+            reward_groups([r for r in records if r.task == task], name)
+        )
+        for task, names in dimensions_of(records).items() for name in names
+    }  # fmt: skip
+    ends = {"loo": "mean", "loo_low": "ci_low", "loo_high": "ci_high"}
+    return {
+        f"{field}_by_dimension": {
+            name: number for name, gap in gaps.items() if (number := getattr(gap, end)) is not None
+        }
+        for field, end in ends.items()
+    }  # fmt: skip
+
+
+def dimensions_of(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Task → the dimensions that its judges rated, if there are several."""
+    rated: dict[str, dict[str, None]] = defaultdict(dict)
+    for record in records:
+        score = record.score
+        rated[record.task] |= {n: None for n in judged_dimensions(score) if n in score.metrics}
+    return {task: [*names] for task, names in rated.items() if len(names) > 1}
 
 
 def _by_task(records: Sequence[Record]) -> dict[str, Any]:
@@ -116,8 +148,22 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
         coaches=_by_coach(texts),
         blind_reader=fmean(blind) if blind else None,
         blind_chance=fmean(chance) if chance else None,
+        about=_about(drafts),
         coach_failures=sum("coach_failure" in r.episode.notes for r in drafts),
     )
+
+
+def _about(drafts: Sequence[Record]) -> dict[str, float]:
+    """`TASK/NAME` → share of feedback texts that mention the dimension: a word of four letters or
+    more from its name, also as the start of another word."""
+    shares = {}
+    for task, names in dimensions_of(drafts).items():
+        texts = [r.received.text for r in drafts if r.task == task and r.received is not None]
+        for name in names if texts else ():
+            words = [word for word in name.split("_") if len(word) > 3] or [name]
+            mention = re.compile(rf"\b({'|'.join(map(re.escape, words))})", re.IGNORECASE)
+            shares[f"{task}/{name}"] = fmean(bool(mention.search(text)) for text in texts)
+    return shares
 
 
 def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
