@@ -19,9 +19,11 @@ from soulkit.metrics.intervals import (
 )
 from soulkit.report.figures import DASHES, IN_ONE_FRAME, Chart, Curve, Plot
 from soulkit.report.grid import Grid, GridRow
-from soulkit.report.load import RunData
+from soulkit.report.load import EPISODES, RunData
 from soulkit.report.published import CAVEAT, published_during_training
 from soulkit.runs.folder import is_run, read_config
+from soulkit.runs.jsonl import has_lines
+from soulkit.runs.records import stream_records
 from soulkit.train.state.metrics import Rewards, StepLine
 from soulkit.train.state.stops import alike_feedback
 from soulkit.train.state.summary import (
@@ -195,6 +197,35 @@ def steps_grid(run: RunData, title: str = "") -> Grid:
             rows.append(GridRow.of(f"{quantity.title}: {curve.label}", *texts))
     head = ("training", *(f"step {step}" for step in columns))
     return Grid(title=title, head=head, rows=tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackMoment:
+    """Feedback on a draft."""
+
+    step: int
+    reward: float | None
+    text: str
+
+
+def feedback_over_time(
+    run: RunData, most: int = 3
+) -> list[tuple[str, FeedbackMoment, FeedbackMoment]]:
+    """(example, early, late) for the examples with feedback at the steps furthest apart; empty if
+    no example was played at two steps."""
+    log = run.path / EPISODES
+    moments: dict[tuple[str, str], tuple[FeedbackMoment, FeedbackMoment]] = {}
+    for record in stream_records(log, light=True) if run.steps and has_lines(log) else ():
+        feedback = record.received
+        if record.kind == "draft" and feedback and feedback.usable and feedback.text.strip():
+            key = record.task, record.example_id
+            now = FeedbackMoment(record.step, record.score.reward, feedback.text)
+            early, late = moments.get(key, (now, now))
+            moments[key] = (now if now.step <= early.step else early,
+                            now if now.step >= late.step else late)  # fmt: skip
+    apart = [(key, *both) for key, both in moments.items() if both[0].step < both[1].step]
+    apart.sort(key=lambda one: one[1].step - one[2].step)
+    return [(f"{task}, {example}", early, late) for (task, example), early, late in apart[:most]]
 
 
 # --- learning curves ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from soulkit.report import pages, tables
 from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.published import CAVEAT, publications
-from soulkit.report.training import learning_charts, steps_grid
+from soulkit.report.training import feedback_over_time, learning_charts, steps_grid
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
     Completion,
@@ -538,3 +538,27 @@ def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
     assert "feedback and refined episode" not in page.read_text()  # an evaluation has none
     for shown in (page.read_text(), capfd.readouterr().out):
         assert (words in " ".join(shown.split())) == (not differs and n == 12)
+
+
+def test_feedback_on_the_same_example_early_and_late(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "run", [
+        *(record(0, 0.0, step=step, feedback=f"<b>At {step}</b>") for step in (5, 1, 9, 4)),
+        *(record(1, 1.0, step=step, feedback=f"Then {step}") for step in (2, 3)),
+        record(2, 0.0, step=1, feedback="Only once"),
+        record(3, 0.0, step=1, feedback="Then nothing"), record(3, 1.0, step=9),
+    ])  # fmt: skip
+    (run,) = load_runs([path])
+    assert feedback_over_time(run) == []  # no training
+    (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2}\n')
+    again = record(0, 0.5, step=9, feedback="<i>resumed</i>")  # a resumed run plays step 9 again
+    write_records(path, [again])
+    (run,) = load_runs([path])
+    far, near = feedback_over_time(run)
+    assert [(one.step, one.reward, one.text) for one in far[1:]] == [
+        (1, 0.0, "<b>At 1</b>"), (9, 0.5, "<i>resumed</i>")
+    ]  # fmt: skip
+    assert [one.step for one in near[1:]] == [2, 3]
+    page = pages.render([run])
+    assert (
+        "&lt;b&gt;At 1&lt;/b&gt;" in page and "<i>resumed" not in page and "Only once" not in page
+    )
