@@ -198,8 +198,8 @@ def _run_several(grid: Mapping[str, EvalConfig], values: Mapping[str, Any]) -> N
 def _show_checkpoints(folder: Path, values: Mapping[str, Any]) -> None:
     """Write the page of the checkpoints and print their scores against the step."""
     from soulkit.cli.console import print_next
-    from soulkit.report import checkpoints
     from soulkit.report.episode_search import shell_path
+    from soulkit.report.exports import checkpoints
     from soulkit.report.grid import grid_parts
 
     scores = checkpoints.load_checkpoint_scores(folder)
