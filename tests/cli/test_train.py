@@ -227,7 +227,6 @@ def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFix
     methods = set(built_in())
     options = {
         "--lambda-fb": {"ditto"}, "--accept-from": {"erl"}, "--aux-weight": {"rltf-sd", "erl"},
-        "--shaping-gamma": {"critique-grpo"},
         "--teacher-model": {"opd"}, "--estimator": {"sdpo-token", "sdpo-token+grpo", "opd"},
         "--distill-weight": {"sdpo-token+grpo", "sdpo-logits+grpo"},
         "--coach": methods - {"grpo", "opd"}, "--group-size": methods - {"sft"},

@@ -28,6 +28,7 @@ class CritiqueGrpoSettings(Settings):
     shaping_gamma: float = setting(
         0.1,
         gt=0,
+        flag=None,
         section="Objective",
         help="Probability at which a token of a refined rollout teaches most.",
     )
