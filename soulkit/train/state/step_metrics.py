@@ -60,7 +60,7 @@ def _by_dimension(records: Sequence[Record]) -> dict[str, Any]:
         f"{task}/{name}": leave_one_out_gap(
             reward_groups([r for r in records if r.task == task], name)
         )
-        for task, names in dimensions_of(records).items() for name in names
+        for task, names in _rated_dimensions(records).items() for name in names
     }  # fmt: skip
     ends = {"loo": "mean", "loo_low": "ci_low", "loo_high": "ci_high"}
     return {
@@ -71,7 +71,7 @@ def _by_dimension(records: Sequence[Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def dimensions_of(records: Sequence[Record]) -> dict[str, list[str]]:
+def _rated_dimensions(records: Sequence[Record]) -> dict[str, list[str]]:
     """Task → the dimensions that its judges rated, if there are several."""
     rated: dict[str, dict[str, None]] = defaultdict(dict)
     for record in records:
@@ -157,7 +157,7 @@ def _about(drafts: Sequence[Record]) -> dict[str, float]:
     """`TASK/NAME` → share of feedback texts that mention the dimension: a word of four letters or
     more from its name, also as the start of another word."""
     shares = {}
-    for task, names in dimensions_of(drafts).items():
+    for task, names in _rated_dimensions(drafts).items():
         texts = [r.received.text for r in drafts if r.task == task and r.received is not None]
         for name in names if texts else ():
             words = [word for word in name.split("_") if len(word) > 3] or [name]
