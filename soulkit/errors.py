@@ -157,7 +157,7 @@ class UnreadableVerdict(CallError):
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """A hint such as "Did you mean 'model'?", or all `words` if none is close."""
-    names = sorted(words)
+    names = sorted(set(words))
     near = nearest(word, names)
     return f"Did you mean '{near}'?" if near else f"Choose one of: {', '.join(names)}."
 

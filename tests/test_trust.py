@@ -34,7 +34,7 @@ INERT = """
     prompts_per_step protocol quantize rate_limit_wait_s ratio reasoning_effort repeats
     prompt_mode
     requests_per_minute retention retention_tokens eval_task probe_every probe_lr probe_method
-    probe_steps sampler_cap sampler_gpus shard launcher
+    probe_steps sampler_cap sampler_gpus shaping_gamma shard launcher
     mix_lambda mix_samples mix_tokens objective split vllm_start_s vllm_sleep
     verify_weights lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
