@@ -64,8 +64,8 @@ SEEDS = 3
 ABLATE = "Compare methods on equal budgets over several seeds."
 
 COMPARISON = (
-    Option("--methods", str, "Methods to compare, with settings after a colon: 'ditto:lora.r=8|32' "
-                             "compares both values. The first is the baseline.", "Comparison",
+    Option("--methods", str, "Methods to compare: 'grpo,ditto:lora.r=8|32'. The first is the "
+                             "baseline.", "Comparison",
            default=TEN, complete="methods", metavar="METHODS"),
     Option("--seeds", int, "Seeds per method, starting at --seed.", "Comparison",
            default=str(SEEDS)),
