@@ -1,10 +1,10 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core test-gpu test-ray test-vllm test-vllm-kill setup-clients setup-vllm lint format docs demo bench build clean
+.PHONY: help setup test test-slow test-hostile test-core test-gpu test-ray test-vllm test-vllm-kill setup-clients setup-vllm lint format docs demo bench build clean
 
 BIN := .venv/bin
 # Two processes with one thread each: torch would otherwise start a thread pool in every process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-ELSEWHERE := not gpu and not vllm and not ray and not live
+ELSEWHERE := not gpu and not vllm and not ray and not live and not hostile
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,6 +18,9 @@ test: setup ## run the quick tests, with those for a GPU on the CPU
 test-slow: setup-clients ## run the slow tests
 	@# pytest exits with 5 when no test is marked slow.
 	@$(PYTEST) -m "$(ELSEWHERE) and slow" || [ $$? -eq 5 ]
+
+test-hostile: setup ## run all attacks of tests/hostile (a quick part is in `make test`)
+	@$(PYTEST) -m "not gpu and not vllm and not ray and not live" tests/hostile
 
 # To use an interpreter that you prepared yourself: make test-core CORE_PYTHON=python3.13
 CORE_PYTHON ?= $(BIN)/python
