@@ -442,11 +442,13 @@ if TYPE_CHECKING:
     from soulkit.train.objectives.erl import ErlSettings
     from soulkit.train.objectives.opd import OpdSettings
     from soulkit.train.objectives.sdpo import SdpoSettings
+    from soulkit.train.objectives.self_rewarding import SelfRewardingSettings
     from soulkit.train.objectives.sft import SftSettings
 
     class MethodSettings(
-        DittoSettings, ErlSettings, CritiqueGrpoSettings, SdpoSettings, OpdSettings, SftSettings
-    ):
+        DittoSettings, ErlSettings, CritiqueGrpoSettings, SdpoSettings, SelfRewardingSettings,
+        OpdSettings, SftSettings,
+    ):  # fmt: skip
         """Type declarations of method settings that other modules read."""
 else:
     # Collected from every file in `objectives/`: a new method needs no change here.

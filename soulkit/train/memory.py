@@ -108,12 +108,13 @@ def training_memory(
     if checkpointing:
         saved, second = tokens * width * size, second + saved
     ranks, head = split_ranks(config), model.vocabulary * model.hidden
+    each = 20 if config.teacher == "ema" else 16  # bytes of a trained weight
     base = 0 if config.full else model.weight_bytes(size, config.quantize)
     rest = 8 * (model.parameters - head) if config.full else base - size * head
     at_once = AT_ONCE * rest // model.layers if ranks > 1 else 0
     return TrainingMemory(
         weights=_teacher_bytes(config, size) + _of_rank(base, size * head, ranks) + at_once,
-        trained=_of_rank(16 * trained, 16 * (head if config.full else trained), ranks),
+        trained=_of_rank(each * trained, each * (head if config.full else trained), ranks),
         activations=model.layers * saved + max(first, second) - logits,
         logits=logits,
         workspace=WORKSPACE[kind],

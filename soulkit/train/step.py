@@ -24,7 +24,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.loss.advantage import group_advantages, singleton_of
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import prepare_step
-from soulkit.train.model.teacher import Teacher
+from soulkit.train.model.teacher import Teacher, start_ema
 from soulkit.train.model.update import kl_to_base, take_updates
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
@@ -81,6 +81,8 @@ class Step:
         sampled = time.monotonic() - checked.seconds
 
         self.loop.reporter.phase("update")  # advantages and updates
+        if config.iteration_steps > 1 and step % config.iteration_steps == 0:
+            start_ema(policy)  # the reference of the iteration
         optimizer = self.loop.optimizer
         learned = learn(policy, optimizer, sequences_S, config, self.teacher, self.skips, checked)
         trained = time.monotonic()

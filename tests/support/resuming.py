@@ -24,6 +24,7 @@ from soulkit.cli.app import main
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.state.checkpoint import checkpoints, damage
+from tests.support.judged import write_rows
 from tests.support.servers.openai_server import Fault
 from tests.support.training import lines_of
 
@@ -72,7 +73,23 @@ def taught(model: Path, out: Path, url: str) -> list[str]:
     return [str(w) for w in words]
 
 
-RUNS: dict[str, Callable[[Path, Path, str], list[str]]] = {"ditto": everything, "sdpo": taught}
+def preferred(model: Path, out: Path, url: str) -> list[str]:
+    """DPO whose reference is older than most checkpoints; the actor judges."""
+    tasks = Path(__file__).parent / "graded_task" / "tasks.yaml"
+    rows = write_rows(out.parent / f"{out.name}.jsonl", 12)
+    words = (
+        "train", "self-rewarding", "--model", model, "--tasks", tasks, "--task", "graded",
+        "--data", f"graded={rows}", "--prompts", 4, "--group-size", 3, "--max-tokens", 8,
+        "--lr", 1e-2, "--lora-r", 4, "--steps", 5, "--checkpoint-every", 2, "--out", out,
+        "--iteration-steps", 3, "--set", "deterministic=true", "--set", "mini_batch_prompts=2",
+        "--set", "batch_size=8",
+    )  # fmt: skip
+    return [str(w) for w in words]
+
+
+RUNS: dict[str, Callable[[Path, Path, str], list[str]]] = {
+    "ditto": everything, "sdpo": taught, "self-rewarding": preferred,
+}  # fmt: skip
 
 
 def sft(model: Path, out: Path) -> list[str]:

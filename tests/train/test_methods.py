@@ -163,6 +163,16 @@ def critique_grpo(policy: Policy, _: Policy) -> Tensor:
     return total / 19
 
 
+def self_rewarding(policy: Policy, _: Policy) -> Tensor:
+    """One pair a prompt; before the first update every margin is 0."""
+    losses = []
+    for (first, a), (second, _b) in (drafts(policy)[:2], drafts(policy)[2:]):
+        best, worst = (first, second) if a > 0 else (second, first)
+        moved = best - best.detach(), worst - worst.detach()
+        losses.append(-torch.nn.functional.logsigmoid(0.1 * (moved[0].sum() - moved[1].sum())))
+    return torch.stack(losses).mean()
+
+
 def sdpo_token(policy: Policy, _: Policy) -> Tensor:
     parts = zip(drafts(policy)[:2], gaps(policy, policy, True), strict=True)
     return clipped_mean([(log, d.clamp(-5, 5)) for (log, _a), d in parts])
@@ -221,6 +231,7 @@ CASES: dict[str, tuple[TrainConfig, Formula, dict[str, int]]] = {
     "erl": (config_of("erl", aux_weight=0.5), erl,
             {"draft": 12, "refined": 7, "copy/imitation": 3}),
     "critique-grpo": (config_of("critique-grpo"), critique_grpo, {"draft": 12, "copy/shaped": 7}),
+    "self-rewarding": (config_of("self-rewarding"), self_rewarding, {"draft/preference": 12}),
     "sdpo-token": (config_of("sdpo-token"), sdpo_token, {"draft": 6}),
     "sdpo-token+grpo": (config_of("sdpo-token+grpo"), sdpo_token_grpo, {"draft": 12}),
     "sdpo-logits": (config_of("sdpo-logits"), sdpo_logits, {"draft/divergence": 6}),
@@ -415,6 +426,10 @@ def test_a_better_refined_rollout_becomes_likelier_without_the_hint(folder: Path
     assert change > 0
 
 
+def flat(policy: Policy) -> Tensor:
+    return torch.cat([p.detach().flatten() for _, p in policy.trained])
+
+
 def shaped(log_prob: Tensor, gamma: float) -> Tensor:
     return log_prob.exp() / (log_prob.exp() + gamma)
 
@@ -433,11 +448,7 @@ def test_critique_grpo_changes_the_weights_by_its_formula(folder: Path, seed: in
     spread = (sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5 + 1e-6
     a = [(r - mean) / spread for r in rewards]
     real, hand, lr = student(folder), student(folder), 0.5
-
-    def weights(policy: Policy) -> Tensor:
-        return torch.cat([p.detach().flatten() for _, p in policy.trained])
-
-    before, steps = weights(real), torch.optim.SGD([p for _, p in hand.trained], lr)
+    before, steps = flat(real), torch.optim.SGD([p for _, p in hand.trained], lr)
     with torch.no_grad():
         old = [logp(hand, e, [d]) for e, d in (("x", D0), ("x", D1), ("y", D2), ("y", D0))]
     for number, (example, ids) in enumerate((("x", (D0, D1)), ("y", (D2, D0)))):
@@ -454,7 +465,7 @@ def test_critique_grpo_changes_the_weights_by_its_formula(folder: Path, seed: in
     learn(
         real, torch.optim.SGD([p for _, p in real.trained], lr), batch_of(config, records), config
     )
-    change, expected = weights(real) - before, weights(hand) - before
+    change, expected = flat(real) - before, flat(hand) - before
     assert float((change - expected).norm() / expected.norm()) < 5e-5
 
 
@@ -465,14 +476,65 @@ def test_critique_grpo_changes_the_weights_by_its_formula(folder: Path, seed: in
      for i in range(2)],
     [],
 ], ids=["one rollout without feedback", "equal rewards", "unscored", "no rollouts"])  # fmt: skip
-def test_critique_grpo_leaves_the_weights_where_nothing_differs(
-    folder: Path, records: list[Record]
+@pytest.mark.parametrize("method", ["critique-grpo", "self-rewarding"])
+def test_the_weights_stay_where_nothing_differs(
+    folder: Path, records: list[Record], method: str
 ) -> None:
     policy = student(folder)
-    change = moved(
-        policy, records, config_of("critique-grpo"), lambda: logp(policy, "x", [R0]).sum()
-    )
+    change = moved(policy, records, config_of(method), lambda: logp(policy, "x", [R0]).sum())
     assert change == 0
+
+
+def test_a_reward_that_is_not_a_number_skips_the_update_of_a_pair(folder: Path) -> None:
+    policy, config = student(folder), config_of("self-rewarding")
+    records = [play("x", i, "draft", r, D0) for i, r in enumerate((0.0, float("inf")))]
+    line = learn(policy, still(policy), batch_of(config, records), config)
+    assert line.not_finite == {"1 of 1": "an advantage is not finite"}
+
+
+@pytest.mark.parametrize(("seed", "iteration_steps"), [(0, 1), (1, 1), (0, 2), (1, 3)])
+def test_self_rewarding_changes_the_weights_by_its_formula(
+    folder: Path, seed: int, iteration_steps: int
+) -> None:
+    """Three steps of two updates on random rollouts, against DPO by autograd on raw log-probs."""
+    draw, lr, beta = random.Random(seed), 0.5, 0.3
+    config = config_of(
+        "self-rewarding", iteration_steps=iteration_steps, preference_beta=beta,
+        mini_batch_prompts=1,
+    )  # fmt: skip
+    turns = {"x": [[D0], [D1, R2], [R0]], "y": [[D2, R1], [D1], [D0]]}
+    rewards = [{e: [draw.random() for _ in turns[e]] for e in turns} for _ in range(3)]
+    real, hand, reference = student(folder), student(folder), student(folder)
+    before = flat(hand)
+    steps = torch.optim.SGD([p for _, p in hand.trained], lr)
+    optimizer = torch.optim.SGD([p for _, p in real.trained], lr)
+    for step in range(3):
+        records = [play(e, i, "draft", rewards[step][e][i], *turns[e][i])
+                   for e in turns for i in range(3)]  # fmt: skip
+        if step % iteration_steps == 0:
+            for (_, p), (_, now) in zip(reference.trained, hand.trained, strict=True):
+                p.data.copy_(now.detach())
+            if iteration_steps > 1:
+                start_ema(real)
+        losses = []
+        for e in turns:
+            ranked = sorted(range(3), key=rewards[step][e].__getitem__)
+            best, worst = (logp(hand, e, turns[e][i]).sum() for i in (ranked[-1], ranked[0]))
+            with torch.no_grad():
+                ref_best, ref_worst = (
+                    logp(reference, e, turns[e][i]).sum() for i in (ranked[-1], ranked[0])
+                )
+            margin = beta * (best - ref_best - worst + ref_worst)
+            loss = torch.log1p(torch.exp(-margin))
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+            losses.append(float(loss.detach()))
+        line = learn(real, optimizer, batch_of(config, records), config)
+        assert line.loss == pytest.approx(sum(losses) / 2, rel=1e-4)
+        assert line.means.preference_margin is not None and line.groups == 2
+    change, expected = flat(real) - before, flat(hand) - before
+    assert float((change - expected).norm() / expected.norm()) < 5e-5
 
 
 @pytest.mark.parametrize("gain", [1.0, -1.0])
@@ -584,7 +646,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [m for m in rollout_methods() if m != "grpo"])
+@pytest.mark.parametrize(
+    "method", [m for m in rollout_methods() if m not in ("grpo", "self-rewarding")]
+)
 def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     """From rows to a saved adapter, with everything on that goes together."""
     settings = config(

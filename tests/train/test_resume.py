@@ -114,7 +114,8 @@ def moments(name: str, number: int, run: Path) -> list[tuple[int, float]]:
     return kills
 
 
-TRIALS = [*(("ditto", n) for n in range(KILLS)), *(("sdpo", n) for n in range((KILLS + 1) // 2))]
+SHARES = {"ditto": KILLS, "sdpo": (KILLS + 1) // 2, "self-rewarding": (KILLS + 2) // 3}
+TRIALS = [(name, n) for name, share in SHARES.items() for n in range(share)]
 
 
 @pytest.mark.slow

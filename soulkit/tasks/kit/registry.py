@@ -166,7 +166,7 @@ LEAVE_OUT = "Leave them out (choose other rows with --where or --example, or use
 
 
 class NotForTraining(ConfigError):
-    """Training on tasks or rows that are for evaluation only."""
+    """Training on tasks or rows that do not allow it, such as those for evaluation only."""
 
 
 def not_for_training(marked: str, trainable: Sequence[str] = ()) -> NotForTraining:

@@ -54,6 +54,8 @@ class Prepared:
     """Gap between the sampler's log-probs and `old`; None if there is nothing to compare."""
     correction: SamplerCorrection = field(default_factory=SamplerCorrection)
     """Statistics of `weights`."""
+    reference: list[Tensor] | None = None
+    """Log-probs of the reference, for pairs of rollouts."""
 
 
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
@@ -114,6 +116,8 @@ def prepare_step(
     spans, budget = [s.span for s in rewarded], config.tokens_per_batch
     taught = any(s.teacher_weight for s in rewarded)
     teacher = teacher or Teacher(policy, config.teacher)
+    paired = [i for i, s in enumerate(sequences) if s.loss == "preference"]
+    reference = teacher.log_probs([sequences[i].span for i in paired], budget) if paired else None
 
     old = entropy = weights = base = advantages = None
     metrics: dict[str, float] = {}
@@ -144,6 +148,7 @@ def prepare_step(
         beside=[s for s in before if s.counted and not s.weight and s.reward is not None],
         gap=None if old is None else gap_among([gaps_of(rewarded, old)]),
         correction=correction,
+        reference=_placed(reference, paired, size),
     )
 
 

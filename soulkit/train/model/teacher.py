@@ -264,8 +264,11 @@ def _averaged(policy: Policy) -> Iterator[None]:
             parameter.data = current[name]
 
 
+@on_all_ranks
 def start_ema(policy: Policy) -> None:
-    """Start the moving average as a copy of the trained weights, A and B included."""
+    """Start the moving average as a copy of the trained weights, A and B included.
+
+    With iterations of several steps, that copy is their reference and does not move."""
     policy.ema = {name: parameter.detach().clone() for name, parameter in policy.trained}
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
 
@@ -165,6 +166,8 @@ def pack_loss(
 
 def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> float:
     """The sequence's weight times the factor of its aggregation mode."""
+    if sequence.loss == "preference":  # a sum over tokens
+        return sequence.weight
     tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
     mode = config.aggregation if sequence.by_reward else "token-mean"
     n_trained, length = sequence.span.n_trained, config.norm_length
@@ -244,6 +247,13 @@ def _regression_term(share: Share) -> Tensor:
     return -advantages * log_prob
 
 
+def _preference_term(share: Share) -> Tensor:
+    """Value 0 with the gradient of −A log π; see `with_slopes`."""
+    advantages = share.per_token([s.advantage for s in share.sequences])
+    log_prob = share.scored.log_prob
+    return advantages * (log_prob.detach() - log_prob)
+
+
 def _imitation_term(share: Share) -> Tensor:
     """Cross-entropy of the tokens."""
     loss = nll_loss(share.scored.log_prob)
@@ -282,6 +292,7 @@ TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
     "policy": _policy_term,
     "shaped": _shaped_term,
     "regression": _regression_term,
+    "preference": _preference_term,
     "imitation": _imitation_term,
     "divergence": _divergence_term,
 }
@@ -385,7 +396,7 @@ def take_updates(
         else:
             if taken[-1].computed:  # an update without gradients proves nothing
                 skips.none()
-            if policy.ema is not None:
+            if policy.ema is not None and config.iteration_steps == 1:
                 move_ema(policy, config.ema_tau)
     return Learned(
         means=tally.means(),
@@ -412,6 +423,7 @@ def update(
 
     Raises NotFinite before weights, optimizer or `tally` change.
     """
+    prepared, margins = with_slopes(policy, prepared, indices, config)
     sequences = [prepared.sequences[i] for i in indices]
     examples = {s.example_id for s in sequences}
     counts = Denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
@@ -430,6 +442,9 @@ def update(
     for loss_there, counted_there in others:
         total += loss_there
         counted.take(counted_there)
+    if len(margins):
+        total += float(-logsigmoid(margins).mean())
+        counted.add(len(margins), preference_margin=float(margins.sum()))
     norm = take_step(policy, optimizer, total, config)
     silent = sorted(set(indices) - set(computed))
     measured = prepared.entropy is not None
@@ -437,6 +452,32 @@ def update(
     tally.take(counted)
     tally.moved = tally.moved or bool(computed)
     return Update(total, norm, bool(computed))
+
+
+def with_slopes(
+    policy: Policy, prepared: Prepared, indices: Sequence[int], config: TrainConfig
+) -> tuple[Prepared, Tensor]:
+    """`prepared` with the slopes of DPO as advantages, and the margins m [pairs] (float64).
+
+    A margin spans packs and ranks; given its value, the gradient of −log σ(m) is a sum over
+    sequences: −β σ(−m) ∇log π for the better rollout of an example, the opposite for the other.
+    """
+    places = [i for i in indices if prepared.sequences[i].loss == "preference"]
+    if not places or prepared.reference is None:
+        return prepared, torch.empty(0)
+    sequences = list(prepared.sequences)
+    names = list(dict.fromkeys(sequences[i].example_id for i in places))
+    pair = torch.tensor([names.index(sequences[i].example_id) for i in places])
+    advantages = torch.tensor([sequences[i].advantage for i in places], dtype=torch.float64)
+    sides = config.preference_beta * advantages / advantages.abs()
+    now = log_probs(policy, [sequences[i].span for i in places], config.tokens_per_batch)
+    before = [prepared.reference[i] for i in places]
+    moved = [float((a - b).double().sum()) for a, b in zip(now, before, strict=True)]
+    margins = sides.new_zeros(len(names)).index_add_(0, pair, sides * sides.new_tensor(moved))
+    slopes = sides * torch.sigmoid(-margins)[pair] / len(names)
+    for i, slope in zip(places, slopes.tolist(), strict=True):
+        sequences[i] = replace(sequences[i], advantage=slope)
+    return replace(prepared, sequences=sequences), margins
 
 
 def take_step(
@@ -479,7 +520,7 @@ def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
     sequence = prepared.sequences[index]
     if sequence.loss in ("imitation", "divergence"):
         return True
-    if sequence.loss in ("regression", "shaped"):
+    if sequence.loss in ("regression", "shaped", "preference"):
         return sequence.advantage != 0
     if config.kl_coef > 0 or config.entropy_coef > 0:
         return True

@@ -78,6 +78,8 @@ class Objective(Method, ABC):
     refines: ClassVar[bool] = False
     """Whether it trains on refined rollouts; if so, they are sampled."""
     reader: ClassVar[Reader] = "none"
+    judges_itself: ClassVar[bool] = False
+    """Whether the actor must be the judge of every task."""
 
     name: str = ""
     logits: bool = False

@@ -18,9 +18,9 @@ from soulkit.types import Episode, Feedback, Record, Segment, Trace, Turn
 
 Part = Literal["draft", "copy", "refined", "gold"]
 
-Loss = Literal["policy", "shaped", "regression", "imitation", "divergence"]
+Loss = Literal["policy", "shaped", "regression", "preference", "imitation", "divergence"]
 """Loss of a sequence's tokens: clipped policy gradient, A f(π) without a ratio, A ∇log π without a
-ratio, cross-entropy, or a divergence from the teacher's distributions."""
+ratio, DPO on pairs of rollouts, cross-entropy, or a divergence from the teacher's distributions."""
 
 
 Slot = Callable[[Record, str, Feedback], Segment]

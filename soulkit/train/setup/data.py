@@ -22,6 +22,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.players import Players, cast_of
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.default_players import (
+    called_roles,
     coach_remarks,
     training_player_remarks,
     with_default_players,
@@ -47,7 +48,7 @@ from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.made_rows import MADE
-from soulkit.tasks.kit.registry import Registry, not_for_training
+from soulkit.tasks.kit.registry import NotForTraining, Registry, not_for_training
 from soulkit.tasks.kit.spec import EVALUATION_ONLY
 from soulkit.train.config import (
     DEFAULT_MODEL,
@@ -145,6 +146,8 @@ def load_training_data(
     played = work if objective is not None else []  # supervised training calls no players
     remarks = coach_remarks(config, played) if coached else []
     config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
+    if objective is not None and objective.judges_itself:
+        refuse_other_judges(config, played)
     refuse_private_rows(played if asking else [], config)
     gaps += missing_roles(played, config)
     if asking:
@@ -164,6 +167,23 @@ def load_training_data(
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return material
+
+
+def refuse_other_judges(config: TrainConfig, work: Sequence[Work]) -> None:
+    """NotForTraining if a task has no judge, or one that is not the actor."""
+    for part in work:
+        task = part.task.name
+        judges = [who.written() for role, who in config.players_in(task) if role == "judge"]
+        what, fix = f"the judge of {task} is {', '.join(judges)}", "Set --judge actor"
+        if "judge" not in called_roles(part):
+            what, fix = f"{task} is scored without a judge", "Choose tasks with a judge"
+        elif judges == ["actor"]:
+            continue
+        raise NotForTraining(
+            f"{config.method} cannot be used here: {what}.",
+            "In this method the actor judges its own drafts.",
+            f"{fix}, or use another method, such as grpo.",
+        )
 
 
 def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:

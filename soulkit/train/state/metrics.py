@@ -191,6 +191,8 @@ class TokenMeans(Flat):
     regression_nll: float | None = named_field("nll/regression")
     imitation_nll: float | None = named_field("nll/imitation")
     divergence: float | None = named_field("divergence/teacher")
+    preference_margin: float | None = named_field("preference/margin")
+    """Mean over pairs of DPO's margin m, before each update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

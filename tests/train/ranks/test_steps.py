@@ -23,6 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "rltf-sd": {"aux_weight": 0.5, "ratio": "sequence", "sampler_cap": 2.0},
     "erl": {"aux_weight": 0.5, "aggregation": "seq-mean-token-mean"},
     "critique-grpo": {"mini_batch_prompts": 1, "sampler_cap": 2.0},
+    "self-rewarding": {"mini_batch_prompts": 1, "iteration_steps": 2},
     "sdpo-token": {"teacher": "ema", "ema_tau": 0.3, "mini_batch_prompts": 1},
     "sdpo-token+grpo": {"teacher": "base", "distill_centred": True, "sampler_cap": 2.0},
     "sdpo-logits": {"teacher": "ema", "ema_tau": 0.3, "mini_batch_prompts": 1},
