@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.option_texts import given_twice, row_sources, settings_from_texts, text_form
+from soulkit.parse import ParseError, parse_yaml, read_limited
 
 PREFIX = "SOULKIT_"
 RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
@@ -188,17 +189,15 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 def _text_of(file: Path) -> bytes:
     try:
-        return Path(file).read_bytes()
-    except OSError as error:
+        return read_limited(file)
+    except (OSError, ParseError) as error:
         raise _unreadable(file, error) from error
 
 
 def _parsed(file: Path, text: bytes) -> dict[str, Any]:
-    import yaml
-
     try:
-        loaded = yaml.load(text.decode("utf-8"), Loader=once_loader())
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        loaded = parse_yaml(text)
+    except ParseError as error:
         raise _unreadable(file, error) from error
     if loaded is None:
         return {}
@@ -209,32 +208,6 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
             "Write the settings at the top level of the file.",
         )
     return {str(key): value for key, value in loaded.items()}
-
-
-@cache
-def once_loader(*, fast: bool = False) -> Any:
-    """A YAML loader that refuses repeated keys instead of silently using the last one.
-
-    `fast` uses libyaml if it is installed. libyaml crashes on deeply nested input, so `fast` is
-    only for files that come with soulkit.
-    """
-    import yaml
-
-    base: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader
-
-    class OnceLoader(base):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if key.value in seen:
-                        raise yaml.constructor.ConstructorError(
-                            None, None, f"the key '{key.value}' appears twice", key.start_mark
-                        )
-                    seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    return OnceLoader
 
 
 def _unreadable(file: Path, error: Exception) -> ConfigError:
@@ -405,15 +378,13 @@ def nested_settings(kind: Any) -> type[BaseModel] | None:
 
 def _read_variable(variable: str, text: str, kind: Any) -> Any:
     """The text of a variable as a value: `[…]` and `{…}` are YAML, a list may also be `a,b,c`."""
-    import yaml
-
     if text.lstrip()[:1] in ("[", "{"):
         try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            return parse_yaml(text)
+        except ParseError as error:
             raise ConfigError(
                 f"The environment variable {variable} starts like a list but is not a valid one.",
-                f"It cannot be read: {' '.join(str(error).split())}.",
+                f"It cannot be read: {error}.",
                 f"Write it as [a, b] or unset it: unset {variable}",
             ) from error
     origins = {typing.get_origin(k) or k for k in _alternatives(kind)}

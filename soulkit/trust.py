@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError, UserError
+from soulkit.parse import ParseError, parse_yaml, read_limited
 from soulkit.runs.folder import (
     CONFIG,
     config_bytes,
@@ -213,14 +214,12 @@ def _add_player(reach: Reach, text: str) -> None:
 
 def _contents(file: str) -> Iterator[Mapping[Any, Any]]:
     """The content of an endpoints or tasks file, if it is readable."""
-    import yaml
-
     try:
         path = Path(file)
         if not path.is_file() or path.stat().st_size > OPENED:
             return
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # then its name alone is shown
+        loaded = parse_yaml(read_limited(path))
+    except (OSError, ParseError):  # then its name alone is shown
         return
     if isinstance(loaded, Mapping):
         yield loaded

@@ -30,6 +30,7 @@ from soulkit.option_texts import (
     split_names,
     text_form,
 )
+from soulkit.parse import ParseError, parse_yaml
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -287,8 +288,6 @@ def settings_from(
 
 def assignments(options: Sequence[str] | None) -> dict[str, Any]:
     """The settings given as NAME=VALUE; values are read as YAML."""
-    import yaml
-
     settings: dict[str, Any] = {}
     for option in options or ():
         name, equals, text = option.partition("=")
@@ -299,11 +298,11 @@ def assignments(options: Sequence[str] | None) -> dict[str, Any]:
                 "Write --set NAME=VALUE, for example --set kl_coef=0.01.",
             )
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = parse_yaml(text)
+        except ParseError as error:
             raise ConfigError(
                 f"The value of --set {option} cannot be read.",
-                f"The value is not valid YAML: {' '.join(str(error).split())}.",
+                f"The value is not valid YAML: {error}.",
                 f"Write --set '{name.strip()}=VALUE', with quotes if the shell needs them.",
             ) from error
         if name.strip() in settings:

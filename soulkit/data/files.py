@@ -21,10 +21,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError
+from soulkit.parse import DEPTH, ParseError, open_regular, parse_json, read_limited
+from soulkit.text import byte_size
 
 RELEASED = frozenset(
     ("prompt", "data_source", "extra_info", "ability", "reward_model", "agent_name", "index", "uid")
@@ -33,6 +36,10 @@ RELEASED = frozenset(
 
 PACKED = b"soulkit.packed"
 """Metadata key of Parquet columns with mixed value types, which are stored as JSON text."""
+MAX_BYTES = 4_000_000_000
+"""Maximum size of a file that is read as a whole (.json, .csv)."""
+MAX_LINE = 100_000_000
+"""Maximum bytes of one line of a text file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +163,11 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file; DataError if it is missing or unreadable."""
     check_file(path)
     try:
-        return path.read_bytes()
+        return read_limited(path, MAX_BYTES)
     except OSError as error:
         raise unreadable_file(path, str(error.strerror)) from error
+    except ParseError as error:
+        raise unreadable_file(path, str(error)) from error
 
 
 def unreadable_file(path: Path, why: str) -> UnusableFile:
@@ -171,49 +180,37 @@ def unreadable_file(path: Path, why: str) -> UnusableFile:
 
 def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Pairs (line number from 1, text without line end); None for a line that is not UTF-8."""
-    content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
-    # Split at newlines only: a Unicode line separator inside a JSON string is not a line end.
-    for number, line in enumerate(content.split(b"\n"), 1):
-        try:
-            yield number, line.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError:
-            yield number, None
+    check_file(path)
+    try:
+        with open_regular(path) as stream:
+            # Lines end at newlines only: JSON strings may contain Unicode line separators.
+            for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
+                if len(line) == MAX_LINE:
+                    raise ParseError(f"line {number} is longer than {byte_size(MAX_LINE)}")
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    yield number, None
+                else:
+                    yield number, text.removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise unreadable_file(path, str(error.strerror)) from error
+    except ParseError as error:
+        raise unreadable_file(path, str(error)) from error
 
 
 def read_json(path: Path) -> Any:
     """The parsed content of a JSON file; UnusableFile if it is not JSON."""
+    content = read_bytes(path)
     try:
-        return parse_row_json(read_bytes(path).decode("utf-8-sig"))
-    except ValueError as error:
+        return parse_row_json(content)
+    except ParseError as error:
         raise unreadable_file(path, f"not JSON: {error}") from error
 
 
-def parse_row_json(text: str) -> Any:
-    """Parse JSON, reading NaN as None. ValueError, with the reason, for anything else."""
-    value = _loads(text)
-    if "\\ud" in text.lower() and _has_lone_surrogate(value):
-        raise ValueError("it contains an unpaired surrogate, which cannot be stored as text")
-    return value
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_constant)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _constant(name: str) -> None:
-    if name != "NaN":
-        raise ValueError(f"{name} is not a valid number in a row")
-
-
-def _has_lone_surrogate(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
+def parse_row_json(text: str | bytes, depth: int = DEPTH) -> Any:
+    """Parse the JSON of a row, reading NaN as None; ParseError for anything else."""
+    return parse_json(text, depth=depth, nan_is_null=True)
 
 
 # -- one reader per format: (source, row or BadRow) ----------------------------------------------
@@ -229,7 +226,7 @@ def _read_jsonl(path: Path) -> Iterator[SourcedRow]:
         elif line.strip():
             try:
                 yield source, parse_row_json(line)
-            except ValueError as error:
+            except ParseError as error:
                 yield source, BadRow(source, f"the line is not JSON: {error}")
 
 
@@ -328,10 +325,7 @@ def flatten(row: Any) -> dict[str, Any]:
         raise ValueError(
             f"it is {kinds.get(type(row), 'a single value')}, not a row of named fields"
         )
-    try:
-        fields = without_absent(row)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    fields = without_absent(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
         inner = _unpack(inner, must=set(fields) <= RELEASED)

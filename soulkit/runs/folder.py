@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
+from soulkit.parse import ParseError, parse_json, parse_yaml, read_limited
 from soulkit.runs.jsonl import form_of, write_aside, write_json
 from soulkit.version import __version__
 
@@ -48,7 +49,7 @@ _SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "auth
 _SECRET_VALUE = re.compile(
     r"^(?:Bearer\s+\S+|(?:sk|rk|pk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,})$"
 )
-_CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]*://[^/\s@]+@", re.IGNORECASE)
+_CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]{0,30}://[^/\s@]+@", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"^[A-Za-z_]\w*$", re.ASCII)
 _RANDOM_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
 """Looks like a key and not like a variable name: `gsk_4f09aB17cD22eF93`."""
@@ -144,18 +145,16 @@ def read_config(path: Path) -> dict[str, Any]:
 def config_bytes(path: Path) -> bytes:
     """The bytes of `config.yaml` in folder `path`; RunError if there is none."""
     try:
-        return (path / CONFIG).read_bytes()
-    except OSError as error:
+        return read_limited(path / CONFIG)
+    except (OSError, ParseError) as error:
         raise _no_run(path, str(error)) from error
 
 
 def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
     """Parse `text`, the bytes of `config.yaml` in folder `path`; RunError if it is invalid."""
-    import yaml
-
     try:
-        loaded = yaml.safe_load(text.decode("utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        loaded = parse_yaml(text)
+    except ParseError as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{CONFIG} contains no settings")
@@ -165,8 +164,8 @@ def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
 def read_environment(path: Path) -> dict[str, Any]:
     """The contents of `environment.json` in folder `path`; RunError if there is none."""
     try:
-        loaded = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        loaded = parse_json(read_limited(path / ENVIRONMENT))
+    except (OSError, ParseError) as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{ENVIRONMENT} is not a JSON object")

@@ -26,6 +26,7 @@ from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
 from soulkit.models.local.footprint import free_memory
+from soulkit.parse import ParseError, parse_yaml
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
@@ -163,8 +164,6 @@ def comparable(method: str) -> bool:
 
 
 def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, Any]:
-    import yaml
-
     name, equals, text = part.partition("=")
     name = name.strip().replace("-", "_")
     field = kind.model_fields.get(name.partition(".")[0])
@@ -174,7 +173,14 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
             "After a colon, write NAME=VALUE, or just NAME for a switch.",
             did_you_mean(name, set(kind.model_fields) - {"method", "seed"}),
         )
-    value = yaml.safe_load(text) if equals else True
+    try:
+        value = parse_yaml(text) if equals else True
+    except ParseError as error:
+        raise ConfigError(
+            f"The value of '{name}' in '{spelling}' cannot be read.",
+            f"It is not valid YAML: {error}.",
+            f"Write {name}=VALUE with a plain value.",
+        ) from error
     if value is None or (not equals and field.annotation is not bool):
         raise ConfigError(
             f"'{name}' in '{spelling}' has no value.",

@@ -25,6 +25,7 @@ from soulkit.data.corpora.settings import hub_address, source_files
 from soulkit.data.exports.datasets import is_scattered
 from soulkit.data.exports.layouts import ReadOptions
 from soulkit.data.exports.reading import is_export, open_export, recognise
+from soulkit.data.exports.records import TREE_DEPTH
 from soulkit.data.files import (
     PACKED,
     BadRow,
@@ -394,7 +395,7 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
         number = places[place]
         source = f"{label}:{stretch.first + number + 1}"
         try:
-            return source, parse_row_json(lines[number].decode("utf-8-sig"))
+            return source, parse_row_json(lines[number].decode("utf-8-sig"), TREE_DEPTH)
         except UnicodeDecodeError:
             return source, BadRow(source, "the line is not UTF-8 text")
         except ValueError as error:

@@ -24,6 +24,8 @@ _BOM = b"\xef\xbb\xbf"
 LISTS = ("data", "conversations", "rows", "records", "items", "results", "chats", "threads",
          "runs", "tickets")  # fmt: skip
 """Names under which an object may hold the list of its records."""
+TREE_DEPTH = 700
+"""Maximum levels of a line: a tree of replies has two for each reply."""
 _MESSAGE = frozenset(("role", "from", "sender", "author", "speaker"))
 
 
@@ -225,7 +227,7 @@ def _lines(file: ExportFile) -> Iterator[SourcedRow]:
                 continue
             source = f"{file.name}:{number}"
             try:
-                yield source, parse_row_json(line.decode("utf-8-sig"))
+                yield source, parse_row_json(line.decode("utf-8-sig"), TREE_DEPTH)
             except ValueError as error:
                 yield source, BadRow(source, f"the line is not JSON: {error}")
 

@@ -44,6 +44,7 @@ from soulkit.models.local.weights import (
     put_adapter,
     weights_misfit,
 )
+from soulkit.parse import parse_yaml
 from soulkit.runs.jsonl import write_json
 
 if TYPE_CHECKING:
@@ -638,11 +639,9 @@ def _card(model: str, revision: str | None) -> Path | None:
 
 def front_matter(card: Path | None) -> dict[str, Any]:
     """The YAML object at the start of a model card; empty if there is none."""
-    import yaml
-
     try:
         text = card.read_text(encoding="utf-8")[:100_000] if card is not None else ""
-        loaded = yaml.safe_load(text.split("---", 2)[1]) if text.startswith("---") else {}
-    except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
+        loaded = parse_yaml(text.split("---", 2)[1]) if text.startswith("---") else {}
+    except (OSError, ValueError, IndexError):
         return {}
     return loaded if isinstance(loaded, dict) else {}

@@ -28,11 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import yaml
-
 from soulkit import api_keys
 from soulkit.api_keys import printable
-from soulkit.config import once_loader
 from soulkit.errors import UserError
 from soulkit.models.vllm.command import (
     BASE_NAME,
@@ -43,6 +40,7 @@ from soulkit.models.vllm.command import (
 )
 from soulkit.models.vllm.settings import VllmInstall, no_vllm, vllm_version
 from soulkit.models.vllm.supervisor import living, remove, shared_memory
+from soulkit.parse import parse_yaml
 from soulkit.text import one_line
 
 CAUSES = Path(__file__).with_name("causes.yaml")
@@ -72,7 +70,7 @@ class Cause(NamedTuple):
 @cache
 def causes() -> tuple[Cause, ...]:
     """The entries of causes.yaml; the first one that matches the end of a log applies."""
-    listed = yaml.load(CAUSES.read_text(encoding="utf-8"), Loader=once_loader(fast=True))
+    listed = parse_yaml(CAUSES.read_bytes(), ours=True)
     return tuple(
         Cause(re.compile("|".join(one["signs"]), re.IGNORECASE), one["way_out"],
               one.get("port_taken", False))

@@ -19,11 +19,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
 from pydantic import ValidationError
 
-from soulkit.config import once_loader
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.parse import ParseError, decoded, parse_yaml, read_limited
 from soulkit.tasks.kit.declared.keys import expand
 from soulkit.tasks.kit.declared.problems import (
     Problem,
@@ -219,8 +218,8 @@ def read_file(path: Path, *, ours: bool = False) -> RegistryFile:
     `ours`: the file comes with soulkit, so that the fast loader may read it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = decoded(read_limited(path))
+    except (OSError, ParseError) as error:
         missing = isinstance(error, FileNotFoundError)
         raise ConfigError(
             f"The tasks file '{path}' {'does not exist' if missing else 'cannot be read'}.",
@@ -229,7 +228,7 @@ def read_file(path: Path, *, ours: bool = False) -> RegistryFile:
         ) from error
     node = None
     if ours:
-        raw = yaml.load(text, Loader=once_loader(fast=True))
+        raw = parse_yaml(text, ours=True)
     else:
         raw, node = parsed(path, text)
     if raw is None:

@@ -311,7 +311,7 @@ def parse_action(text: str | None) -> Action:
     """The action as the reference parses it: if all else fails, the trimmed reply is speech."""
     if text is None or not text.strip():
         return Action(NONE)
-    value = parse_json(text)
+    value = action_json(text)
     if value and isinstance(value, dict):  # an empty object counts as none and becomes speech
         kind = value.get("action_type", SPEAK)
         if kind in KINDS:
@@ -319,7 +319,7 @@ def parse_action(text: str | None) -> Action:
     return Action(SPEAK, text.strip())
 
 
-def parse_json(text: str) -> Any:
+def action_json(text: str) -> Any:
     """A JSON value in `text` as the reference finds it; None without one.
 
     The value is the whole text, or else the longest (when serialised) of the consecutive values in

@@ -12,7 +12,6 @@ they should, else 0.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, Final, Literal
 
 from soulkit.data.files import BadRow
 from soulkit.errors import DataError
+from soulkit.parse import ParseError, decoded, parse_json, read_limited
 from soulkit.tasks.kit.importing import Imported, WrongShape
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.spec import EVALUATION_ONLY
@@ -193,10 +193,10 @@ def import_tau(path: Path) -> Imported:
     if path.suffix == ".py":  # the format of tau-bench itself
         raise _tasks_of_tau_bench(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = decoded(read_limited(Path(path)))
         lines = [line for line in text.splitlines() if line.strip()]
-        entries = list(map(json.loads, lines)) if path.suffix == ".jsonl" else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        entries = list(map(parse_json, lines)) if path.suffix == ".jsonl" else parse_json(text)
+    except (OSError, ParseError) as error:
         raise _of_other_shape(path, " ".join(str(error).split())[:200]) from error
     if _are_tasks(entries):
         raise _tasks_of_tau_bench(path)

@@ -13,7 +13,6 @@ soulkit ships none of it. Four options of the task name JSON files (word lists m
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from soulkit.errors import DataError, did_you_mean
+from soulkit.parse import ParseError, parse_json, parse_yaml, read_limited
 from soulkit.tasks.tau_usi.index import (
     LISTED,
     SURVEY,
@@ -231,9 +229,9 @@ def _entries(path: str, option: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _object(path: str, option: str, expected: str) -> dict[str, Any]:
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        value = yaml.safe_load(text) if path.endswith((".yaml", ".yml")) else json.loads(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        text = read_limited(Path(path).expanduser())
+        value = parse_yaml(text) if path.endswith((".yaml", ".yml")) else parse_json(text)
+    except (OSError, ParseError) as error:
         raise DataError(
             f"'{path}', the file of the option {option}, cannot be read.",
             " ".join(str(error).split())[:200],

@@ -13,9 +13,9 @@ from soulkit.tasks.sotopia.actions import (
     NONE,
     SPEAK,
     Action,
+    action_json,
     narrate,
     parse_action,
-    parse_json,
 )
 from soulkit.tasks.sotopia.judging import DIMENSIONS, Dimension, average, reference_reward
 from soulkit.types import Kind
@@ -32,8 +32,8 @@ def extract_json(text: str | None, repair: Callable[[str], str]) -> tuple[Any, i
     """(value, calls of `repair`): what holds no value, or an empty one, is given to `repair`."""
     if not text:
         return None, 0
-    value = parse_json(text)
-    return (value, 0) if value else (parse_json(repair(text) or ""), 1)
+    value = action_json(text)
+    return (value, 0) if value else (action_json(repair(text) or ""), 1)
 
 
 def parse_rollout(output: str, actor: str, partner: str) -> list[dict[str, Any]]:

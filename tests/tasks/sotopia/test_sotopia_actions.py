@@ -23,9 +23,9 @@ from soulkit.tasks.sotopia.actions import (
     NONE,
     SPEAK,
     Action,
+    action_json,
     line_of,
     narrate,
-    parse_json,
     parse_line,
     read_action,
     with_names,
@@ -160,8 +160,8 @@ def test_any_reply_can_be_read_and_told(text: str, protocol: str) -> None:
 
 
 def test_the_reference_finds_a_value_in_anything() -> None:
-    assert parse_json('{"a": "x\ny"}') == {"a": "x\\ny"}
-    assert parse_json("[" * 100_000) is None
+    assert action_json('{"a": "x\ny"}') == {"a": "x\\ny"}
+    assert action_json("[" * 100_000) is None
     assert read_action('{"action_type": "none", "argument": ""}', "reference").kind == SPEAK
 
 
@@ -170,7 +170,7 @@ def test_the_reference_speaks_what_is_no_object_of_its_own(text: str) -> None:
     """An empty object is none, and one inside a text belongs to the text."""
     action = read_action(text, "reference")
     assert (action.kind, action.argument) == (SPEAK, text.strip())
-    assert parse_json('x "{"a": 1}" y') == ": 1}"
+    assert action_json('x "{"a": 1}" y') == ": 1}"
 
 
 def test_whoever_leaves_under_the_reference_may_say_why() -> None:

@@ -23,9 +23,9 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.sotopia import judging
 from soulkit.tasks.sotopia.actions import (
     Action,
+    action_json,
     narrate,
     parse_action,
-    parse_json,
     parse_line,
     read_action,
 )
@@ -352,8 +352,8 @@ def test_parse(vector: Vector) -> None:
             actual = action_result(inputs["name"], parse_action(inputs["text"]))
         case "action_to_natural_language":
             actual = {"result": reference.narrated(inputs["name"], inputs["action"])}
-        case "parse_json":
-            actual = {"result": parse_json(inputs["text"])}
+        case "action_json":
+            actual = {"result": action_json(inputs["text"])}
         case "extract_json_from_text":
             value, calls = reference.extract_json(inputs["text"], lambda _: inputs["repair_output"])
             actual = {"result": value, "repair_calls": calls}

@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from soulkit.config import once_loader
 from soulkit.errors import BrokenFile, nearest
+from soulkit.parse import ParseError, yaml_document
 
 Spot = tuple[str | int, ...]
 """Keys and positions that lead to a value: `("tasks", "hints", "options", "texts", 0)`."""
@@ -69,18 +69,12 @@ _SYNTAX = {
 def parsed(path: Path, text: str) -> tuple[Any, yaml.Node | None]:
     """The plain values of a YAML text, and its nodes, which have line numbers."""
     try:
-        loader = once_loader()(text)  # not the one in C, which crashes on deeply nested input
-        node = loader.get_single_node()
-        return (None if node is None else loader.construct_document(node)), node
-    # PyYAML raises the others for a date that does not exist, and the like.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError,
-            RecursionError) as error:  # fmt: skip
-        mark = getattr(error, "problem_mark", None)
-        words = str(getattr(error, "problem", None) or "a value that YAML cannot read")
-        at = mark.line if mark is not None else text.count("\n", 0, getattr(error, "position", 0))
-        near = (text.splitlines()[at : at + 1] or [""])[0].strip()[:60]
-        fault = next((fault for part, fault in _SYNTAX.items() if part in words), words)
-        raise broken_file(path, [(at + 1, f"not YAML: '{near}': {fault}")]) from error
+        return yaml_document(text)
+    except ParseError as error:
+        near = "".join(text.splitlines()[error.line - 1 : error.line]).strip()[:60]
+        words = (fault for part, fault in _SYNTAX.items() if part in error.reason)
+        fault = f"not YAML: '{near}': {next(words, error.reason)}"
+        raise broken_file(path, [(max(error.line, 1), fault)]) from error
 
 
 def placed(node: yaml.Node | None, problem: Problem, whole: type[BaseModel]) -> tuple[int, str]:
