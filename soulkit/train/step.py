@@ -81,7 +81,7 @@ class Step:
         sampled = time.monotonic() - checked.seconds
 
         self.loop.reporter.phase("update")  # advantages and updates
-        if config.iteration_steps > 1 and step % config.iteration_steps == 0:
+        if config.reference_steps and step % config.reference_steps == 0:
             start_ema(policy)  # the reference of the iteration
         optimizer = self.loop.optimizer
         learned = learn(policy, optimizer, sequences_S, config, self.teacher, self.skips, checked)

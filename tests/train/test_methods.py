@@ -485,6 +485,16 @@ def test_the_weights_stay_where_nothing_differs(
     assert change == 0
 
 
+def test_iterations_of_self_rewarding_leave_the_average_of_other_methods(folder: Path) -> None:
+    policy, config = student(folder), config_of("sdpo-token", teacher="ema", iteration_steps=2)
+    start_ema(policy)
+    first = {name: average.clone() for name, average in (policy.ema or {}).items()}
+    optimizer = torch.optim.SGD([p for _, p in policy.trained], 0.5)
+    learn(policy, optimizer, batch_of(config), config)
+    assert any(not torch.equal(first[name], now) for name, now in (policy.ema or {}).items())
+    assert config.reference_steps == 0
+
+
 def test_a_reward_that_is_not_a_number_skips_the_update_of_a_pair(folder: Path) -> None:
     policy, config = student(folder), config_of("self-rewarding")
     records = [play("x", i, "draft", r, D0) for i, r in enumerate((0.0, float("inf")))]
@@ -502,7 +512,7 @@ def test_self_rewarding_changes_the_weights_by_its_formula(
         "self-rewarding", iteration_steps=iteration_steps, preference_beta=beta,
         mini_batch_prompts=1,
     )  # fmt: skip
-    turns = {"x": [[D0], [D1, R2], [R0]], "y": [[D2, R1], [D1], [D0]]}
+    turns: dict[str, list[list[Ids]]] = {"x": [[D0], [D1, R2], [R0]], "y": [[D2, R1], [D1], [D0]]}
     rewards = [{e: [draw.random() for _ in turns[e]] for e in turns} for _ in range(3)]
     real, hand, reference = student(folder), student(folder), student(folder)
     before = flat(hand)

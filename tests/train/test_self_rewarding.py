@@ -32,9 +32,16 @@ def test_a_margin_starts_at_zero_in_every_iteration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--judge", "endpoint:j@http://127.0.0.1:9/v1"), "the judge of graded is endpoint:j@"),
-        (("--judge", "graded=endpoint:j@http://127.0.0.1:9/v1"), "the judge of graded is"),
-        (("--task", "tomi", "--data", "synth:4"), "tomi is scored without a judge"),
+        (
+            ("--judge", "endpoint:j@http://127.0.0.1:9/v1"),
+            "cannot train on graded: its judge is endpoint:j@",
+        ),
+        (("--judge", "graded=endpoint:j@http://127.0.0.1:9/v1"), "its judge is endpoint:j@"),
+        (
+            ("--task", "tomi", "--data", "synth:4"),
+            "cannot train on tomi: it is scored without a judge",
+        ),
+        (("--set", "teacher=base"), "does not work with teacher"),
         (("--group-size", 1), "does not work with --group-size 1"),
         (("--set", "kl_coef=0.1", "--set", "ratio=sequence"), "does not work with kl_coef, ratio"),
     ],

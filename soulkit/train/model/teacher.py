@@ -266,9 +266,7 @@ def _averaged(policy: Policy) -> Iterator[None]:
 
 @on_all_ranks
 def start_ema(policy: Policy) -> None:
-    """Start the moving average as a copy of the trained weights, A and B included.
-
-    With iterations of several steps, that copy is their reference and does not move."""
+    """Start the moving average, or a reference, as a copy of the trained weights (A and B)."""
     policy.ema = {name: parameter.detach().clone() for name, parameter in policy.trained}
 
 

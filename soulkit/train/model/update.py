@@ -396,7 +396,7 @@ def take_updates(
         else:
             if taken[-1].computed:  # an update without gradients proves nothing
                 skips.none()
-            if policy.ema is not None and config.iteration_steps == 1:
+            if policy.ema is not None and not config.reference_steps:
                 move_ema(policy, config.ema_tau)
     return Learned(
         means=tally.means(),
@@ -459,8 +459,8 @@ def with_slopes(
 ) -> tuple[Prepared, Tensor]:
     """`prepared` with the slopes of DPO as advantages, and the margins m [pairs] (float64).
 
-    A margin spans packs and ranks; given its value, the gradient of −log σ(m) is a sum over
-    sequences: −β σ(−m) ∇log π for the better rollout of an example, the opposite for the other.
+    A margin spans packs and ranks. Given its value, the gradient of −log σ(m) is a sum over
+    sequences of ∓β σ(−m) ∇log π, for the better and the worse rollout of an example.
     """
     places = [i for i in indices if prepared.sequences[i].loss == "preference"]
     if not places or prepared.reference is None:
@@ -468,11 +468,11 @@ def with_slopes(
     sequences = list(prepared.sequences)
     names = list(dict.fromkeys(sequences[i].example_id for i in places))
     pair = torch.tensor([names.index(sequences[i].example_id) for i in places])
-    advantages = torch.tensor([sequences[i].advantage for i in places], dtype=torch.float64)
-    sides = config.preference_beta * advantages / advantages.abs()
+    sides = torch.tensor([sequences[i].advantage for i in places], dtype=torch.float64)  # ±1
+    sides *= config.preference_beta
     now = log_probs(policy, [sequences[i].span for i in places], config.tokens_per_batch)
-    before = [prepared.reference[i] for i in places]
-    moved = [float((a - b).double().sum()) for a, b in zip(now, before, strict=True)]
+    moved = [float((log - prepared.reference[i]).double().sum())
+             for i, log in zip(places, now, strict=True)]  # fmt: skip
     margins = sides.new_zeros(len(names)).index_add_(0, pair, sides * sides.new_tensor(moved))
     slopes = sides * torch.sigmoid(-margins)[pair] / len(names)
     for i, slope in zip(places, slopes.tolist(), strict=True):

@@ -6,14 +6,12 @@ arXiv 2305.18290) with β = 0.1 and, as reference, the weights at the start of t
 
     ℓ = −log σ(m)    m = β [log π_θ(y⁺|x) − log π_ref(y⁺|x) − log π_θ(y⁻|x) + log π_ref(y⁻|x)]
 
-log π(y|x) is a sum over the tokens of all turns and seats, ℓ a mean over pairs. In the paper an
-iteration is a whole data set, sampled and judged in advance. Here it is `iteration_steps` steps,
-each sampled and judged with its own weights. The paper also teaches the model to judge first.
+log π(y|x) is a sum over all turns and seats, ℓ a mean over pairs. In the paper an iteration is a
+whole data set, judged in advance; here it is `iteration_steps` steps, judged as they are played.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -33,13 +31,17 @@ OTHER_LOSSES = (
 
 
 class SelfRewardingSettings(Settings):
+    method: str
     iteration_steps: int = _objective(
         1, gt=0, metavar="N",
         help="Steps per iteration. The reference of DPO is the weights at its start.",
     )  # fmt: skip
-    preference_beta: float = _objective(
-        0.1, gt=0, flag=None, help="DPO's β: how strongly a pair keeps near the reference."
-    )
+    preference_beta: float = _objective(0.1, gt=0, flag=None, help="β of DPO (self-rewarding).")
+
+    @property
+    def reference_steps(self) -> int:
+        """Steps between two copies of the weights as reference; 0 if there is no such copy."""
+        return self.iteration_steps * (self.method == "self-rewarding" and self.iteration_steps > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +51,20 @@ class SelfRewarding(Objective):
     default_words: ClassVar = {"judge": "actor"}
     reader: ClassVar = "self"
     judges_itself: ClassVar = True
-
     name: str = "self-rewarding"
 
     @classmethod
     def own_defaults(cls, config: Any) -> dict[str, Any]:
         """The judge, and the state of the policy that is the reference."""
-        state = "live" if config.iteration_steps == 1 else "ema"
-        return {"judge": (RoleSettings(model="actor", kind="actor"),), "teacher": state}
+        judge = RoleSettings(model="actor", kind="actor")
+        return {"judge": (judge,), "teacher": "ema" if config.reference_steps else "live"}
 
     @classmethod
     def of(cls, config: Any) -> SelfRewarding:
         """ConfigError for settings that do not work with pairs."""
-        usual = type(config).model_fields
-        changed = [n for n in OTHER_LOSSES if getattr(config, n) != usual[n].default]
+        fields = type(config).model_fields
+        changed = [name for name in OTHER_LOSSES if getattr(config, name) != fields[name].default]
+        changed += ["teacher"] * (config.teacher != cls.own_defaults(config)["teacher"])
         if changed or config.group_size == 1:
             raise ConfigError(
                 f"self-rewarding does not work with {', '.join(changed) or '--group-size 1'}.",
@@ -74,24 +76,16 @@ class SelfRewarding(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        """All scored drafts, for the statistics of the groups; only pairs have a weight. The sign
-        of a sequence's advantage says which side of the pair it is."""
-        groups: dict[str, list[Record]] = {}
-        for record in scored_records(records, "draft"):
-            groups.setdefault(record.example_id, []).append(record)
-        return [
-            replace(one, loss="preference")
-            for group in groups.values()
-            for record, weight in _weighted(group)
-            for one in sequences_of(record, "draft", renderer, weight)
-        ]
-
-
-def _weighted(group: Sequence[Record]) -> list[tuple[Record, float]]:
-    """The drafts of a prompt; the first best and the first worst have weight 1 unless they are
-    equally good, all others 0."""
-    rewards = [r.score.reward or 0.0 for r in group]
-    best, worst = max(rewards), min(rewards)
-    tie = math.isclose(best, worst, abs_tol=1e-12)
-    pair = () if tie else (rewards.index(best), rewards.index(worst))
-    return [(record, float(place in pair)) for place, record in enumerate(group)]
+        """Pairs, and all scored drafts with weight 0 for the statistics of their groups."""
+        drafts = scored_records(records, "draft")
+        sequences = [s for r in drafts for s in sequences_of(r, "draft", renderer, 0.0)]
+        for example in dict.fromkeys(r.example_id for r in drafts):
+            group = [r for r in drafts if r.example_id == example]
+            best, worst = (end(group, key=lambda r: r.score.reward or 0.0) for end in (max, min))
+            ends = ((best, 1.0), (worst, -1.0)) if best.score.reward != worst.score.reward else ()
+            sequences += [
+                replace(s, loss="preference", compared=False, advantage=side)
+                for record, side in ends
+                for s in sequences_of(record, "draft", renderer)
+            ]
+        return sequences

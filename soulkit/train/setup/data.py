@@ -172,18 +172,15 @@ def load_training_data(
 def refuse_other_judges(config: TrainConfig, work: Sequence[Work]) -> None:
     """NotForTraining if a task has no judge, or one that is not the actor."""
     for part in work:
-        task = part.task.name
-        judges = [who.written() for role, who in config.players_in(task) if role == "judge"]
-        what, fix = f"the judge of {task} is {', '.join(judges)}", "Set --judge actor"
-        if "judge" not in called_roles(part):
-            what, fix = f"{task} is scored without a judge", "Choose tasks with a judge"
-        elif judges == ["actor"]:
-            continue
-        raise NotForTraining(
-            f"{config.method} cannot be used here: {what}.",
-            "In this method the actor judges its own drafts.",
-            f"{fix}, or use another method, such as grpo.",
-        )
+        task, judged = part.task.name, "judge" in called_roles(part)
+        names = ", ".join(who.written() for who in config.cast_as("judge", task))
+        if not judged or names != "actor":
+            why = f"its judge is {names}" if judged else "it is scored without a judge"
+            raise NotForTraining(
+                f"{config.method} cannot train on {task}: {why}.",
+                "In this method the actor judges its own drafts.",
+                "Choose tasks with a judge and set --judge actor, or use grpo.",
+            )
 
 
 def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:
