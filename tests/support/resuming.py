@@ -76,7 +76,7 @@ def taught(model: Path, out: Path, url: str) -> list[str]:
 def preferred(model: Path, out: Path, url: str) -> list[str]:
     """DPO whose reference is older than most checkpoints; the actor judges."""
     tasks = Path(__file__).parent / "graded_task" / "tasks.yaml"
-    rows = write_rows(out.parent / f"{out.name}.jsonl", 12)
+    rows = write_rows(model.parent / "topics.jsonl", 12)
     words = (
         "train", "self-rewarding", "--model", model, "--tasks", tasks, "--task", "graded",
         "--data", f"graded={rows}", "--prompts", 4, "--group-size", 3, "--max-tokens", 8,
