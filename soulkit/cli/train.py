@@ -75,6 +75,8 @@ COMPARISON = (
     Option("--eval-judge", str, "Judge that scores the final episodes of all methods. Methods "
                                 "may then train with different judges.", "Comparison",
            metavar="PLAYER"),
+    Option("--final-eval", Path, "YAML file with settings of `soul eval local`: evaluates the base "
+                                 "model and every trained one.", "Comparison", metavar="FILE"),
     Option("--force-mixed", bool, "Compare methods with different judges, partners or rows, and "
                                   "list the differences.", "Comparison"),
 )  # fmt: skip
@@ -385,7 +387,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
             seeds=SEEDS if values["seeds"] is None else values["seeds"],
             match=values["match"] or "rollouts", trust=values["trust"],
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
-            planned=values["dry_run"],
+            planned=values["dry_run"], final_eval=values["final_eval"],
         )  # fmt: skip
     coaches = dict.fromkeys(line for run in runs for line in run.coaches if values["dry_run"])
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,8 @@ from soulkit.eval.comparison.comparability import (
     read_measured,
 )
 from soulkit.eval.comparison.provenance_text import provenance_facts
-from soulkit.eval.results.summary import headline
-from soulkit.metrics.comparisons import auc, difference_of
+from soulkit.eval.results.summary import VALUE, cluster_of, headline, metric_values
+from soulkit.metrics.comparisons import auc, difference_of, paired_difference
 from soulkit.metrics.intervals import (
     DASH,
     Interval,
@@ -50,8 +51,9 @@ from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_json
+from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.text import counted, duration
-from soulkit.train.ablate import STATE, ListedRun
+from soulkit.train.ablate import FINAL, STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.summary import LAST_STEPS
@@ -119,6 +121,20 @@ class MethodRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FinalScore:
+    """A metric in the final evaluations of a method over all seeds, with intervals over rows."""
+
+    arm: str
+    task: str
+    metric: str
+    score: OverSeeds
+    difference: OverSeeds | None
+    """From the first method, paired by row and seed."""
+    n_scored: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ablation:
     """All contents of the comparison."""
 
@@ -132,6 +148,8 @@ class Ablation:
     """Judge of the final replies of all methods; empty: none."""
     curves: tuple[Chart, ...] = ()
     """Learning curves of all methods, with their seeds."""
+    finals: tuple[FinalScore, ...] = ()
+    """The final evaluations of the base model and of all methods, metric by metric."""
 
     @property
     def first(self) -> str:
@@ -162,11 +180,45 @@ def load_ablation(out: Path) -> Ablation:
     sizes = {one.arm: one.group_size for one in listed}
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     judge = str(plan.get("eval_judge", ""))
-    end = judging_folder(judge)
+    end = judging_folder(judge) or FINAL
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced, end) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
     curves = arm_charts({arm: [*runs[arm].values()] for arm in arms})
-    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge, tuple(curves))
+    folders = {"base model": {listed[0].seed: out / "base"}}
+    folders |= {arm: {seed: run.path for seed, run in runs[arm].items()} for arm in arms}
+    alike = all(row.judged_difference for row in rows[1:])
+    finals = tuple(_final_scores(folders, listed[0].arm if alike else ""))
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge, tuple(curves), finals)
+
+
+def _final_scores(folders: Mapping[str, Mapping[int, Path]], first: str) -> Iterator[FinalScore]:
+    """Mean score, judged dimensions and companions of every task, from arm → seed → training."""
+    ends = {arm: {seed: load_runs([path / FINAL])[0] for seed, path in own.items()
+                  if (path / FINAL / "summary.json").is_file()}
+            for arm, own in folders.items()}  # fmt: skip
+    runs = [run for own in ends.values() for run in own.values()]
+    rated = {(record.task, name) for run in runs for record in run.records
+             for name in judged_dimensions(record.score)}  # fmt: skip
+    cells = {(task, name): cell for run in runs for task, own in run.tasks.items()
+             for name, cell in own.items()
+             if name == VALUE or cell.beside or (task, name) in rated}  # fmt: skip
+    for (task, metric), cell in cells.items():
+        clusters: dict[Hashable, Hashable] = {}
+        values: dict[str, dict[Hashable, float | None]] = {"": {}}
+        for arm, seed, run in ((arm, *item) for arm, own in ends.items() for item in own.items()):
+            played = [record for record in run.records if record.task == task]
+            for record, value in metric_values(played, metric):
+                key = seed, record.example_id, record.rollout
+                clusters[key] = cluster_of(record)
+                values.setdefault(arm, {})[key] = value
+        for arm in [*values][1:]:
+            scores = values[arm]
+            a = estimate([*scores.values()], [clusters[key] for key in scores], scale=cell.scale)
+            b = paired_difference(values.get(first, {}), scores, clusters, scale=cell.scale)
+            whole = OverSeeds(a.mean, a.ci_low, a.ci_high, ())
+            difference = OverSeeds(b.difference, b.ci_low, b.ci_high, ()) if arm != first else None
+            name = cell.name or metric
+            yield FinalScore(arm, task, name, whole, difference, a.n_scored, a.n)
 
 
 def _row(
@@ -299,7 +351,8 @@ def trained_text(row: MethodRow) -> str:
 
 def methods_grid(ablation: Ablation) -> Grid:
     """The table: scores with their differences from the first method, then budgets."""
-    judged = [("final judge score", "judged")] if ablation.eval_judge else []
+    name = "final judge score" if ablation.eval_judge else "final evaluation"
+    judged = [(name, "judged")] if ablation.eval_judge or ablation.finals else []
     dev = [("dev", "dev")] if any(row.dev.mean is not None for row in ablation.rows) else []
     scores = [*judged, ("final reward", "final"), ("area", "area"), *dev]
     budgets = ("rollouts per step", "trained tokens per step", "time", "seeds")
@@ -321,16 +374,18 @@ def methods_grid(ablation: Ablation) -> Grid:
 
 
 def method_finding(ablation: Ablation) -> str:
-    """One sentence: the method that differs most from the first one in its final reward, among
-    those whose interval excludes zero."""
-    moved = {row.arm: d for row in ablation.rows if (d := row.final_difference) and d.mean}
+    """One sentence: the method that differs most from the first one in its final evaluation or else
+    its final reward, among those whose interval excludes zero."""
+    name, what = ("judged", "evaluation") if ablation.finals else ("final", "reward")
+    differences = {row.arm: getattr(row, f"{name}_difference") for row in ablation.rows}
+    moved = {arm: d for arm, d in differences.items() if d and d.mean}
     clear = {arm: d for arm, d in moved.items() if (d.low or 0.0) > 0 or (d.high or 0.0) < 0}
     if len(ablation.rows) < 2:
         return "Fewer than two methods have a result, so nothing is compared."
     if not clear:
-        return f"No method differs clearly from {ablation.first} in its final reward."
+        return f"No method differs clearly from {ablation.first} in its final {what}."
     arm, most = max(clear.items(), key=lambda item: abs(item[1].mean or 0.0))
-    return (f"The final reward of {arm} differs from that of {ablation.first} by "
+    return (f"The final {what} of {arm} differs from that of {ablation.first} by "
             f"{stat_text(most, signed)}, over {len(most.seeds)} seeds.")  # fmt: skip
 
 
@@ -431,7 +486,28 @@ def ablation_charts(ablation: Ablation) -> list[Chart]:
     )
     shown = [panel for panel in panels if panel.dots]
     results = Chart(name="results", title="Results", caption=caption, panels=shown)
-    return [*([results] if shown else []), *sweep_charts(rows), *ablation.curves]
+    return [*final_charts(ablation), *([results] if shown else []), *sweep_charts(rows),
+            *ablation.curves]  # fmt: skip
+
+
+def final_charts(ablation: Ablation) -> list[Chart]:
+    """The final evaluations: scores and differences of each metric."""
+    panels = []
+    for (task, metric), own in groupby(ablation.finals, lambda one: (one.task, one.metric)):
+        scores = [*own]
+        rows = [f"{one.arm} ({one.n_scored}/{one.n})" for one in scores]
+        panels += [
+            Plot(title=f"{task}: {metric}", rows=rows, dots=_dots([one.score for one in scores]),
+                 axis="score"),
+            Plot(title=f"{metric}: difference", rows=rows, axis=f"from {ablation.first}",
+                 dots=_dots([one.difference for one in scores]), rules=[("", 0.0)]),
+        ]  # fmt: skip
+    caption = (
+        "Means over evaluation rows and seeds with 95% intervals over clusters of rows, and paired "
+        "differences. Scored/all episodes are in brackets."
+    )
+    made = Chart(name="final", title="Final evaluation", caption=caption, panels=panels)
+    return [made] if panels else []
 
 
 NUMBER = re.compile(r":([\w.]+)=([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?=:|$)")

@@ -23,9 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.api_keys import printable
+from soulkit.config import read_settings_file
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.planning import evaluation_plan
+from soulkit.eval.run.run_lock import is_scored
+from soulkit.eval.run.runner import load_config, prepare, run_eval
 from soulkit.models.local.footprint import free_memory
+from soulkit.models.players.settings import PANELS
 from soulkit.parse import ParseError, parse_yaml
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
@@ -45,6 +51,8 @@ BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
 
 STATE = "ablation.json"
+FINAL = "final-eval"
+"""Folder of the final evaluation in that of a run; in OUT/base that of the untrained model."""
 SEATED = ("task_players", "coach")
 """Settings that name players; defaults are filled in."""
 
@@ -77,6 +85,8 @@ class PlannedRun:
     """Remarks to print, such as skipped rows."""
     coaches: tuple[str, ...] = ()
     """The remarks about default coaches."""
+    final: EvalConfig | None = None
+    """The evaluation after the training."""
 
     @property
     def name(self) -> str:
@@ -194,11 +204,12 @@ def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
     trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
-    planned: bool = False,
+    planned: bool = False, final_eval: Path | None = None,
 ) -> list[PlannedRun]:  # fmt: skip
     """Every run of the comparison, seed by seed, so that early results are comparable.
 
-    `settings_of` gives the common settings that a method knows. ConfigError for invalid settings
+    `settings_of` gives the common settings that a method knows, `final_eval` is the file with the
+    settings of the final evaluation. ConfigError for invalid settings
     or (without `force_mixed`) different conditions, RunError for a folder with different settings.
     """
     if seeds < 1 or match not in get_args(BudgetMatch):
@@ -221,8 +232,10 @@ def plan_arms(
     for run in runs:
         refuse_other_settings(run)
     if not force_mixed:
-        refuse_unlike(runs[: len(arms)], judged_alike=judged_alike)
-    return runs
+        refuse_unlike(runs[: len(arms)], judged_alike=judged_alike or final_eval is not None)
+    if final_eval is None:
+        return runs
+    return with_final(runs, final_eval, trust=trust, force_mixed=force_mixed, planned=planned)
 
 
 def refuse_unplayable(config: TrainConfig) -> None:
@@ -299,6 +312,10 @@ def run_all(
     states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     write_comparison(out, states, force_mixed, eval_judge)
+    base, first = out / "base" / FINAL, runs[0]
+    if first.final and not is_scored(base):  # before the trainings: it shows that all is there
+        weights = {"model": first.config.model, "adapter": first.config.adapter}
+        run_eval(first.final.model_copy(update=weights), base, reporter=reporter)
     with reporter.steps(sum(run.config.steps for run in runs)) as steps:
         for index, before in enumerate(states):
             own = steps.run(before.planned.name)
@@ -347,30 +364,89 @@ def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
 
     arms = Counter(run.arm.spelling for run in runs)
     first = {run.arm.spelling: run.config for run in reversed(runs)}
-    return in_turn([
+    plans = [
         training_plan(load_training_data(first[arm]), seeds, arm) for arm, seeds in arms.items()
-    ])  # fmt: skip
+    ]
+    if final := runs[0].final:
+        times = {"model": runs[0].config.model, "repeats": final.repeats * (len(runs) + 1)}
+        times_final = prepare(final.model_copy(update=times), asking=False)
+        plans.append(evaluation_plan(*times_final, label="final evaluation"))
+    return in_turn(plans)
 
 
 def confirm_runs(runs: Sequence[PlannedRun], reporter: Reporter) -> list[PlannedRun]:
     """The runs, once the cost of the unfinished ones is confirmed; CostUnconfirmed if it is not."""
     left = [run for run in runs if not is_finished(run)]
-    if any(pays(run.config) for run in left):
+    if any(pays(one) for run in left for one in (run.config, run.final) if one):
         confirm_cost(comparison_plan(left), left[0].config, reporter)
-    return [replace(run, config=run.config.model_copy(update={"yes": True})) for run in runs]
+    yes = {"yes": True}
+    return [
+        replace(
+            run,
+            config=run.config.model_copy(update=yes),
+            final=run.final and run.final.model_copy(update=yes),
+        )
+        for run in runs
+    ]
+
+
+def with_final(
+    runs: Sequence[PlannedRun], file: Path, *, trust: bool, force_mixed: bool, planned: bool
+) -> list[PlannedRun]:
+    """The runs with a final evaluation by the settings in `file`; limits and endpoints that it does
+    not set are those of the training. UserError for one that is not possible as planned."""
+    first, settings = runs[0].config, EvalConfig.from_file(read_settings_file(file), {})[0]
+    shared = (EvalConfig.OUTSIDE_IDENTITY | {"tasks_file"}) - settings.keys()
+    flags = {name: value for name, value in first.resolved().items() if name in shared}
+    flags |= {"kind": "local", "model": first.model, "adapter": first.adapter}
+    config = load_config(file, flags, trust=trust, asking=not planned)
+    config, _ = prepare(config.for_plan() if planned else config, asking=not planned)
+    judges = {who.model or who.kind for role, who in config.players() if role in PANELS}
+    both = [f"{who.written()}, the {role} of {run.arm.spelling}" for run in runs
+            for role, who in run.config.players() if role in (*PANELS, "coach")
+            and (who.model or who.kind) in judges and not force_mixed]  # fmt: skip
+    older = [r.path / FINAL for r in runs if is_run(r.path / FINAL) and not is_trained(r)]
+    for wrong, what, why, fix in (
+        (sorted(settings.keys() & {"kind", "actor_kind", "model", "adapter", "base_url"}),
+         f"{file} sets '{{}}'.", "The evaluated models are those of the comparison.", "Remove it."),
+        (both, "The judge of the final evaluation is also {}.", "A method can learn to please it.",
+         f"Name another judge in {file}, or use --force-mixed."),
+        (older, "{} belongs to an earlier step of its training.",
+         "The training has more steps now.", "Remove the folder, or set --steps as before."),
+    ):  # fmt: skip
+        if wrong:
+            raise ConfigError(what.format(wrong[0]), why, fix)
+    finals = [
+        config.model_copy(update={
+            "model": run.config.model, "adapter": None,
+            "model" if run.config.full else "adapter": str(run.path / "model"),
+        }) for run in runs
+    ]  # fmt: skip
+    folders = [runs[0].path.parents[1] / "base", *(run.path for run in runs)]
+    for folder, one in zip(folders, [config, *finals], strict=True):
+        if is_run(folder / FINAL):
+            Run.open(folder / FINAL, one.command, one.identity())
+    return [replace(run, final=one) for run, one in zip(runs, finals, strict=True)]
 
 
 def is_finished(run: PlannedRun) -> bool:
+    return is_trained(run) and (run.final is None or is_scored(run.path / FINAL))
+
+
+def is_trained(run: PlannedRun) -> bool:
     there = is_run(run.path) and (run.path / "summary.json").is_file()
     return there and (steps_before(run.path) or 0) >= run.config.steps
 
 
 def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
-    """Train one run; if it fails, the outcome has the reason and no exception is raised."""
+    """Train and evaluate a run; if it fails, the outcome has the reason and nothing is raised."""
     from soulkit.train.run import train
 
     try:
-        train(run.config, run.path, reporter=reporter)
+        if not is_trained(run):
+            train(run.config, run.path, reporter=reporter)
+        if run.final:
+            run_eval(run.final, run.path / FINAL, reporter=reporter)
     except UserError as error:
         return EndedRun(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,98 @@ def test_ends_of_methods_with_other_judges_are_compared_by_one(
     assert other.judged_difference.mean is not None
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert "final judge score" in page and "endpoint:q@" in page
+
+
+# --- final evaluation -----------------------------------------------------------------------------
+
+
+def finals(tmp_path: Path, server: ScriptedServer, model: Path, methods: str, *more: Any) -> int:
+    """Two judged arms with a final evaluation by the judge q on other rows."""
+    book = {name: {"model": name, "base_url": server.base_url} for name in "jkq"}
+    (tmp_path / "book.yaml").write_text(yaml.safe_dump({"endpoints": book}))
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 8)
+    file = tmp_path / "final.yaml"
+    if not file.exists():
+        file.write_text(yaml.safe_dump({"task": "essay", "data": str(rows), "judge": "q"}))
+    return soul(
+        "train", "ablate", "--methods", methods, "--model", model, "--tasks", judged.TASKS,
+        "--task", "essay", "--data", f"essay={rows}", "--endpoints", tmp_path / "book.yaml",
+        "--judge", "j", "--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--lora-r", 2,
+        "--seeds", 1, "--match", "prompts", "--backoff", 0, "--final-eval", file,
+        *(() if "--steps" in more else ("--steps", 1)), "--yes", "--out", tmp_path / "out", *more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "methods", "words"),
+    [
+        ("- essay", "grpo", "contains a list"),
+        ("taks: essay", "grpo", "'taks'"),
+        ("{task: essay, data: rows.jsonl, judge: q, model: x}", "grpo", "sets 'model'"),
+        ("{task: essay, data: rows.jsonl, judge: j}", "grpo", "the judge of grpo"),
+        ("{task: essay, data: rows.jsonl, judge: q}", "grpo,ditto:coach=q",
+         "the coach of ditto:coach=q"),
+    ],
+)  # fmt: skip
+def test_a_wrong_final_evaluation_is_refused_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    settings: str, methods: str, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "final.yaml").write_text(settings)
+    with ScriptedServer(answer=judged.judge()) as server:
+        assert finals(tmp_path, server, tmp_path, methods) == 2
+        assert server.requests == []
+    lines = [line.partition(": ") for line in capsys.readouterr().err.splitlines()[-3:]]
+    assert [head for head, *_ in lines] == ["error", "why", "fix"] and words in lines[0][2]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_counts_the_final_evaluations(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer(answer=judged.judge()) as server:
+        assert finals(tmp_path, server, model, "grpo,ditto", "--dry-run", "--json") == 0
+    tasks = json.loads(capsys.readouterr().out)["tasks"]
+    (last,) = [one for one in tasks if "final evaluation" in one["task"]]
+    assert last["episodes"] == 8 * 3  # two arms and the base model
+
+
+@pytest.mark.slow
+def test_every_arm_is_evaluated_once_after_its_training(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asked = tmp_path / "out", Counter[str]()
+    arms = "grpo,ditto,ditto:max_tokens=5000"
+
+    def fault(index: int, body: Body) -> Fault | None:
+        asked[body["model"]] += 1
+        down = body["model"] == "q" and 12 < asked["q"] <= 20
+        return Fault.status_error(500) if down else None
+
+    def scored() -> list[int]:
+        return [one.n_scored for one in ablation.load_ablation(out).finals]
+
+    with ScriptedServer(answer=judged.judge(), script=fault) as server:
+        assert finals(tmp_path, server, model, arms, "--max-attempts", 1) == 1
+        assert scored() == [8, 4, 4]
+        trained = asked["j"]
+        assert finals(tmp_path, server, model, arms, "--max-attempts", 1) == 1
+        assert scored() == [8, 8, 8] and asked["q"] == 3 * 8 + 8  # only the lost ones again
+        assert finals(tmp_path, server, model, arms) == 1 and asked["q"] == 3 * 8 + 8
+        streams = capsys.readouterr()
+        assert finals(tmp_path, server, model, arms, "--steps", 2) == 2
+        assert "earlier step" in capsys.readouterr().err
+        (tmp_path / "final.yaml").open("a").write("limit: 4\n")
+        assert finals(tmp_path, server, model, arms) == 2
+        assert "started with different settings: limit" in capsys.readouterr().err
+        assert asked["j"] == trained
+    assert "Without a result: ditto:max_tokens=5000 seed 0 failed" in streams.out.replace("\n", " ")
+    comparison = ablation.load_ablation(out)
+    assert [one.arm for one in comparison.finals] == ["base model", "grpo", "ditto"]
+    for one in comparison.finals:
+        assert (one.metric, one.n_scored, one.n) == ("quality", 8, 8) and one.score.low is not None
+        assert (one.difference is None) == (one.arm == "grpo")
+    assert comparison.rows[1].judged_difference is not None
+    page = (out / "report" / "index.html").read_text()
+    assert "base model (8/8)" in page and "quality: difference" in page
