@@ -56,6 +56,7 @@ NOT_RUN = {
     "make lint": "takes a minute and is the first thing that .ci/run does",
     "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
     "soul demo": "takes minutes; tests/test_demo.py runs it",
+    "soul reproduce": "trains for minutes; tests/train/test_reproduce.py runs a small figure",
     "soul people build": "takes minutes; tests/people/test_road.py runs it",
     "soul people closeness": "continues conversations with a model; "
     "tests/people/test_closeness.py measures some",

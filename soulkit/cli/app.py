@@ -149,6 +149,7 @@ COMMANDS = {
     "simulate": "Let simulated people talk to your agent.",
     "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
     "distill": "Distil several task experts into one model.",
+    "reproduce": "Run the commands behind a figure of a paper, and draw it.",
     "people": "Learn from people's chats, and measure what came of it.",
     "certify": "Collect what is known of a simulator in one file.",
     "plan": "Estimate calls, tokens, cost, memory and time of a command.",
@@ -165,7 +166,10 @@ COMMANDS = {
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 
-HOMES = {"certify": "people", "compare": "report", "runs": "report", "completion": "app"}
+HOMES = {
+    "certify": "people", "compare": "report", "runs": "report", "reproduce": "plan",
+    "completion": "app",
+}  # fmt: skip
 """Command → module, for commands in the module of another command."""
 
 MENDABLE = {

@@ -1,13 +1,20 @@
-"""`soul plan COMMAND …`: estimate what a command needs before it runs."""
+"""`soul plan COMMAND …`: estimate what a command needs before it runs. `soul reproduce PAPER`: plan
+and run the commands behind a figure."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.console import console, one_line, print_json, safe
+from soulkit.cli.console import console, one_line, print_json, print_next, print_note, safe
+from soulkit.cli.options import DRY_RUN, Json
 from soulkit.errors import ConfigError
 from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
 from soulkit.text import byte_size, counted, dollars, duration, short_count
@@ -186,3 +193,66 @@ def _assumed_speed(plan: Plan) -> str:
         return ""
     each = f"assuming {SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
     return f", {each} for API models and {plan.concurrency} calls at once"
+
+
+# --- figures of papers ----------------------------------------------------------------------------
+
+
+def reproduce_command(
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: ditto-paper.")],
+    figure: Annotated[str, typer.Option(metavar="N", help="Number of the figure: 4.")],
+    scale: Annotated[str, typer.Option(metavar="tiny|8b",
+        help="tiny runs here in minutes; 8b prints the commands for several GPUs.")],
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds per method.")] = 1,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER",
+        help="Folder for all results. [default: runs/PAPER-figure-N-SCALE]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run the commands behind a figure of a paper, and draw it.
+
+    The same command resumes and skips finished steps. With --scale 8b it prints the estimate and
+    the commands, and draws the figure once they have run.
+    """
+    import yaml
+
+    from soulkit.cli.app import run_words
+    from soulkit.report.ablation import load_ablation, reproduction_grid, write_ablation
+    from soulkit.train.reproduce import COMPARED, EVALUATION, figure_of, steps_of, without_rows
+
+    out = out or Path("runs", f"{paper}-figure-{figure}-{scale}")
+    drawn = figure_of(paper, figure, scale, out)
+    steps, settings = steps_of(drawn, out, seeds), yaml.safe_dump(drawn["evaluation"])
+    left = [step for step in steps if not step.finished]
+    if left and not dry_run:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / EVALUATION).write_text(settings, encoding="utf-8")
+    if dry_run or (left and drawn["launch"]):
+        for step in left:
+            line = f"soul {shlex.join(step.words)}"
+            console(as_json).print(line, markup=False, highlight=False, soft_wrap=True)
+        with TemporaryDirectory() as folder:
+            file = Path(folder, EVALUATION)
+            file.write_text(without_rows([settings], out)[0], encoding="utf-8")
+            words = [str(file) if word == str(out / EVALUATION) else word
+                     for word in without_rows(steps[-1].words, out)]  # fmt: skip
+            raise typer.Exit(run_words([*words, "--dry-run", *["--json"] * as_json]))
+    code = 0
+    for number, step in enumerate(left, 1):
+        print_note(f"step {number} of {len(left)}: soul {shlex.join(step.words)}")
+        with redirect_stdout(sys.stderr):
+            code = run_words(step.words)
+        if code and step is not left[-1]:
+            raise typer.Exit(code)
+    comparison = load_ablation(out / COMPARED)
+    grid = reproduction_grid(out / COMPARED, comparison, drawn)
+    title = f"{paper}, figure {figure}, scale {scale}"
+    page = write_ablation(comparison, out / "report", title, grid)
+    if as_json:
+        rows = [[cell.text for cell in row.cells] for row in grid.rows]
+        print_json({"columns": grid.head, "rows": rows, "notes": grid.notes})
+    for part in () if as_json else grid_parts(grid):
+        console().print(part)
+    print_note(f"report: {page}")
+    print_next(f"soul runs {shlex.quote(str(out / COMPARED))}")
+    raise typer.Exit(code)

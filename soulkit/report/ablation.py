@@ -47,6 +47,7 @@ from soulkit.report.figures import (
 )
 from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.load import RunData, load_runs
+from soulkit.report.published import published_beside
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
@@ -56,7 +57,7 @@ from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
-from soulkit.train.state.summary import LAST_STEPS
+from soulkit.train.state.summary import LAST_STEPS, TrainSummary
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class MethodRow:
     trained: Mapping[str, float]
     """Part of the loss → trained tokens per step."""
     seconds: OverSeeds
+    judge_calls: float | None = None
+    """Calls of the judge in one training."""
     judged: OverSeeds = OverSeeds(None, None, None, ())
     """Score of the final replies by the common judge, if there is one."""
     judged_difference: OverSeeds | None = None
@@ -244,6 +247,8 @@ def _row(
         drafts=_mean([line.rewards.n_draft for line in lines]),
         refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
+        judge_calls=_mean([run.summary.calls.get("judge", {}).get("calls") for run in runs.values()
+                           if isinstance(run.summary, TrainSummary)]),
         seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
     )  # fmt: skip
 
@@ -447,9 +452,11 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 # --- page -----------------------------------------------------------------------------------------
 
 
-def write_ablation(ablation: Ablation, folder: Path) -> Path:
+def write_ablation(
+    ablation: Ablation, folder: Path, title: str = "", grid: Grid | None = None
+) -> Path:
     """Write `comparison.json` and `index.html` to `folder`, and `figures/*` if matplotlib is
-    installed; return the page's path."""
+    installed; return the page's path. `title` and `grid` replace those of a comparison."""
     from soulkit.report.pages import write_comparison_page
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -459,10 +466,41 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
         write_figures(charts, folder / "figures")
     n = len(ablation.rows)
     return write_comparison_page(
-        folder / "index.html", title=f"Comparison of {counted(n, 'method')}",
-        finding=method_finding(ablation), grid=methods_grid(ablation), charts=charts,
+        folder / "index.html", title=title or f"Comparison of {counted(n, 'method')}",
+        finding=method_finding(ablation), grid=grid or methods_grid(ablation), charts=charts,
         facts=ablation.facts,
     )  # fmt: skip
+
+
+def reproduction_grid(out: Path, ablation: Ablation, figure: Mapping[str, Any]) -> Grid:
+    """The table of `soul reproduce`, from the comparison in `out`: final scores next to published
+    ones, what each method cost, and what differs from the paper."""
+    paths = sorted(file.parent for file in out.rglob(f"{FINAL}/summary.json"))
+    ends = load_runs(paths, episodes=False)
+    beside, columns = published_beside(ends), figure["published"]
+    table = next((one for one in beside.tables if one.name == columns["table"]), None)
+    costs, steps = {row.arm: row for row in ablation.rows}, int(dict(ablation.facts)["steps"])
+    ((task, cells),) = ends[0].tasks.items()
+    metric, rows = headline(cells).name or VALUE, []
+    for one in ablation.finals:
+        if one.metric == metric:
+            published = table.figure(one.task, columns.get(one.arm, "")) if table else None
+            cost = costs.get(one.arm)
+            spent = (f"{steps * ((cost.drafts or 0) + (cost.refined or 0)):,.0f}",
+                     f"{cost.judge_calls or 0:,.0f}",
+                     duration(cost.seconds.mean or 0, 1)) if cost else (DASH,) * 3  # fmt: skip
+            stats = stat_text(one.score), stat_text(one.difference, signed)
+            scored = f"{one.n_scored}/{one.n}"
+            rows.append(GridRow.of(one.arm, *stats, scored, number(published), *spent))
+    head = ("method", f"{task}: {metric}", "difference", "scored", "published", "samples",
+            "judge calls", "time")  # fmt: skip
+    notes = (
+        f"Differences from {ablation.first} are paired by row and seed; intervals are over "
+        "clusters of rows. Samples, judge calls and time are those of one training.",
+        f"Differs from the paper: {figure['differs']}", *beside.notes,
+        *(f"Without a result: {missing_text(one)}" for one in ablation.missing),
+    )  # fmt: skip
+    return Grid(head=head, rows=tuple(rows), notes=notes, n_below=3)
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tests.support.servers.openai_server import ScriptedServer
 ROOT = Path(__file__).parents[2]
 NO_TORCH = Path(__file__).parent
 NEED_TORCH = {
-    "chat.py", "distill.py", "export.py", "people.py", "serve.py", "train.py",
+    "chat.py", "distill.py", "export.py", "people.py", "plan.py", "serve.py", "train.py",
 }  # fmt: skip
 """Commands that print a `next:` line and cannot run here."""
 
