@@ -179,7 +179,7 @@ def refuse_other_judges(config: TrainConfig, work: Sequence[Work]) -> None:
             raise NotForTraining(
                 f"{config.method} cannot train on {task}: {why}.",
                 "In this method the actor judges its own drafts.",
-                "Choose tasks with a judge and set --judge actor, or use grpo.",
+                "Use tasks with a judge and --judge actor (in ablate self-rewarding:judge=actor).",
             )
 
 
