@@ -6,7 +6,8 @@
 * A judge that the user names is also the auditor and, if training needs feedback, the coach, unless
   the user names these. So one API key is enough.
 * On judged tasks the default coach is the judge's model, so that feedback follows the judge's
-  criteria. On other tasks it is the model in tasks.yaml, or the task's rules.
+  criteria. On other tasks it is the model in tasks.yaml, or the task's rules. `coach: judge` asks
+  for the judge's model, also where tasks.yaml names another one.
 
 The result is part of the settings: the run folder records the players, and a resumed run keeps
 them."""
@@ -136,8 +137,18 @@ def _players_of_task(
         spared = role == "auditor" and judge_named
         if role in called_roles(part) and not (chosen.get(role) or config.named(role) or spared):
             chosen |= _default(part, role)
-    if coached and not (chosen.get("coach") or config.named("coach")):
+    coach = chosen.get("coach") or config.named("coach")
+    if coached and not coach:
         chosen |= _coach(config, part, chosen, judge_named=judge_named)
+    if coached and coach in ("judge", "raw"):
+        judges = _judges(config, part, chosen)
+        if not judges:
+            raise ConfigError(
+                f"The coach of {task} is set to '{coach}', but {task} has no judge.",
+                "Its feedback would come from the judge.",
+                f"Name another coach, such as --coach {task}=symbolic, or leave out the task.",
+            )
+        chosen |= _as_coach(judges[0]) if coach == "judge" else {}
     return TaskPlayers.model_construct(**{**dict(TaskPlayers()), **chosen})
 
 
@@ -156,7 +167,7 @@ def _coach(
     coach is its rules."""
     own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")
-    judged = "judge" in called_roles(part) and bool(judges)
+    judged = bool(_judges(config, part, chosen))
     if part.task.spec.feedback.coaches == ("symbolic",):
         return {}
     default = own.get("coach")
@@ -164,8 +175,18 @@ def _coach(
         return own if judged or default != "symbolic" else {}
     if not judged and (default in (None, "symbolic") or not judges):
         return {}
+    return _as_coach(judges[0])
+
+
+def _judges(config: PlayConfig, part: Work, chosen: Mapping[str, Any]) -> Sequence[RoleSettings]:
+    """The judges that the task asks; empty for a task without a judge."""
+    judges = chosen.get("judge") or config.named("judge") or ()
+    return judges if "judge" in called_roles(part) else ()
+
+
+def _as_coach(judge: RoleSettings) -> dict[str, Any]:
     # The judge's temperature and reply limit do not apply to the coach.
-    return {"coach": judges[0].model_copy(update={"temperature": None, "max_tokens": None})}
+    return {"coach": judge.model_copy(update={"temperature": None, "max_tokens": None})}
 
 
 def _check_names(

@@ -74,6 +74,8 @@ class FeedbackPolicy:
     the reference protocol) | `never`."""
     terse: bool = False
     """Use the task's rules, without remarks on the draft, instead of the coach."""
+    raw: bool = False
+    """Use the judge's words about the draft, unchanged, instead of the coach."""
     blind_reader: Player | None = None
     """A model for the leak check; None checks by rules only."""
     blind_reads: int = BLIND_READS
@@ -127,7 +129,10 @@ class Engine:
         try:
             if policy is None or not policy.wants(job.task, draft.score, job.step):
                 return draft
-            feedback = terse(job) if policy.terse else await self._coach_feedback(job, draft)
+            if policy.terse or policy.raw:
+                feedback = terse(job) if policy.terse else raw(job, draft.score)
+            else:
+                feedback = await self._coach_feedback(job, draft)
             checked = await self._check_leaks(job, draft, feedback) if feedback else None
         except CallError as error:
             # If the coach fails, keep the draft without feedback and record the failure.
@@ -264,6 +269,15 @@ def terse(job: Job) -> Feedback | None:
     with task_code(job.task, "explain"):
         text = job.task.explain(job.example, None, None)
     feedback = replace(job.task.symbolic(text), author="terse") if text else None
+    return checked_feedback(job.task, feedback)
+
+
+def raw(job: Job, score: Score) -> Feedback | None:
+    """The judge's words about the draft as feedback; None if it has no readable verdict."""
+    judges = dict.fromkeys(one.judge for one in score.verdicts if not one.problem)
+    if not judges or not score.words.strip():
+        return None
+    feedback = Feedback(text=score.words, author=f"raw {', '.join(judges)}")
     return checked_feedback(job.task, feedback)
 
 

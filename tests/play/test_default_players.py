@@ -253,6 +253,22 @@ def test_rules_coach_where_they_are_named_or_nobody_judges(flags: Any, coach: st
     assert settings.cast_as("coach", task) == () and settings.named("coach", task) == coach
 
 
+def test_the_judge_coaches_where_it_is_named_for_that() -> None:
+    judge = [{"model": "j", "base_url": HERE, "temperature": 0.2}]
+    (coach,) = train(coach="judge", judge=judge).cast_as("coach", "sotopia")
+    assert (coach.model, coach.temperature) == ("j", None)
+    (published,) = train(coach="judge").cast_as("coach", "sotopia")
+    assert published.model == "gpt-5-nano"
+    spoken = train(coach="raw", judge=judge)
+    assert spoken.cast_as("coach", "sotopia") == () and spoken.named("coach", "sotopia") == "raw"
+
+
+@pytest.mark.parametrize("coach", ["judge", "raw"])
+def test_a_task_without_a_judge_has_no_feedback_from_one(coach: str) -> None:
+    with pytest.raises(ConfigError, match="tomi has no judge"):
+        train(coach=coach, tasks={"tomi": 1.0})
+
+
 ALIGNX = ("alignx_demo", "alignx_pair", "alignx_ugc", "alignx_arbitrary", "alignx_history16")
 BY_RULES = ("tomi", "hitom", "paratomi", "fantom")
 TOLD = ("fantom", "hitom", "paratomi", "lifechoices", "twinvoice", "mistakes")

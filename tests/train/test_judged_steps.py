@@ -54,6 +54,26 @@ def run(
     return out
 
 
+def test_the_judges_words_are_the_feedback(folder: Path, tmp_path: Path) -> None:
+    calls = {}
+    for coach in ("raw", "judge"):
+        with ScriptedServer(answer=Anybody()) as server:
+            done = soul(
+                "train", "ditto", "--model", folder, "--task", "sotopia", "--data", "synth:8",
+                "--judge", f"endpoint:judge@{server.base_url}", "--partner",
+                f"endpoint:partner@{server.base_url}", "--coach", coach, "--steps", 1,
+                "--prompts", 1, "--group-size", 2, "--max-tokens", 6, "--lora-r", 4,
+                "--leak-check", "off", "--out", tmp_path / coach,
+            )  # fmt: skip
+            calls[coach] = server.requests
+        assert done == 0
+    drafts = [r for r in load_records(tmp_path / "raw" / "episodes.jsonl") if r.kind == "draft"]
+    given = [draft.received for draft in drafts]
+    assert [one and one.text for one in given] == [draft.score.words for draft in drafts]
+    assert {one.author for one in given if one} == {"raw judge"}
+    assert len(calls["judge"]) == len(calls["raw"]) + 2
+
+
 def emitted(record: Record) -> list[list[int]]:
     """The tokens of each trace."""
     return [

@@ -61,7 +61,7 @@ SELDOM = ("headers", "api_version", "args", "top_k", "min_p")
 """Settings that are stored only if they are set."""
 PANELS = ("judge", "auditor")
 """Roles that may have several players."""
-RULES = ("symbolic", "terse", "none")
+RULES = ("symbolic", "terse", "judge", "raw", "none")
 """Coaches that are not a player."""
 
 
@@ -473,8 +473,9 @@ class RoleSettings(Settings):
         return self.player_kind.written(self)
 
 
-Coach = Literal["symbolic", "terse", "none"] | RoleSettings
-"""Source of feedback: the task's rules with or without remarks on the draft, none, or a player."""
+Coach = Literal["symbolic", "terse", "judge", "raw", "none"] | RoleSettings
+"""Source of feedback: the task's rules with or without remarks on the draft, the judge's model, the
+judge's words, none, or a player."""
 
 
 class TaskPlayers(Settings):

@@ -84,6 +84,7 @@ def feedback_policy(
     return FeedbackPolicy(
         when="never" if coach == "none" else config.feedback_when,
         terse=coach == "terse",
+        raw=coach == "raw",
         leak_check=config.leak_check or "drop",
         blind_reader=blind_reader,
         show_draft=config.show_draft,

@@ -197,7 +197,7 @@ async def _tried(
             f"--feedback-for {policy.when} selects none of its drafts",
             "request feedback on every draft with --feedback-for all",
         )
-    asks_a_model = bool(config.cast_as("coach", task.name))
+    asks_a_model = bool(config.cast_as("coach", task.name)) or policy.raw
     silence = None if asks_a_model else await _nothing_said(policy, task, config.steps, examples)
     return silence or await _nothing_seen(objective, task, examples)
 
@@ -330,9 +330,11 @@ def lesson_feedback(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
     """Feedback for a lesson, on a made-up draft (or without draft if the coach is terse)."""
-    if _unasked_for(config, task) or _uncoached(config, task.name):
+    coach = config.named("coach", task.name)
+    # A lesson has no verdict, so its judge has no words about it.
+    if _unasked_for(config, task) or coach in ("judge", "raw", "none"):
         return None
-    plain = config.named("coach", task.name) == "terse"
+    plain = coach == "terse"
     text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
     return task.symbolic(text) if text else None
 
