@@ -10,9 +10,15 @@ from functools import cache
 from typing import Any
 
 MASK = "[key]"
-SHORTEST = 8
+SHORTEST = 4
 """Minimum length of a key. Shorter values are placeholders such as "x"; masking them would garble
 texts."""
+PLACEHOLDERS = frozenset(("none", "null", "true", "false", "empty", "test", "dummy", "fake",
+                          "token", "local", "ollama", "vllm", "default", "unused"))  # fmt: skip
+"""Words that local servers take as a key. They are not masked."""
+_SHORT = 8
+"""A shorter key is masked in its own case only, and if it is a word or number, where it stands
+alone."""
 _WORD = 20
 """A key without a digit that is shorter counts as a word."""
 _PART = 12
@@ -39,7 +45,7 @@ Spelled = tuple[str, list[tuple[int, int]]]
 
 def remember(key: str) -> None:
     """Mask `key` from now on in all texts from servers."""
-    if len(key) >= SHORTEST:
+    if len(key) >= SHORTEST and key.casefold() not in PLACEHOLDERS:
         _remembered[key] = None
 
 
@@ -104,7 +110,16 @@ def _sought(keys: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 @cache
 def _is_word(key: str) -> bool:
-    return len(key) < _WORD and not any(character.isdigit() for character in key)
+    return len(key) < (_SHORT if any(character.isdigit() for character in key) else _WORD)
+
+
+@cache
+def _word(key: str) -> re.Pattern[str]:
+    """The places of a key that is a word. A short one must stand alone, or follow an escape."""
+    cases = (key.lower(), key.upper(), key.capitalize())
+    common = key.isdigit() or (key.isalpha() and key in cases)
+    alone = r"(?:(?<![^\W_])|(?<=\\[bfnrt])|(?<=\\u[0-9a-f]{4})|(?<=\[\d\dm))%s(?![^\W_]|\.\d)"
+    return re.compile((alone if common and len(key) < _SHORT else "%s") % re.escape(key))
 
 
 @cache
@@ -142,12 +157,12 @@ def _hides(text: str, needles: list[str]) -> bool:
 
 def _says(text: str, words: list[str]) -> bool:
     for _ in range(_ROUNDS):
-        if _any(words, text):
+        if any(_word(word).search(text) for word in words):
             return True
         if not _CODE.search(text):
             return False
         text = _ESCAPE.sub(_unescaped, text)
-    return _any(words, text)
+    return any(_word(word).search(text) is not None for word in words)
 
 
 def _any(needles: list[str], text: str) -> bool:
@@ -213,7 +228,8 @@ def _spans(spelled: Spelled) -> list[tuple[int, int]]:
             at = letters.find(needle)
             while at >= 0:
                 first, last = _stretched(letters, at, at + len(needle), whole)
-                spans.append((places[first][0], places[last - 1][1]))
+                if not _is_word(key) or _word(key).match(letters, at):
+                    spans.append((places[first][0], places[last - 1][1]))
                 at = letters.find(needle, last)
     return sorted(spans)
 

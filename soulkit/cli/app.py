@@ -268,13 +268,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _log_to_stderr(debug), StopSignals() as stop:
         try:
             code = _dispatch(arguments)
-        except KeyboardInterrupt:
-            code = 130
-        except Exception as error:  # noqa: BLE001 - reported in one line, never swallowed
-            if debug:
-                for part in traceback.format_exception(error):
+        except BaseException as error:  # noqa: BLE001 - reported in one line, never swallowed
+            from soulkit.models.players.functions import stops_command
+
+            if not isinstance(error, KeyboardInterrupt) or not stops_command(error):
+                for part in traceback.format_exception(error) if debug else ():
                     print(printable(part), end="", file=sys.stderr)
-            return _explain(error)
+                return _explain(error)
+            code = 130
         if code != 130:
             return code
         if stop.exit_code != 130 or "SOULKIT_RANKS" not in os.environ:  # else `launch` says it
@@ -369,7 +370,7 @@ def _flush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
     soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
@@ -380,7 +381,8 @@ def _explain(error: Exception) -> int:
             soul_error.detail, soul_error.why, soul_error.way_out,
         )  # fmt: skip
         return 1
-    from soulkit.tasks.kit.user_code import broken_task, error_words
+    from soulkit.models.players.functions import error_words
+    from soulkit.tasks.kit.user_code import broken_task
 
     if broken := broken_task(error):
         _three_lines(*broken.lines())
@@ -390,7 +392,7 @@ def _explain(error: Exception) -> int:
     return 1
 
 
-def _soul_error(error: Exception) -> SoulError | None:
+def _soul_error(error: BaseException) -> SoulError | None:
     """The soulkit error behind `error`: itself, one of an exception group, or a missing extra."""
     if isinstance(error, SoulError):
         return error

@@ -25,7 +25,6 @@ from soulkit.models.local.loading import (
     ADAPTER_CONFIG,
     NOTE,
     adapter_folder,
-    first_line,
     model_place,
 )
 from soulkit.models.local.weights import cached_folder, weights_hash
@@ -389,18 +388,11 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
     from transformers import AutoTokenizer
 
     from soulkit.models.local.chat_template import tokenizer_hash
-    from soulkit.models.local.loading import quieten
+    from soulkit.models.local.loading import loading, quieten
 
     quieten()
-    try:
+    with loading(f"tokenizer of '{where}'"):
         tokenizer = AutoTokenizer.from_pretrained(where, revision=revision or "main")
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelLoadError(
-            f"The tokenizer of '{where}' cannot be loaded.",
-            f"transformers reports: {first_line(error)}",
-            "Save the tokenizer there with save_pretrained, or delete its files from the adapter's "
-            "folder.",
-        ) from error
     template = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
     return tokenizer_hash(tokenizer), template
 

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
+from soulkit.models.local.threads import trial
 from soulkit.types import Segment
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _gap(match: re.Match[str]) -> str:
 
 
 MARKER = "SPLICEdHEREx"
+_TRIED: set[str] = set()
 
 
 def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -156,6 +158,13 @@ class Renderer:
         self._options: dict[str, Any] = (
             {} if thinking is None else {"enable_thinking": thinking, **budget}
         )
+        if self.template not in _TRIED and (why := trial(lambda: self.end_of_turn)):
+            raise ModelLoadError(
+                f"The chat template of '{tokenizer.name_or_path}' cannot be used: {why}.",
+                "Three messages were written with it, in a process of its own.",
+                "Use the model's original chat_template.jinja and tokenizer.json.",
+            )
+        _TRIED.add(self.template)
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
         """Ids of the whole context, ending with the header of the actor's next turn.
@@ -251,8 +260,6 @@ class Renderer:
         return after[0] if after and after[0] in self.specials.ids else None
 
     def _render(self, context: Sequence[Segment], reply: bool) -> str:
-        from jinja2.exceptions import TemplateError
-
         messages = [{"role": s.role, "content": s.text} for s in context]
         try:
             return str(
@@ -260,8 +267,10 @@ class Renderer:
                     messages, tokenize=False, add_generation_prompt=reply, **self._options
                 )
             )
-        except TemplateError as error:
-            raise _refused(self.tokenizer.name_or_path, str(error)) from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a template can raise anything
+            raise _refused(self.tokenizer.name_or_path, str(error) or repr(error)) from error
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of text written by the template."""

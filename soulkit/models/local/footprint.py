@@ -9,7 +9,6 @@ and every text that shows it says so.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import re
@@ -20,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from soulkit.errors import ModelLoadError
 from soulkit.models.local.batching import BATCH_TOKENS
 from soulkit.models.local.quantize import NF4_BYTES
-from soulkit.models.local.weights import cached_folder, stored_tensors
+from soulkit.models.local.weights import cached_folder, json_object, stored_tensors
+from soulkit.parse import open_regular
 from soulkit.text import byte_size
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -164,9 +165,9 @@ def footprint(model: str | Path) -> Footprint | None:
         text = _language_config(folder)
         tensors = []
         for path in sorted(folder.glob("*.safetensors")):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 tensors += stored_tensors(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ModelLoadError):
         return None
     if not tensors:  # only the configuration is in the cache
         return _known_shape(str(model))
@@ -311,15 +312,13 @@ def context_of(model: str | Path) -> int | None:
         return None
     try:
         context = _language_config(folder).get("max_position_embeddings")
-    except (OSError, ValueError):
+    except ModelLoadError:
         return None
     return context if isinstance(context, int) and context > 0 else None
 
 
 def _language_config(folder: Path) -> dict[str, Any]:
-    """The settings of the language part; ValueError if config.json is not an object."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / 'config.json'} is not an object")
+    """The settings of the language part; ModelLoadError if config.json cannot be read."""
+    config = json_object(folder / "config.json")
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}

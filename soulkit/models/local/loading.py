@@ -15,19 +15,18 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soulkit.api_keys import printable, remember, shown_address
-from soulkit.errors import ModelLoadError
+from soulkit.errors import ModelLoadError, SoulError
 from soulkit.models.local.quantize import (
     Quantize,
     is_quantised,
@@ -38,7 +37,11 @@ from soulkit.models.local.quantize import (
 from soulkit.models.local.threads import local_processes
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
+    check_adapter,
     check_base,
+    check_files,
+    check_size,
+    json_object,
     lost_experts,
     not_its_weights,
     put_adapter,
@@ -228,6 +231,9 @@ def first_line(error: BaseException, *, hub: bool = True) -> str:
 ADAPTER = "policy"
 """PEFT's name for the adapter."""
 
+ITS_BASE = (
+    "Use the base named in its adapter_config.json, and the adapter's folder as it was saved."
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -296,6 +302,27 @@ def _check_folder(folder: Path) -> None:
             "Only safetensors weights are read, since other formats can run code.",
             "Save model and tokenizer there with save_pretrained, or download the folder again.",
         )
+    check_files(folder)
+
+
+@contextmanager
+def loading(what: str, *, adapter: bool = False) -> Iterator[None]:
+    """Turn every error of a library that loads `what`, also a panic of Rust code, into a
+    ModelLoadError with that cause."""
+    try:
+        yield
+    except SoulError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        library = "PEFT" if adapter else "transformers"
+        raise hub_unreachable(what, error) or ModelLoadError(
+            f"The {what} {'does not fit this model' if adapter else 'cannot be loaded'}.",
+            f"{library} says: {first_line(error)[:300]}",
+            ITS_BASE if adapter else "Check the folder or Hub id. The model must be a causal "
+            "language model that needs no code of its own.",
+        ) from error  # fmt: skip
 
 
 def quieten() -> None:
@@ -328,33 +355,26 @@ def load_base(
     `_name_or_path` is the Hub id, with `_commit_hash`, or an absolute folder. ModelLoadError if it
     cannot be loaded or its weights do not match the model.
     """
-    from safetensors import SafetensorError
-
     require_package(quantize)
     quieten()
     place = ModelPlace(where) if isinstance(where, str) else where
     kind = _dtype(dtype, device)
-    # An absolute path, so that a later reference to the base works from any directory.
+    # Absolute, so that a later reference to the base works from any directory.
     name = place.where if place.on_hub else str(Path(place.where).resolve())
-    revision = place.revision or "main"
-    try:
+    with loading(f"model '{place}'"):
         commit, hub, config, tokenizer = _without_weights(place, name)
         revision = hub["revision"]
         quantised = loading_arguments(str(place), config, device, kind) if quantize == "nf4" else {}
-        model, report = auto_class(config).from_pretrained(
-            name, config=config, use_safetensors=True, **{"dtype": kind, **quantised}, **hub,
-            output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        experts = lost_experts(name, revision) if isinstance(error, RuntimeError) else []
-        if fault := weights_misfit(experts):
-            raise not_its_weights(str(place), fault) from error
-        raise hub_unreachable(f"model '{place}'", error) or ModelLoadError(
-            f"The model '{place}' cannot be loaded.",
-            f"transformers says: {first_line(error)}",
-            "Check the folder or Hub id. The model must be a causal language model that needs no "
-            "code of its own.",
-        ) from error
+        check_size(str(place), auto_class(config), config, revision)
+        try:
+            model, report = auto_class(config).from_pretrained(
+                name, config=config, use_safetensors=True, **{"dtype": kind, **quantised}, **hub,
+                output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
+            )  # fmt: skip
+        except RuntimeError as error:
+            if fault := weights_misfit(lost_experts(name, revision)):
+                raise not_its_weights(str(place), fault) from error
+            raise
     _check_alone(str(place), model)
     model.config._commit_hash = commit  # newer versions of transformers do not set it
     _check_scales(str(place), model)
@@ -369,14 +389,8 @@ def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
     ModelLoadError if it cannot be read.
     """
     quieten()
-    try:
+    with loading(f"tokenizer of '{place}'"):
         commit, _, _, tokenizer = _without_weights(place, place.where)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise hub_unreachable(f"tokenizer of '{place}'", error) or ModelLoadError(
-            f"The tokenizer of '{place}' cannot be loaded.",
-            f"transformers says: {first_line(error)}",
-            "Check the folder or Hub id.",
-        ) from error
     return tokenizer, commit
 
 
@@ -454,8 +468,7 @@ def checkpoint_json(where: str, file: str, revision: str | None) -> Mapping[str,
     place = cached_file(
         where, file, revision=revision or "main", _raise_exceptions_for_missing_entries=False
     )
-    read = json.loads(Path(place).read_text(encoding="utf-8")) if place else {}
-    return read if isinstance(read, dict) else {}
+    return json_object(Path(place)) if place else {}
 
 
 def lora_targets(model: Any) -> str:
@@ -496,23 +509,25 @@ def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
     `adapter` is a folder, or `owner/name@revision` on the Hub. ModelLoadError if it lacks weights
     or has others.
     """
-    from safetensors import SafetensorError
-
     adapter = adapter_folder(adapter)
-    lacks = [n for n in (ADAPTER_CONFIG, ADAPTER_FILE) if not (adapter / n).is_file()]
+    lacks = [n for n in (ADAPTER_CONFIG, ADAPTER_FILE) if not (adapter / n).exists()]
     if lacks:
         raise ModelLoadError(
             f"'{adapter}' is not an adapter: it lacks {' and '.join(lacks)}.",
             "An adapter is a folder saved by PEFT, with its weights in safetensors.",
             "Use the adapter's folder, for example one under a run's checkpoints.",
         )
-    try:
+    check_files(adapter)
+    with loading(f"adapter '{adapter}'", adapter=True):
+        check_adapter(adapter, [name for name, _ in model.named_modules()])
         adapted = _with_places(model, adapter, name)
         fault = put_adapter(adapted, adapter, name)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _unfit(adapter, f"PEFT says: {first_line(error, hub=False)}") from error
     if fault:
-        raise _unfit(adapter, f"Its weights do not match this model: {fault}.")
+        raise ModelLoadError(
+            f"The adapter '{adapter}' does not fit this model.",
+            f"Its weights do not match this model: {fault}.",
+            ITS_BASE,
+        )
     return adapted
 
 
@@ -529,15 +544,6 @@ def _with_places(model: Any, adapter: Path, name: str) -> Any:
         return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
     return kind(model, config, adapter_name=name)
-
-
-def _unfit(adapter: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"The adapter '{adapter}' does not fit this model.",
-        why,
-        "Use the base model named in its adapter_config.json, and the adapter's folder as it "
-        "was saved.",
-    )
 
 
 def adapter_hash(adapter: str | Path) -> str:

@@ -64,6 +64,7 @@ from soulkit.models.local.loading import (
     adapter_hash,
     load_adapter,
     load_base,
+    loading,
     locate,
     pick_device,
 )
@@ -219,14 +220,16 @@ class LocalModel(CodecModel):
             model.to(place)
         model.eval()
         label = str(where) if where.on_hub else Path(where.where).name
-        return cls(
-            model,
-            tokenizer,
-            batch_size=batch_size,
-            max_context=max_context,
-            name=label,
-            policy_version=version,
-        )
+        with loading(f"model '{where}'"):
+            loaded = cls(
+                model, tokenizer, batch_size=batch_size, max_context=max_context, name=label,
+                policy_version=version,
+            )  # fmt: skip
+            if move:  # odd numbers in config.json show only now
+                ids = loaded.codec.prompt_ids([Segment("user", "Say yes or no.")])
+                with torch.no_grad():
+                    model(input_ids=torch.tensor([ids], device=next(model.parameters()).device))
+        return loaded
 
     def anew(self) -> LocalModel:
         """A new LocalModel with the same weights, for use after this one is closed."""

@@ -1,17 +1,20 @@
-"""Chooses the number of threads of a process, and records it with the run.
+"""Chooses the number of threads of a process, and tries strangers' code in a child process.
 
 The number requested, else the number the run has used so far, else one if sums must be
 reproducible, else the number of idle cores. Threads of one sum wait for each other: on a busy
 machine, two can take ten times as long as one. The processes of a training job share the cores of
 their machine.
+
+Templates and patterns can compute forever. `trial` runs them once in a child process with limits.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +33,8 @@ ALMOST = 0.3
 """Share of a core that may be in use while the core still counts as idle."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 STAT = Path("/proc/stat")
+TRIAL_S, TRIAL_MB, LONGEST_S = 2, 512, 60
+"""Processor time, additional memory and clock time of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +167,41 @@ def recorded_threads(folder: Path | None) -> int | None:
 def note_threads(folder: Path, choice: ThreadChoice) -> None:
     """Record the number of threads with the run's latest start."""
     note_start(folder, {NAME: choice.number})
+
+
+def trial(function: Callable[[], object]) -> str:
+    """Run `function` in a child process; returns why this process should not run it, or "".
+
+    Its ordinary errors do not count: the caller handles them when it runs the function itself.
+    """
+    if not hasattr(os, "fork"):
+        return ""
+    if not (child := os.fork()):
+        _try(function)
+    end = time.monotonic() + LONGEST_S
+    while not (waited := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.001)
+    code = os.waitstatus_to_exitcode(waited[1])
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it takes more than {TRIAL_S} s"
+    return f"it takes more than {TRIAL_MB} MB of memory" if code else ""
+
+
+def _try(function: Callable[[], object]) -> None:
+    """The child: run `function` and end the process, with 1 if the memory did not suffice."""
+    import resource
+
+    code = 0
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_S, TRIAL_S + 1))
+        if (size := Path("/proc/self/statm")).exists():
+            most = int(size.read_text().split()[0]) * resource.getpagesize() + (TRIAL_MB << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        function()
+    except MemoryError:
+        code = 1
+    finally:
+        os._exit(code)

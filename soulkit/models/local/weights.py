@@ -1,19 +1,25 @@
-"""Checks that loaded weights match the model they are loaded into.
+"""Checks the files of a model or adapter, and that its weights match the model.
 
+Loaders fail in many ways on files of other shapes, so these are checked before they read them.
 Common loaders fill missing weights with random numbers and drop unknown ones, at most with a
 warning. soulkit checks every load (base, adapter, teacher, resume) and names each mismatch.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import json
+import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from soulkit.errors import ModelLoadError
+from soulkit.models.local.threads import trial
+from soulkit.parse import ParseError, open_regular, parse_json, read_limited
 from soulkit.text import counted
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -24,6 +30,10 @@ SHOWN = 3
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
 """Parts of a weights file that enter its hash."""
 _HEADER_BYTES = 100 * 1024 * 1024
+_SMALL = 1024
+"""A rank that fits any adapter."""
+_SPARE = 10_000_000
+"""Numbers that a model may have in addition to its stored weights, such as masks."""
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
@@ -87,6 +97,67 @@ def _in_order(name: str) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
+# --- files ----------------------------------------------------------------------------------------
+
+_READ = (".json", ".safetensors", ".jinja", ".txt", ".model")
+_OBJECTS = ("config.json", "index.json", "tokenizer.json", "tokens.json", "tokens_map.json",
+            "template.json", "vocab.json")  # fmt: skip
+"""Ends of the names of JSON files that loaders read; all of them contain an object."""
+_COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert)s?")
+_MOST_PARTS, _MOST = 4096, 2**40
+"""Maximum number of layers, or of experts in one; maximum of any other number."""
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model; ModelLoadError for anything else."""
+    with _opened(path):
+        content = parse_json(read_limited(path), strict=False)
+    if not isinstance(content, dict):
+        raise unusable(path, "it does not contain a JSON object")
+    return content
+
+
+def check_files(folder: Path) -> None:
+    """ModelLoadError if a file that loaders read is not a regular file, or not what they expect."""
+    for path in sorted(one for one in folder.iterdir() if one.name.endswith(_READ)):
+        with _opened(path):
+            open_regular(path).close()
+        content = json_object(path) if path.name.endswith(_OBJECTS) else {}
+        for name, value in _leaves(content) if path.name == "config.json" else ():
+            most = _MOST_PARTS if _COUNT.fullmatch(name) else _MOST
+            if isinstance(value, int) and value > most:
+                raise unusable(path, f"'{name[:60]}' is {value}, more than {most}")
+        for _, file in _leaves(content.get("weight_map")):
+            if (file and Path(str(file)).suffix != ".safetensors") or "/" in str(file):
+                raise unusable(path, f"it names '{str(file)[:80]}', but only safetensors files of "
+                               "this folder are read, since others can run code")  # fmt: skip
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ParseError) as error:
+        raise unusable(path, getattr(error, "strerror", None) or str(error)) from error
+
+
+def unusable(path: Path, why: str) -> ModelLoadError:
+    """The error for a file of a model or adapter."""
+    why = f"{why[:1].upper()}{why[1:]}."
+    return ModelLoadError(f"'{path}' cannot be used.", why, "Download or save the folder again.")
+
+
+def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of all values that are not lists or objects, at any depth."""
+    if isinstance(content, dict | list):
+        for key, part in (
+            content.items() if isinstance(content, dict) else zip(repeat(name), content)
+        ):
+            yield from _leaves(part, key)
+    else:
+        yield name, content
+
+
 # --- a base model ---------------------------------------------------------------------------------
 
 
@@ -104,6 +175,24 @@ def check_base(
     broken = [] if missing or misshapen else broken_weights(dict(model.named_parameters()))
     if fault := weights_misfit(missing, misshapen, foreign, broken):
         raise not_its_weights(where, fault)
+
+
+def check_size(where: str, kind: Any, config: Any, revision: str | None) -> None:
+    """ModelLoadError if the model of a configuration is much larger than its stored weights, before
+    it takes memory. `kind`: its Auto class."""
+    import torch
+
+    with torch.device("meta"):
+        empty = kind.from_config(copy.deepcopy(config))
+    size = sum(part.numel() for part in (*empty.parameters(), *empty.buffers()))
+    stored = sum(math.prod(one.shape) for one in checkpoint_tensors(where, revision))
+    packed = 16 if getattr(config, "quantization_config", None) else 1
+    if stored and size > 2 * packed * stored + _SPARE:
+        raise ModelLoadError(
+            f"The checkpoint '{where}' does not match its config.json.",
+            f"It describes a model with {size:,} weights, and the files have {stored:,}.",
+            "Download or save the whole checkpoint again, with its own config.json.",
+        )
 
 
 def not_its_weights(where: str, fault: str) -> ModelLoadError:
@@ -160,6 +249,26 @@ def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
 
 
 # --- an adapter -----------------------------------------------------------------------------------
+
+
+def check_adapter(folder: Path, modules: Collection[str]) -> None:
+    """ModelLoadError if an adapter's configuration imports code, is much larger than its weights,
+    or has patterns that take too long to compare with the names of the model's `modules`."""
+    path = folder / "adapter_config.json"
+    config = json_object(path)
+    if config.get("megatron_config"):
+        raise unusable(path, "its 'megatron_config' imports a module by name")
+    with open_regular(folder / ADAPTER_FILE) as file:
+        stored = max((n for one in stored_tensors(file) for n in one.shape), default=0)
+    for name, number in _leaves({k: v for k, v in config.items() if "alpha" not in k}):
+        if isinstance(number, int) and not -1 <= number <= max(stored, _SMALL):
+            raise unusable(path, f"'{name[:60]}' is {number}, which does not fit its weights")
+    keys = ("target_modules", "exclude_modules", "target_parameters", "layers_pattern")
+    values = [config.get(key) for key in keys]
+    values += [list(config.get(key) or ()) for key in ("rank_pattern", "alpha_pattern")]
+    patterns = [text for _, text in _leaves(values)]
+    if why := trial(lambda: [re.fullmatch(f"(.*\\.)?({p})", m) for p in patterns for m in modules]):
+        raise unusable(path, f"a pattern in it cannot be used: {why}")
 
 
 def put_adapter(adapted: Any, folder: Path, name: str) -> str:
@@ -237,17 +346,19 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
-    """The tensors of a safetensors file, from its header. ValueError, KeyError, TypeError or
-    AttributeError for any other file."""
+    """The tensors of a safetensors file, from its header. ValueError for any other file."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _HEADER_BYTES:
         raise ValueError("the file has no safetensors header")
-    header: Mapping[str, Any] = json.loads(file.read(length))
-    return [
-        StoredTensor(name, entry["dtype"], tuple(entry["shape"]),
-                     *(8 + length + at for at in entry["data_offsets"]))
-        for name, entry in header.items() if name != "__metadata__"
-    ]  # fmt: skip
+    header: Mapping[str, Any] = parse_json(file.read(length), strict=False)
+    try:
+        return [
+            StoredTensor(name, entry["dtype"], tuple(map(int, entry["shape"])),
+                         *(8 + length + at for at in entry["data_offsets"]))
+            for name, entry in header.items() if name != "__metadata__"
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("its safetensors header is damaged") from error
 
 
 def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTensor]:
@@ -260,9 +371,9 @@ def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTe
     for path in Path(str(config)).parent.glob("*.safetensors"):
         if path.name != ADAPTER_FILE:
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     found += stored_tensors(file)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError):
                 return []
     return found
 

@@ -27,8 +27,38 @@ from soulkit.errors import ConfigError, FunctionError
 from soulkit.text import join_and, one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
-LONGEST = 300
+LONGEST = 400
 """Characters of an error that are reported."""
+
+
+def stops_command(error: BaseException) -> bool:
+    """Whether an error stops the command on purpose; False if a user's code raised it itself."""
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop
+            return False
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, KeyboardInterrupt):  # a signal interrupts any other line
+        frames = traceback.extract_tb(error.__traceback__)
+        return not frames or "KeyboardInterrupt" not in (frames[-1].line or "")
+    return isinstance(error, GeneratorExit)
+
+
+def error_words(error: BaseException) -> str:
+    """`ValueError: no tag`, on one line; only the type of an error that cannot be printed."""
+    try:
+        words = str(error)
+    except BaseException:  # noqa: BLE001 - a user's exception class with a broken __str__
+        words = "(no message)"
+    return f"{type(error).__name__}: {one_line(printable(words), LONGEST)}".rstrip(": .")
+
+
+def raised_at(error: BaseException, file: Path) -> str:
+    """` (name.py:3, in f)`: the last line of `file` in the traceback; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if Path(one.filename) == file]
+    return f" ({file.name}:{own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def execute_file(unique: str, file: Path) -> ModuleType:
@@ -67,16 +97,15 @@ def load_function(reference: str, *takes: str) -> tuple[Callable[..., Any], Path
         if takes:
             inspect.signature(function).bind(*takes)
         return function, Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if stops_command(error):
+            raise
         raise ConfigError(
-            f"The function '{reference}' cannot be used.", f"Python reports: {_words(error)}.",
+            f"The function '{reference}' cannot be used.",
+            f"Python reports: {error_words(error)}{raised_at(error, file)}.",
             "Write FILE.py:NAME or MODULE:NAME, where NAME is a function"
             f"{' of ' * bool(takes)}{join_and(takes)}.",
         ) from error  # fmt: skip
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(printable(str(error)), LONGEST)}".rstrip(": .")
 
 
 class FunctionModel:
@@ -99,11 +128,10 @@ class FunctionModel:
             text = await asyncio.to_thread(self.function, *arguments)
             if inspect.isawaitable(text):
                 text = await text
-        except (Exception, SystemExit) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            frame = next((x for x in reversed(frames) if Path(x.filename) == self.file), frames[-1])
-            place = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
-            raise FunctionError(f"{_words(error)} ({place})") from error
+        except BaseException as error:
+            if stops_command(error):
+                raise
+            raise FunctionError(error_words(error) + raised_at(error, self.file)) from error
         if not isinstance(text, str):
             raise FunctionError(f"{self.name} returned {type(text).__name__} instead of text")
         words = sum(len(one.text.split()) for one in context)

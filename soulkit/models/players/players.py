@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from soulkit.models.api.probing import ASKED_FOR_FORMS, Preflight, forget
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.local.loading import ADAPTER_CONFIG
+from soulkit.models.local.weights import json_object, unusable
 from soulkit.models.players.config import LIMITS, RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import read_object
 from soulkit.types import Role
 
 if TYPE_CHECKING:
@@ -43,11 +43,14 @@ def checkpoint_player(
 
 def base_and_adapter(model: str) -> tuple[str, str | None]:
     """(base model, adapter) of an adapter's folder; (`model`, None) for anything else."""
-    settings = read_object(Path(model) / ADAPTER_CONFIG)
-    if not settings:
+    file = Path(model) / ADAPTER_CONFIG
+    if not file.exists():
         return model, None
-    revision = settings.get("revision")
-    return f"{settings['base_model_name_or_path']}{f'@{revision}' if revision else ''}", model
+    settings = json_object(file)
+    base, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if not isinstance(base, str) or not isinstance(revision, str | None):
+        raise unusable(file, "it does not name the base model of the adapter")
+    return f"{base}{f'@{revision}' if revision else ''}", model
 
 
 Serve = Callable[[RoleSettings], ChatModel]

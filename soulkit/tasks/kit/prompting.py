@@ -3,6 +3,9 @@
 A template is `prompts/<name>.md` in the task's folder, or `prompts/<task>/<name>.md` if several
 tasks share the folder. Rendering fails if a template names a value that its reader may not see.
 
+All templates run in Jinja's sandbox. A user's template is first rendered in a child process with
+limits on time and memory, since it may loop forever.
+
 Budgets: equally important texts share a budget fairly (63 words for texts of 3, 40 and 50 words
 keep 3, 30 and 30); a history loses its oldest entries.
 
@@ -31,9 +34,11 @@ from jinja2 import (
     TemplateSyntaxError,
     UndefinedError,
 )
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.models.local.threads import trial
+from soulkit.models.players.functions import error_words
 from soulkit.parse import ParseError, parse_yaml, read_limited
 from soulkit.tasks.kit.user_code import BUILTIN
 from soulkit.types import Feedback, Segment
@@ -179,23 +184,20 @@ class PromptFolder:
         self.opened: set[Path] = set()
         """Template files rendered so far, for the self-check."""
         self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
-        self.sandboxed = False
+        self._tried: set[str] = set()
         self.texts: Mapping[str, str] = {}
         """Templates by name that are declared as text; they take precedence over files."""
 
     def with_texts(self, texts: Mapping[str, str]) -> PromptFolder:
-        """The same templates, but `texts` (by name) take precedence; rendered in a sandbox."""
+        """The same templates, but `texts` (by name) take precedence."""
         folder = PromptFolder(self.task)
-        folder.folders, folder.texts, folder.sandboxed = self.folders, dict(texts), True
+        folder.folders, folder.texts = self.folders, dict(texts)
         return folder
 
     def over(self, folder: Path) -> PromptFolder:
-        """The same templates, but files in `folder` take precedence.
-
-        They are rendered in a sandbox, because edited prompts may come with someone else's run.
-        """
+        """The same templates, but files in `folder` take precedence."""
         edited = PromptFolder(self.task)
-        edited.folders, edited.sandboxed = [folder, *self.folders], True
+        edited.folders = [folder, *self.folders]
         edited.texts = {n: t for n, t in self.texts.items() if not edited._edits(folder, n)}
         return edited
 
@@ -205,8 +207,7 @@ class PromptFolder:
     @cached_property
     def _environment(self) -> Environment:
         # Prompts are plain text, not HTML: escaping would change what the model reads.
-        kind = SandboxedEnvironment if self.sandboxed else Environment
-        return kind(
+        return ImmutableSandboxedEnvironment(
             loader=ChoiceLoader(
                 [
                     DictLoader({f"{name}.md": text for name, text in self.texts.items()}),
@@ -231,8 +232,14 @@ class PromptFolder:
 
     def render(self, name: str, /, **values: Any) -> str:
         """The text of template `name`. ConfigError if it is missing or names an unknown value."""
+        if name not in self._tried:
+            file = None if name in self.texts else self._file(name)
+            ours = file is not None and file.is_relative_to(BUILTIN)
+            if not ours and (why := trial(lambda: self._rendered(name, values))):
+                raise self._unusable(name, why)
+            self._tried.add(name)
         try:
-            return self._environment.get_template(self._path(name)).render(**values).strip()
+            return self._rendered(name, values)
         except TemplateNotFound as error:
             raise self._missing(name) from error
         except TemplateSyntaxError as error:
@@ -248,6 +255,18 @@ class PromptFolder:
                 "may not see it.",
                 "Add the reader to the column's audience, or remove the value from the template.",
             ) from error
+        except Exception as error:
+            raise self._unusable(name, error_words(error)) from error
+
+    def _rendered(self, name: str, values: Mapping[str, Any]) -> str:
+        return self._environment.get_template(self._path(name)).render(**values).strip()
+
+    def _unusable(self, name: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"The prompt '{name}.md' of task '{self.task}' cannot be rendered.",
+            f"Jinja reports: {why}.",
+            "Correct the template; docs/tutorials/write-a-task.md shows a complete prompt.",
+        )
 
     def opening(
         self, name: str, feedback: Feedback | None, values: Mapping[str, Any],

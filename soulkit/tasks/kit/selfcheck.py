@@ -26,10 +26,11 @@ from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, ProviderError, TaskError, UserError
 from soulkit.judge.coach import LEAST_DISTINCT, distinct_share
 from soulkit.models.base import Cast, Player
+from soulkit.models.players.functions import error_words, stops_command
 from soulkit.tasks.kit.base import READABLE, Control, Rollout, Task
 from soulkit.tasks.kit.loading import LoadedExamples
 from soulkit.tasks.kit.registry import Registry
-from soulkit.tasks.kit.user_code import checked_score, error_words
+from soulkit.tasks.kit.user_code import checked_score
 from soulkit.types import Call, Completion, Episode, Example, Feedback, Sampling, Score, Segment
 
 ADVICE = Feedback(text="Look at it once more, and take your time.", author="check")
@@ -193,7 +194,9 @@ async def _broken(step: Callable[[], Any]) -> str:
         return ""
     except UserError as error:
         return " ".join(error.lines())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
+    except BaseException as error:  # any exception is a finding
+        if stops_command(error):
+            raise
         return error_words(error)
     return ""
 
@@ -457,7 +460,9 @@ async def scripted_play(
         return episode, None, error.detail
     except CallError:
         return episode, None, ""
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
+    except BaseException as error:  # any exception is a finding
+        if stops_command(error):
+            raise
         return episode, None, error_words(error)
 
 

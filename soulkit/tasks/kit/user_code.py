@@ -35,7 +35,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
-from soulkit.models.players.functions import execute_file
+from soulkit.models.players.functions import (
+    error_words,
+    execute_file,
+    raised_at,
+    stops_command,
+)
 from soulkit.text import one_line
 from soulkit.types import Episode, Example, Feedback, Score, unscored
 
@@ -83,19 +88,22 @@ class Home:
     def load(self, reference: str) -> Any:
         """The object that `module:attribute` names.
 
-        Raises ImportError, AttributeError, SyntaxError or ValueError; any other exception of the
-        module becomes an ImportError.
+        ImportError with file and line for any exception of the module.
         """
         module, _, attribute = reference.partition(":")
         try:
             return getattr(self._module(module), attribute or "missing")
-        except (ImportError, AttributeError, SyntaxError, ValueError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise ImportError(f"{type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if stops_command(error):
+                raise
+            place = raised_at(error, self._file(module))
+            raise ImportError(f"{error_words(error)}{place}") from error
+
+    def _file(self, name: str) -> Path:
+        return self.folder.joinpath(*name.split(".")).with_suffix(".py")
 
     def _module(self, name: str) -> ModuleType:
-        file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+        file = self._file(name)
         if not file.is_file():
             self._add_to_path()
             return importlib.import_module(name)
@@ -222,7 +230,7 @@ def load_declared(task: str, key: str, reference: str, home: Home) -> Any:
     """The object that `key: reference` of a declaration names; ConfigError if not importable."""
     try:
         return home.load(reference)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except ImportError as error:
         raise unloadable(task, key, reference, home, f"Python reports: {error}.") from error
 
 
@@ -242,7 +250,6 @@ PACKAGE = Path(__file__).parents[2]
 KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
 """Parts of soulkit that tasks are made of: pure code, apart from the models it is given."""
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-LONGEST = 400
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -259,8 +266,10 @@ def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
         yield
     except SoulError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         first = _first(error)
+        if stops_command(first):
+            raise
         if isinstance(first, SoulError):
             raise first from None
         frames = traceback.extract_tb(first.__traceback__)
@@ -279,15 +288,6 @@ def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead
         return instead
 
 
-def error_words(error: BaseException) -> str:
-    """`ValueError: no tag`, on one line; only the type of an error that cannot be printed."""
-    try:
-        words = str(error)
-    except Exception:  # noqa: BLE001 - a user's exception class with a broken __str__
-        words = "(no message)"
-    return f"{type(error).__name__}: {one_line(printable(words), LONGEST)}"
-
-
 def broken_task(error: BaseException) -> UserError | None:
     """The error for a command that stopped in a user's task code; None for other errors."""
     first = _first(error)
@@ -296,6 +296,15 @@ def broken_task(error: BaseException) -> UserError | None:
                default=-1)  # fmt: skip
     callers = (frame.f_locals.get("self") for frame, _ in reversed(frames[last + 1 :]))
     task: DeclaredTask | None = next((one for one in callers if _is_task(one)), None)
+    places = [one for one in traceback.extract_tb(first.__traceback__)
+              if not one.filename.startswith(LIBRARIES)]  # fmt: skip
+    if task is None and places and not Path(places[-1].filename).is_relative_to(PACKAGE):
+        at = f"{_shown(places[-1].filename)}:{places[-1].lineno}, in {places[-1].name}"
+        return UserError(
+            f"Your code raised an error: {error_words(first)} ({at}).",
+            "soulkit called this function of a task, a player or a plug-in.",
+            "Correct the code and run the command again.",
+        )
     if task is None or task.spec.home.builtin_task:
         return None
     place = _place(task, traceback.extract_tb(first.__traceback__)[last + 1 :])

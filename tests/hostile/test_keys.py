@@ -1,0 +1,81 @@
+"""Servers that send the key of a request back, in replies, errors, names and headers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.support.hostile import SECRET, SHORT_SECRET, Attack, seeds
+from tests.support.servers.openai_server import Fault, ScriptedServer
+
+KEYS = {"HOSTILE_KEY": SECRET, "HOSTILE_SHORT_KEY": SHORT_SECRET}
+FORMS = (
+    "{}", "Bearer {}", "your key {} is wrong", "<answer>{}</answer>", '{{"key": "{}"}}', "({})",
+    "\\n{}\\n", "key={}&x=1", "https://user:{}@host/", "{}!", "'{}'", "x\n{}\ny", "\t{}",
+    "{} {} {}",
+    "\x1b[31m{}\x1b[0m", "[{}]", "a/{}/b", "\u202e{}", "{}.", "-{}-",
+)  # fmt: skip
+
+
+def _faults(text: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """(name, arguments of the server) for every place in which a server can send `text`."""
+    yield "reply", {"answer": text}
+    for status in (400, 401, 404, 500):
+        error = Fault.status_error(status, text, kind=text, code=text, param=text)
+        yield f"status {status}", {"script": lambda n, body, e=error: e}
+    body = {"choices": [{"message": {"role": text, "content": text}, "finish_reason": text}],
+            "model": text, "usage": text, text: text}  # fmt: skip
+    yield "odd body", {"script": lambda n, _: Fault.reply(body)}
+    yield "no JSON", {"script": lambda n, _: Fault(raw=text.encode())}
+    yield "models", {"models": Fault.status_error(403, text), "answer": text}
+
+
+@pytest.mark.parametrize("part", seeds(16))
+def test_echoed_keys(attack_all: Callable[[Attack, Iterable[Attack]], None], part: int) -> None:
+    for variable, key in KEYS.items():
+        for form in FORMS[part % len(FORMS) :: 16]:
+            for name, arguments in _faults(form.format(key, key, key)):
+                with ScriptedServer(**arguments) as server, ScriptedServer(answer="x") as sound:
+                    attack_all(
+                        _attack("undamaged", variable, sound.base_url),
+                        [_attack(f"{form!r} in {name}", variable, server.base_url)],
+                    )
+
+
+def _attack(name: str, variable: str, url: str) -> Attack:
+    return Attack(
+        name,
+        ("eval", "api", "--model", "m", "--base-url", url, "--api-key-env", variable, "--task",
+         "cast_of_people", "--data", "synth:1", "--max-unscored", "1", "--retries", "0",
+         "--out", "run"),
+        lambda folder: None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["ring", "RING", "Ring", "2024", "EMPTY", "none"])
+def test_a_short_key_garbles_no_words(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    from soulkit import api_keys
+
+    monkeypatch.setattr(api_keys, "_remembered", {})
+    api_keys.remember(word)
+    text = json.dumps({"text": f"Bring x{word}x, {word}s and 32024", "n": 2024.5})
+    assert api_keys.masked(text) == text
+
+
+@pytest.mark.parametrize("key", ["q7Zx", "abcdefg", "s3cr3t7"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_short_key_is_masked_where_it_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, key: str, form: str
+) -> None:
+    from soulkit import api_keys
+
+    monkeypatch.setattr(api_keys, "_remembered", {})
+    api_keys.remember(key)
+    text = form.format(key, key, key)
+    for shown in (text, json.dumps({"text": text}), json.dumps(text)):
+        assert key not in api_keys.masked(shown)
+        assert key not in api_keys.masked_json(shown)
+        assert base64.b64encode(b"other").decode() in api_keys.masked(f"{shown} b3RoZXI=")
