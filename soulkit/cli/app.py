@@ -268,14 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _log_to_stderr(debug), StopSignals() as stop:
         try:
             code = _dispatch(arguments)
-        except BaseException as error:  # noqa: BLE001 - reported in one line, never swallowed
-            from soulkit.models.players.functions import stops_command
-
-            if not isinstance(error, KeyboardInterrupt) or not stops_command(error):
-                for part in traceback.format_exception(error) if debug else ():
-                    print(printable(part), end="", file=sys.stderr)
-                return _explain(error)
+        except KeyboardInterrupt:
             code = 130
+        except BaseException as error:  # noqa: BLE001 - reported in one line, never swallowed
+            if debug:
+                for part in traceback.format_exception(error):
+                    print(printable(part), end="", file=sys.stderr)
+            return _explain(error)
         if code != 130:
             return code
         if stop.exit_code != 130 or "SOULKIT_RANKS" not in os.environ:  # else `launch` says it

@@ -49,7 +49,7 @@ tasks:
 """
 ROWS = [{"clue": f"{n} legs", "answer": str(n)} for n in range(3)]
 HOOKS = {
-    "rows": ("def rows(path=None):\n    {end}\n", ("tasks", "check", "riddle")),
+    "rows": ("def rows(n, seed):\n    {end}\n", ("tasks", "check", "riddle")),
     "make": ("def make(n, seed):\n    {end}\n", ("data", "synth", "riddle", "--rows", "3")),
     "read": ("def read(path):\n    {end}\n", ("data", "import", "riddle", "rows.jsonl")),
     "audit": ("def audit(path, examples):\n    {end}\n", ("data", "audit", "riddle", "rows.jsonl")),

@@ -155,8 +155,7 @@ def _near(place: Path) -> str:
 def adapter_folder(name: str | Path) -> Path:
     """The folder of an adapter; a Hub adapter is first downloaded to the client's cache.
 
-    ModelLoadError for a missing folder, and if the Hub does not have the adapter or denies access.
-    """
+    ModelLoadError for a missing folder, and if the Hub does not have or give the adapter."""
     place = model_place(name, "adapter")
     return _fetched(place) if place.on_hub else Path(place.where)
 
@@ -307,8 +306,7 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def loading(what: str, *, adapter: bool = False) -> Iterator[None]:
-    """Turn every error of a library that loads `what`, also a panic of Rust code, into a
-    ModelLoadError with that cause."""
+    """Turn a library's errors while it loads `what`, even Rust's panics, into ModelLoadErrors."""
     try:
         yield
     except SoulError:
@@ -316,10 +314,9 @@ def loading(what: str, *, adapter: bool = False) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        library = "PEFT" if adapter else "transformers"
         raise hub_unreachable(what, error) or ModelLoadError(
             f"The {what} {'does not fit this model' if adapter else 'cannot be loaded'}.",
-            f"{library} says: {first_line(error)[:300]}",
+            f"{'PEFT' if adapter else 'transformers'} says: {first_line(error)[:300]}",
             ITS_BASE if adapter else "Check the folder or Hub id. The model must be a causal "
             "language model that needs no code of its own.",
         ) from error  # fmt: skip

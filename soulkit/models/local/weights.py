@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -149,13 +148,11 @@ def unusable(path: Path, why: str) -> ModelLoadError:
 
 def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, value) of all values that are not lists or objects, at any depth."""
-    if isinstance(content, dict | list):
-        for key, part in (
-            content.items() if isinstance(content, dict) else zip(repeat(name), content)
-        ):
-            yield from _leaves(part, key)
-    else:
+    if not isinstance(content, dict | list):
         yield name, content
+        return
+    for key, part in content.items() if isinstance(content, dict) else ((name, x) for x in content):
+        yield from _leaves(part, key)
 
 
 # --- a base model ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, ProviderError, TaskError, UserError
 from soulkit.judge.coach import LEAST_DISTINCT, distinct_share
 from soulkit.models.base import Cast, Player
-from soulkit.models.players.functions import error_words, stops_command
+from soulkit.models.players.functions import error_words
 from soulkit.tasks.kit.base import READABLE, Control, Rollout, Task
 from soulkit.tasks.kit.loading import LoadedExamples
 from soulkit.tasks.kit.registry import Registry
@@ -194,9 +194,7 @@ async def _broken(step: Callable[[], Any]) -> str:
         return ""
     except UserError as error:
         return " ".join(error.lines())
-    except BaseException as error:  # any exception is a finding
-        if stops_command(error):
-            raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
         return error_words(error)
     return ""
 
@@ -460,9 +458,7 @@ async def scripted_play(
         return episode, None, error.detail
     except CallError:
         return episode, None, ""
-    except BaseException as error:  # any exception is a finding
-        if stops_command(error):
-            raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception is a finding
         return episode, None, error_words(error)
 
 

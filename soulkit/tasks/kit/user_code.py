@@ -35,12 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
-from soulkit.models.players.functions import (
-    error_words,
-    execute_file,
-    raised_at,
-    stops_command,
-)
+from soulkit.models.players.functions import error_words, execute_file, raised_at, stops_command
 from soulkit.text import one_line
 from soulkit.types import Episode, Example, Feedback, Score, unscored
 
@@ -86,10 +81,7 @@ class Home:
         return f" of the distribution '{self.distribution}'" if self.distribution else ""
 
     def load(self, reference: str) -> Any:
-        """The object that `module:attribute` names.
-
-        ImportError with file and line for any exception of the module.
-        """
+        """The object that `module:attribute` names; an ImportError says where it fails."""
         module, _, attribute = reference.partition(":")
         try:
             return getattr(self._module(module), attribute or "missing")
@@ -205,7 +197,17 @@ class Hook:
             keywords[name] = declared[name].read(text, self.task)
         if TASK_KEYWORD in inspect.signature(self.function).parameters:
             keywords[TASK_KEYWORD] = self.task
-        return self.function(*values, **keywords)
+        try:
+            inspect.signature(self.function).bind(*values, **keywords)
+        except TypeError as error:
+            raise ConfigError(
+                f"A function of the task '{self.task}' cannot be called.", f"Python: {error}.",
+                "Use the parameters in docs/reference/task-keys.md.",
+            ) from error  # fmt: skip
+        try:
+            return self.function(*values, **keywords)
+        except KeyboardInterrupt as error:
+            raise error if stops_command(error) else broken_task(error) or error from None
 
     def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
         flags = [option.flag for option in options.values()]

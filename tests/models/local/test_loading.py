@@ -120,7 +120,7 @@ def test_a_template_kept_for_the_processor_is_found(tmp_path: Path) -> None:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     assert LocalModel.load(folder).tokenizer.chat_template == template
     (folder / "chat_template.json").write_text("{")
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+    with pytest.raises(ModelLoadError, match="cannot be used"):
         LocalModel.load(folder)
 
 
