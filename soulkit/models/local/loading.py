@@ -37,9 +37,9 @@ from soulkit.models.local.quantize import (
 from soulkit.models.local.threads import local_processes
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
-    check_adapter,
+    check_adapter_folder,
     check_base,
-    check_files,
+    check_folder_files,
     check_size,
     json_object,
     lost_experts,
@@ -301,7 +301,7 @@ def _check_folder(folder: Path) -> None:
             "Only safetensors weights are read, since other formats can run code.",
             "Save model and tokenizer there with save_pretrained, or download the folder again.",
         )
-    check_files(folder)
+    check_folder_files(folder)
 
 
 @contextmanager
@@ -514,9 +514,9 @@ def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
             "An adapter is a folder saved by PEFT, with its weights in safetensors.",
             "Use the adapter's folder, for example one under a run's checkpoints.",
         )
-    check_files(adapter)
+    check_folder_files(adapter)
     with loading(f"adapter '{adapter}'", adapter=True):
-        check_adapter(adapter, [name for name, _ in model.named_modules()])
+        check_adapter_folder(adapter, [name for name, _ in model.named_modules()])
         adapted = _with_places(model, adapter, name)
         fault = put_adapter(adapted, adapter, name)
     if fault:

@@ -31,7 +31,7 @@ BLOCKS, BLOCK_BYTES = 64, 1 << 16
 _HEADER_BYTES = 100 * 1024 * 1024
 _SMALL = 1024
 """A rank that fits any adapter."""
-_SPARE = 10_000_000
+_SPARE = 50_000_000
 """Numbers that a model may have in addition to its stored weights, such as masks."""
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
@@ -116,7 +116,7 @@ def json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_files(folder: Path) -> None:
+def check_folder_files(folder: Path) -> None:
     """ModelLoadError if a file that loaders read is not a regular file, or not what they expect."""
     for path in sorted(one for one in folder.iterdir() if one.name.endswith(_READ)):
         with _opened(path):
@@ -185,10 +185,8 @@ def check_size(where: str, kind: Any, config: Any, revision: str | None) -> None
     stored = sum(math.prod(one.shape) for one in checkpoint_tensors(where, revision))
     packed = 16 if getattr(config, "quantization_config", None) else 1
     if stored and size > 2 * packed * stored + _SPARE:
-        raise ModelLoadError(
-            f"The checkpoint '{where}' does not match its config.json.",
-            f"It describes a model with {size:,} weights, and the files have {stored:,}.",
-            "Download or save the whole checkpoint again, with its own config.json.",
+        raise not_its_weights(
+            where, f"it has {stored:,} weights, and config.json asks for {size:,}"
         )
 
 
@@ -248,7 +246,7 @@ def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
 # --- an adapter -----------------------------------------------------------------------------------
 
 
-def check_adapter(folder: Path, modules: Collection[str]) -> None:
+def check_adapter_folder(folder: Path, modules: Collection[str]) -> None:
     """ModelLoadError if an adapter's configuration imports code, is much larger than its weights,
     or has patterns that take too long to compare with the names of the model's `modules`."""
     path = folder / "adapter_config.json"
