@@ -6,7 +6,6 @@ below. A method from an installed package is a subcommand like any other.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -44,6 +43,7 @@ from soulkit.cli.parse_errors import WORDS, CommandTable, no_command
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
+from soulkit.runs.jsonl import read_json
 from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
 from soulkit.train.ranks.launch import check_launched, place_in_job
@@ -228,7 +228,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         print_note(f"{out} is already finished: all steps are trained")
     warn_unsealed()
     if values["json"]:
-        print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
+        print_json(read_json(out / "summary.json"))
     else:
         _print(out, summary)
 

@@ -12,13 +12,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 from huggingface_hub import (
     HfApi,
@@ -37,21 +40,27 @@ from huggingface_hub.errors import (
 
 # Base class of the errors raised by the Hub client's HTTP library, whichever library that is.
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
-from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from soulkit.api_keys import holds_key, printable, remember, shown_address
 from soulkit.errors import ConfigError, DataError
+from soulkit.parse import parse_json
 from soulkit.reporting import Bar
-from soulkit.text import one_line, web_address
+from soulkit.runs.jsonl import append_to
+from soulkit.text import byte_size, one_line, web_address
 
 STALLED_ATTEMPTS = 5
 """Consecutive attempts without a new byte before a download fails."""
 SILENCE_TIMEOUT_S = 30.0
 """Seconds without data from the server before the connection counts as broken."""
 LONGEST_WAIT_S = 60.0
+LISTING_BYTES, LISTING_S = 64_000_000, 120.0
+"""Largest list of files that is read from a server, and the longest time to read it."""
+LARGEST_FILE = 1 << 50
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PATH = re.compile(r"[^\x00-\x1f\x7f-\x9f\\]{1,1024}")
 
 T = TypeVar("T")
 
@@ -125,19 +134,33 @@ class Hub:
         `subject` names the download in error messages. DataError if the request fails.
         """
 
+        at = f"/revision/{quote(revision, safe='')}" if revision else ""
+
         def ask() -> tuple[str, list[Remote]]:
-            info = self._api.dataset_info(
-                repo, revision=revision, files_metadata=True, timeout=SILENCE_TIMEOUT_S
-            )
-            commit = str(info.sha)
-            if not _COMMIT.fullmatch(commit) or info.siblings is None:
-                raise ValueError("the answer has no commit or no file list")
-            files = [_remote(repo, commit, sibling) for sibling in info.siblings]
+            answer = self._answer(f"{self.endpoint}/api/datasets/{repo}{at}")
+            commit = _matching(_COMMIT, answer["sha"], "commit")
+            files = [_remote(repo, commit, sibling) for sibling in answer["siblings"]]
             if any(holds_key(file.path) for file in files):  # it would end up in the lock file
                 raise ValueError("a file name contains your access token")
             return commit, files
 
         return self._with_retries(ask, repo, revision, subject)
+
+    def _answer(self, url: str) -> Any:
+        """The JSON value of an answer of limited size and duration."""
+        body, end = bytearray(), time.monotonic() + LISTING_S
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        with get_session().stream(
+            "GET", url, headers=headers, params={"blobs": True}, timeout=SILENCE_TIMEOUT_S,
+            follow_redirects=True,
+        ) as response:  # fmt: skip
+            _raise_for_status(response)
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > LISTING_BYTES or time.monotonic() > end:
+                    limits = f"{byte_size(LISTING_BYTES)} or {LISTING_S:g} s"
+                    raise ValueError(f"the list of files takes more than {limits}")
+        return parse_json(bytes(body))
 
     def completed(self, remote: Remote) -> Remote:
         """`remote` with a checksum, requested from the server if the listing has none."""
@@ -149,10 +172,9 @@ class Hub:
                 self._url(remote), headers=build_hf_headers(), timeout=SILENCE_TIMEOUT_S,
                 endpoint=self.endpoint,
             )  # fmt: skip
-            tag, size = metadata.etag or "", metadata.size
-            if len(tag) not in (40, 64) or size is None:
-                raise ValueError("the answer has no checksum or no size")
-            sha256, blob = (tag, None) if len(tag) == 64 else (None, tag)
+            tag, size = metadata.etag or "", _size(metadata.size)
+            sha256 = tag if _SHA256.fullmatch(tag) else None
+            blob = None if sha256 else _matching(_COMMIT, tag, "checksum")
             return Remote(remote.repo, remote.revision, remote.path, size, sha256, blob)
 
         return self._with_retries(ask, remote.repo, remote.revision, remote.path)
@@ -168,7 +190,7 @@ class Hub:
                 if not busy or attempt == STALLED_ATTEMPTS - 1:
                     raise self.explained(error, repo, revision, subject) from error
                 self._wait(attempt, error)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise self._no_hub(error, subject) from error
         raise AssertionError("the last attempt returns or raises")
 
@@ -193,7 +215,7 @@ class Hub:
             bar.advance(-actual.bytes)
 
     def _complete(self, remote: Remote, part: Path, bar: Bar) -> None:
-        part.touch()
+        append_to(part).close()
         best, silent = size_of(part), 0
         while size_of(part) < remote.bytes:
             trouble: Exception = ConnectionError("the connection closed before the end of the file")
@@ -228,12 +250,14 @@ class Hub:
             timeout=SILENCE_TIMEOUT_S,
             follow_redirects=True,
         ) as response:
-            hf_raise_for_status(response)
+            _raise_for_status(response)
             from_start = have > 0 and response.status_code != 206
             if from_start:
                 bar.advance(-have)
-            with part.open("wb" if from_start else "ab") as file:
-                for chunk in response.iter_bytes():
+            with append_to(part) as file:
+                if from_start:
+                    file.truncate(0)
+                for chunk in response.iter_raw():
                     file.write(chunk)
                     file.flush()  # a killed process keeps the received bytes
                     bar.advance(len(chunk), PurePosixPath(remote.path).name)
@@ -352,13 +376,45 @@ def _checked_address(endpoint: str) -> str:
     return endpoint
 
 
-def _remote(repo: str, commit: str, sibling: RepoSibling) -> Remote:
-    path = sibling.rfilename
-    if sibling.lfs is not None:
-        return Remote(repo, commit, path, sibling.lfs.size, sha256=sibling.lfs.sha256)
-    if sibling.size is None or sibling.blob_id is None:
+def _remote(repo: str, commit: str, sibling: Mapping[str, Any]) -> Remote:
+    """One file of a listing; an exception for an entry that is none."""
+    path, lfs = _matching(_PATH, sibling["rfilename"], "path"), sibling.get("lfs")
+    if lfs is not None:
+        sha256 = _matching(_SHA256, lfs["sha256"], "checksum")
+        return Remote(repo, commit, path, _size(lfs["size"]), sha256=sha256)
+    if sibling.get("size") is None or sibling.get("blobId") is None:
         return Remote(repo, commit, path, 0)  # some mirrors list only names
-    return Remote(repo, commit, path, sibling.size, blob=sibling.blob_id)
+    blob = _matching(_COMMIT, sibling["blobId"], "checksum")
+    return Remote(repo, commit, path, _size(sibling["size"]), blob=blob)
+
+
+def _matching(form: re.Pattern[str], value: object, what: str) -> str:
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise ValueError(f"{str(value)[:60]!r} is not a {what}")
+    return value
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_FILE:
+        raise ValueError(f"{str(value)[:60]!r} is not the size of a file")
+    return value
+
+
+def _raise_for_status(response: Any) -> None:
+    """The Hub client's error for a refused request. The client would read all of an answer that may
+    be endless and have any shape; it gets the beginning, as text."""
+    if response.status_code < 400:
+        return
+    text: Any = next(response.iter_raw(4_096), b"").decode("utf-8", "replace")
+    with suppress(ValueError, LookupError, TypeError):  # any other text is quoted as it is
+        text = parse_json(text)["error"]
+    names = ("X-Error-Code", "X-Error-Message", "Retry-After")
+    headers = {name: response.headers[name] for name in names if name in response.headers}
+    content = json.dumps({"error": str(text)[:1_000]}).encode()
+    hf_raise_for_status(
+        type(response)(response.status_code, headers=headers, content=content,
+                       request=response.request)
+    )  # fmt: skip
 
 
 def _settle(part: Path, target: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import glob
-import json
 import re
 import shutil
 from collections import defaultdict
@@ -28,8 +27,9 @@ from typing import Literal, Protocol
 from soulkit.data.download import Digests, Hub, Remote, digests, partial_path, size_of
 from soulkit.data.files import ROW_SUFFIXES, unreadable_file
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.parse import parse_json, read_limited
 from soulkit.reporting import SILENT, Bar, Reporter
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import append_to, first_problem, form_of, write_json
 from soulkit.text import byte_size, counted
 
 ReleaseSplit = Literal["train", "eval"]
@@ -135,18 +135,21 @@ class Lock:
     def read(cls, folder: Path) -> Lock:
         """The lock of a folder, empty without a lock file; DataError if it is unreadable."""
         path = folder / LOCK
-        if not path.is_file():
+        if not path.exists():
             return cls(path)
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(read_limited(path))
             if stored["version"] != _VERSION:
                 raise ValueError(f"it has version {stored['version']}; expected {_VERSION}")
-            files = {name: LockEntry(**entry) for name, entry in stored["files"].items()}
-            return cls(path, {str(k): str(v) for k, v in stored["repos"].items()}, files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            files = form_of(dict[str, LockEntry]).validate_python(stored["files"])
+            return cls(path, form_of(dict[str, str]).validate_python(stored["repos"]), files)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            from pydantic import ValidationError
+
+            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
             raise DataError(
                 f"The lock file '{path}' cannot be read.",
-                f"It was edited or written by another version: {type(error).__name__}: {error}.",
+                f"It was edited or written by another version: {type(error).__name__}: {why}.",
                 "Delete it. Files with the right checksum are recognised without it.",
             ) from error
 
@@ -174,7 +177,7 @@ def _locked_folder(folder: Path) -> Iterator[None]:
     except ModuleNotFoundError:  # Windows has no such locks
         yield
         return
-    with (folder / ".soul-data.pulling").open("w") as handle:
+    with append_to(folder / ".soul-data.pulling") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -10,7 +10,6 @@ sampled rollouts and trained tokens.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +50,7 @@ from soulkit.report.published import published_beside
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import read_json, write_json
 from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
@@ -171,7 +170,7 @@ def load_ablation(out: Path) -> Ablation:
             f"The folder has no {STATE}, which lists the runs.",
             "Name a folder that `soul train ablate` wrote.",
         )
-    plan = json.loads(state.read_text(encoding="utf-8"))
+    plan = read_json(state)
     listed = [ListedRun.from_json(line) for line in plan["runs"]]
     forced = bool(plan.get("force_mixed"))
     runs: dict[str, dict[int, RunData]] = {}

@@ -169,6 +169,9 @@ def read_environment(path: Path) -> dict[str, Any]:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{ENVIRONMENT} is not a JSON object")
+    starts = loaded.get("resumed", [])
+    if not isinstance(starts, list) or not all(isinstance(one, dict) for one in starts):
+        raise _no_run(path, f"`resumed` in {ENVIRONMENT} is not a list of starts")
     return loaded
 
 
@@ -406,7 +409,7 @@ def latest_note(path: Path | None, name: str) -> Any:
         noted = read_environment(path)
     except RunError:  # reported when the run is opened
         return None
-    starts = [noted, *(one for one in noted.get("resumed", ()) if isinstance(one, dict))]
+    starts = [noted, *noted.get("resumed", [])]
     values = [one[name] for one in starts if one.get(name) is not None]
     return values[-1] if values else None
 

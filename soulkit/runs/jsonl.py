@@ -10,19 +10,23 @@ exist twice; readers skip the duplicates. The JSON Schemas are in `soulkit/schem
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, Field, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 from soulkit.errors import DataError, RunError
+from soulkit.parse import ParseError, open_regular, parse_json, read_limited
+from soulkit.text import byte_size
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -44,6 +48,8 @@ DOCTOR_SCHEMA = "soulkit/doctor@1"
 """Schema of the output of `soul doctor --json`."""
 
 MEND_LINE = "Correct or delete that line, or start a new run."
+MAX_LINE = 64_000_000
+"""Maximum bytes of a line; one episode has at most a few million."""
 PACK_FROM = 32_000_000
 """Minimum size in bytes of a file to pack."""
 
@@ -70,10 +76,12 @@ def lines_in(path: Path) -> Iterator[bytes]:
     with ExitStack() as stack:
         plain: Iterable[bytes] = ()
         try:  # open it first: a process that packs meanwhile removes this file last
-            plain = stack.enter_context(path.open("rb"))
+            plain = _limited(stack.enter_context(open_regular(path)), path)
         except FileNotFoundError:
             if not packed_file(path).is_file():
                 raise
+        except ParseError as error:
+            raise damaged(f"'{path}' cannot be read ({error}).") from error
         if packed_file(path).is_file():
             yield from _packed_lines(packed_file(path))
         yield from plain
@@ -84,9 +92,17 @@ def _packed_lines(packed: Path) -> Iterator[bytes]:
         if not packed.stat().st_size:
             raise EOFError("it is empty")
         with gzip.open(packed, "rb") as stream:
-            yield from stream
+            yield from _limited(stream, packed)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise damaged(f"'{packed}' cannot be unpacked ({error}).") from error
+
+
+def _limited(stream: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    """The lines of a stream; DataError for one that is too long to be held in memory."""
+    for line in iter(partial(stream.readline, MAX_LINE), b""):
+        if len(line) == MAX_LINE and not line.endswith(b"\n"):
+            raise damaged(f"'{path}' has a line of more than {byte_size(MAX_LINE)}.")
+        yield line
 
 
 def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
@@ -114,6 +130,31 @@ def _once(lines: Iterator[bytes]) -> Iterator[bytes]:
             yield line
 
 
+def open_unlinked(path: Path, flags: int) -> int:
+    """A descriptor of a regular file, created if missing. RunError for a link, which would lead
+    the writer to another file, and for a pipe, device or folder."""
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    raise RunError(
+        f"'{path}' is a link, or not a regular file.",
+        "soul writes this file, and would write to another one through a link.",
+        "Remove it, then run the same command again.",
+    )
+
+
+def append_to(path: Path) -> BinaryIO:
+    """A stream that appends to a regular file; see `open_unlinked`."""
+    return os.fdopen(open_unlinked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
+
+
 class JsonlWriter:
     """Appends JSON objects to a file, one per line, each on disk before `write` returns.
 
@@ -126,7 +167,7 @@ class JsonlWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             _mend_tail(self.path)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._fd = open_unlinked(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     @property
     def offset(self) -> int:
@@ -217,8 +258,8 @@ def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tu
 def parsed_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object in a line; None if it is not one."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line, strict=False)
+    except ParseError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -250,7 +291,7 @@ def _move_tail(path: Path, offset: int, suffix: str) -> None:
     """Move the bytes from `offset` on to the end of `<name><suffix>`."""
     with path.open("r+b") as stream:
         stream.seek(offset)
-        with path.with_name(path.name + suffix).open("ab") as tail:
+        with append_to(path.with_name(path.name + suffix)) as tail:
             tail.write(stream.read())
             tail.flush()
             os.fsync(tail.fileno())
@@ -299,8 +340,9 @@ def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
     `name` is the temporary name; default: one with this process id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(name or f".{path.name}.{os.getpid()}.tmp")
+    part.unlink(missing_ok=True)  # the rest of a killed process, or a link to another file
     try:
-        with part.open("wb") as stream:
+        with part.open("xb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -381,13 +423,18 @@ def _default(one: Field[Any]) -> Any:
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
+def read_json(path: Path) -> Any:
+    """The JSON value in a file that soulkit wrote. OSError; ParseError, which is a ValueError."""
+    return parse_json(read_limited(path), strict=False)
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run; empty if there is no file, RunError if it is damaged."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        loaded = read_json(path) if path.exists() else {}
         if not isinstance(loaded, dict):
             raise ValueError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(
             f"'{path}' cannot be read ({error}).",
             "The file was changed by hand or by another program.",

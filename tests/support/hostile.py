@@ -35,6 +35,7 @@ class Attack:
     prepare: Callable[[Path], object]
     codes: frozenset[int] = frozenset({0, 1, 2})
     canaries: Sequence[str] = field(default=())  # files that appear if the input was executed
+    enter: Callable[[], object] = lambda: None  # runs in the child before the command
 
 
 def faults(attack: Attack, folder: Path, *, seconds: float = SECONDS) -> list[str]:
@@ -66,13 +67,15 @@ def _run(main: Callable[[list[str]], int], attack: Attack, folder: Path, output:
         os.chdir(folder)
         os.environ.update(HOSTILE_KEY=SECRET, HOSTILE_SHORT_KEY=SHORT_SECRET)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        attack.enter()
         code = main([str(word) for word in attack.command])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 98
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
         finally:
             os._exit(code)
 

@@ -8,7 +8,6 @@ blocking the players.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import IO, Any
 from soulkit.errors import RunError
 from soulkit.models.api.probing import EndpointRefused
 from soulkit.models.ledger.view import LedgerView
+from soulkit.parse import ParseError, open_regular
 from soulkit.runs.conditions import older_file
 from soulkit.runs.folder import (
     CONFIG,
@@ -30,7 +30,7 @@ from soulkit.runs.folder import (
     read_environment,
     same_settings,
 )
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import append_to, read_json, write_json
 from soulkit.runs.records import RecordWriter
 from soulkit.types import ControlRecord, Record
 
@@ -66,7 +66,7 @@ def find_resumable(
 def is_scored(path: Path) -> bool:
     """Whether every episode and control of the run in `path` has a score."""
     try:
-        line = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        line = read_json(path / "summary.json")
         counts = [line, *(c for part in line.get("controls", {}).values() for c in part.values())]
         return all(one["n"] == one["n_scored"] for one in counts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -99,7 +99,7 @@ def _seconds_in(path: Path) -> float:
     if not path.is_file():
         return 0.0
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+        return float(read_json(path)["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"'{path}' does not contain the run time in seconds.",
@@ -178,7 +178,7 @@ def _locked_folder(run: Run) -> Iterator[None]:
     except ModuleNotFoundError:  # Windows has no fcntl
         yield
         return
-    with (run.path / LOCK).open("w") as handle:
+    with append_to(run.path / LOCK) as handle:
         if not _locked(handle):
             raise RunError(
                 f"Another process is using {run.path}.",
@@ -188,7 +188,7 @@ def _locked_folder(run: Run) -> Iterator[None]:
         yield
 
 
-def _locked(handle: IO[str]) -> bool:
+def _locked(handle: IO[bytes]) -> bool:
     """Try to take the lock. Retries, because `is_locked` holds it for a moment."""
     import fcntl
 
@@ -207,10 +207,10 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with (folder / LOCK).open() as handle:
+        with open_regular(folder / LOCK) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (ModuleNotFoundError, OSError):  # no fcntl, no lock file, or no permission
+    except (ModuleNotFoundError, OSError, ParseError):  # no fcntl, no lock file, no permission
         return False
     return False

@@ -38,6 +38,7 @@ from soulkit.models.ledger.storage import (
     transaction,
     unusable_ledger,
 )
+from soulkit.parse import parse_json
 from soulkit.types import Call, Sampling
 
 Mode = Literal["record", "replay", "off"]
@@ -228,11 +229,16 @@ class Ledger:
         try:
             return [
                 SentCalls(
-                    who, example, model, tuple(json.loads(dropped)), kept_settings(body), calls
+                    who,
+                    example,
+                    model,
+                    tuple(parse_json(dropped, strict=False)),
+                    kept_settings(body),
+                    calls,
                 )
                 for who, example, model, dropped, body, calls in rows
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise unusable_ledger(self.path, f"its settings cannot be read ({error})") from error
 
     def close(self) -> None:
@@ -374,14 +380,26 @@ _OF_ENTRY = (
     "model", "reply", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created"
 )  # fmt: skip
 
+_TEXTS = ("role", "example_id", "kind", "seat", "purpose", "model", "reply", "created", "dropped")
+_COUNTS = ("rollout", "turn", "sample", "step", "prompt_tokens", "completion_tokens", "attempts")
+_USUAL: dict[str, Any] = {
+    **dict.fromkeys(_TEXTS, ""), **dict.fromkeys(_COUNTS, 0), "seconds": 0.0, "cost": 0.0,
+}  # fmt: skip
+"""Column → a value of its type, in place of a damaged one."""
+
 
 def read_row(row: Sequence[Any]) -> tuple[LedgerEntry, str]:
     """(entry, problem) from a database row with COLUMNS; the problem is empty if there is none."""
     named, problem = dict(zip(COLUMNS, row, strict=True)), ""
     if named["seal"] != seal(str(named["reply"])):
         problem = "its reply differs from what was stored"
+    for name, usual in _USUAL.items():
+        if not isinstance(named[name], type(usual)) and not (
+            name == "cost" and named[name] is None
+        ):
+            named[name], problem = usual, f"its column {name} has an odd value"
     try:
-        dropped = tuple(json.loads(named["dropped"]))
+        dropped = tuple(map(str, parse_json(named["dropped"], strict=False)))
     except (ValueError, TypeError):
         dropped, problem = (), "its dropped parameters cannot be read"
     call = Call(**{name: named[name] for name in _OF_CALL})

@@ -24,10 +24,13 @@ from typing import Any
 from urllib.parse import quote
 
 from soulkit.errors import RunError
+from soulkit.parse import parse_json
 
 VERSION = 3
 BUSY_S = 30.0
 """Seconds to wait while another process writes."""
+LARGEST = 64_000_000
+"""Maximum bytes of a message, a reply or another cell."""
 COLUMNS = (
     "key", "model", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "reply",
     "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created",
@@ -141,9 +144,11 @@ def _check_whole(path: Path) -> None:
 
 def _connect(path: Path, flags: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(path.resolve()))}?mode={flags}"
-    return sqlite3.connect(
+    db = sqlite3.connect(
         uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+    return db
 
 
 def _make_tables(db: sqlite3.Connection, path: Path) -> None:
@@ -245,7 +250,7 @@ def settings_body(request: Request) -> str:
 
 def kept_settings(body: str) -> Request:
     """The request stored by `settings_body`, without its messages."""
-    kept = json.loads(body)
+    kept = parse_json(body, strict=False)
     return Request(base_url=kept["base_url"], messages=(), sampling=kept["sampling"],
                    beside=kept.get("beside", {}))  # fmt: skip
 
@@ -260,7 +265,10 @@ def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes)
     while at is not None:
         at, message = _message(db, at)
         messages.append(message)
-    return replace(kept_settings(str(row[0])), messages=tuple(reversed(messages)))
+    try:
+        return replace(kept_settings(str(row[0])), messages=tuple(reversed(messages)))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Damaged("its settings cannot be read") from error
 
 
 def request_in(db: sqlite3.Connection, row: Sequence[Any]) -> Request:
@@ -308,7 +316,12 @@ def _digest(data: bytes) -> bytes:
 
 def _unpack(body: bytes) -> str:
     try:
-        plain = zlib.decompress(body[1:]) if body[:1] == _PACKED else body[1:]
+        plain = body[1:]
+        if body[:1] == _PACKED:
+            unpacker = zlib.decompressobj()
+            plain = unpacker.decompress(plain, LARGEST)
+            if not unpacker.eof:
+                raise zlib.error(f"it is incomplete, or larger than {LARGEST} bytes")
         return plain.decode("utf-8", "surrogatepass")
     except (zlib.error, UnicodeDecodeError, TypeError, AttributeError) as error:
         raise Damaged("a message of its prompt cannot be read") from error

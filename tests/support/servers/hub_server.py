@@ -21,7 +21,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -95,6 +95,9 @@ class HubServer(Loopback):
         self.token, self.gated = token, gated
         self.plain_listing, self.wrong_checksum = plain_listing, wrong_checksum
         self.says = says
+        self.raw: Mapping[str, Callable[[], Iterable[bytes]]] = {}
+        """Method and start of a path → the bytes to send in place of an answer, for ever if need
+        be; an empty chunk is a pause."""
         self.api_status, self.api_body, self.pause_s = api_status, api_body, pause_s
         self.requests: list[Request] = []
         self.sent = 0
@@ -165,6 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
         seen = Request(self.command, url.path, host, self.headers.get("Range", ""), token)
         with owner.lock:
             owner.requests.append(seen)
+        for start, answer in owner.raw.items():
+            if f"{self.command} {url.path}".startswith(start):
+                self._send_raw(answer())
+                return
         path = unquote(url.path)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._listing(match[1], match[2], "blobs" in url.query)
@@ -178,6 +185,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(match[1], match[2], match[3])
         else:
             self._error(404, "", "no such page")
+
+    def _send_raw(self, chunks: Iterable[bytes]) -> None:
+        self.close_connection, end = True, time.monotonic() + 60
+        for chunk in chunks:
+            self.wfile.write(chunk or b"")
+            self.wfile.flush()
+            if not chunk:
+                time.sleep(0.2)
+            if time.monotonic() > end:
+                return
 
     # -- what the hub refuses --
 
