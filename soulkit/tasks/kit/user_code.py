@@ -325,9 +325,11 @@ def _is_task(value: object) -> bool:
 
 
 def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
+    """The first error of a group that was raised itself; what a generator raised to end wrongly."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions[0].__traceback__:
         error = error.exceptions[0]
-    return error
+    cause = error.__cause__
+    return cause if isinstance(cause, StopIteration | StopAsyncIteration) else error
 
 
 # -- what methods return ---------------------------------------------------------------------------
