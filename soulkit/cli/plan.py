@@ -223,7 +223,7 @@ def reproduce_command(
     out = out or Path("runs", f"{paper}-figure-{figure}-{scale}")
     drawn = figure_of(paper, figure, scale, out)
     steps, settings = steps_of(drawn, out, seeds), yaml.safe_dump(drawn["evaluation"])
-    left = [step for step in steps if not step.finished]
+    left = [step for step in steps if not all(file.is_file() for file in step.writes)]
     if left and not dry_run:
         out.mkdir(parents=True, exist_ok=True)
         (out / EVALUATION).write_text(settings, encoding="utf-8")
@@ -251,8 +251,9 @@ def reproduce_command(
     if as_json:
         rows = [[cell.text for cell in row.cells] for row in grid.rows]
         print_json({"columns": grid.head, "rows": rows, "notes": grid.notes})
-    for part in () if as_json else grid_parts(grid):
-        console().print(part)
+    else:
+        for part in grid_parts(grid):
+            console().print(part)
+        print_next(f"soul runs {shlex.quote(str(out / COMPARED))}")
     print_note(f"report: {page}")
-    print_next(f"soul runs {shlex.quote(str(out / COMPARED))}")
     raise typer.Exit(code)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.train.ablate import FINAL, parse_arms
@@ -27,16 +26,11 @@ COMPARED, EVALUATION = "methods", "final-eval.yaml"
 """In the folder of a reproduction: the trainings, and the settings of their evaluation."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandStep:
-    """One command, without `soul`. It is finished if all files that it `writes` are there."""
+class CommandStep(NamedTuple):
+    """One command, without `soul`, and the files that it writes last."""
 
     words: list[str]
     writes: list[Path]
-
-    @property
-    def finished(self) -> bool:
-        return all(file.is_file() for file in self.writes)
 
 
 def figure_of(paper: str, figure: str, scale: str, out: Path) -> dict[str, Any]:
@@ -69,11 +63,9 @@ def steps_of(figure: dict[str, Any], out: Path, seeds: int) -> list[CommandStep]
         folder = out / COMPARED / arm.slug / f"seed_{seed}"
         ends.append(folder / FINAL / "summary.json")
         refines = "refined" in method_class(arm.method).traits(arm.method)
-        drafts = (
-            {} if refines else {"group_size": 2 * TrainConfig.model_fields["group_size"].default}
-        )
-        settings = [word for name, value in (drafts | dict(arm.settings)).items()
-                    for word in ("--set", f"{name}={json.dumps(value)}")]  # fmt: skip
+        usual = TrainConfig.model_fields["group_size"].default
+        pairs = {**({} if refines else {"group_size": 2 * usual}), **arm.settings}.items()
+        settings = [w for name, value in pairs for w in ("--set", f"{name}={json.dumps(value)}")]
         words = ["train", arm.method, *common, *figure["launch"].split(), *settings,
                  "--seed", str(seed), "--out", str(folder)]  # fmt: skip
         if figure["launch"]:
