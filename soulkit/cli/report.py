@@ -15,6 +15,7 @@ import typer
 from soulkit.cli.options import COMPLETERS, JUNIT, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import RUNS, missing_run_error
 from soulkit.errors import ConfigError, RunError
+from soulkit.runs.jsonl import write_aside
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
@@ -331,8 +332,7 @@ def _write_text(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text, nl=False)
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8", errors="replace")
+    write_aside(out, text.encode("utf-8", "replace"))
     typer.echo(str(out))
 
 

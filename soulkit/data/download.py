@@ -252,6 +252,9 @@ class Hub:
         ) as response:
             _raise_for_status(response)
             from_start = have > 0 and response.status_code != 206
+            span = response.headers.get("Content-Range", "")
+            if response.status_code == 206 and not span.startswith(f"bytes {have}-"):
+                return  # another part of the file than was requested
             if from_start:
                 bar.advance(-have)
             with append_to(part) as file:
@@ -409,7 +412,7 @@ def _raise_for_status(response: Any) -> None:
     with suppress(ValueError, LookupError, TypeError):  # any other text is quoted as it is
         text = parse_json(text)["error"]
     names = ("X-Error-Code", "X-Error-Message", "Retry-After")
-    headers = {name: response.headers[name] for name in names if name in response.headers}
+    headers = {n: response.headers[n].encode() for n in names if n in response.headers}
     content = json.dumps({"error": str(text)[:1_000]}).encode()
     hf_raise_for_status(
         type(response)(response.status_code, headers=headers, content=content,

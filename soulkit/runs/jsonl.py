@@ -143,10 +143,14 @@ def open_unlinked(path: Path, flags: int) -> int:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-    raise RunError(
+    raise _not_regular(path)
+
+
+def _not_regular(path: Path) -> RunError:
+    return RunError(
         f"'{path}' is a link, or not a regular file.",
         "soul writes this file, and would write to another one through a link.",
-        "Remove it, then run the same command again.",
+        "Remove it, or use another path, then run the same command again.",
     )
 
 
@@ -340,6 +344,8 @@ def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
     `name` is the temporary name; default: one with this process id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(name or f".{path.name}.{os.getpid()}.tmp")
+    if path.exists() and not path.is_file():
+        raise _not_regular(path)
     part.unlink(missing_ok=True)  # the rest of a killed process, or a link to another file
     try:
         with part.open("xb") as stream:
