@@ -242,7 +242,7 @@ def reproduce_command(
         print_note(f"step {number} of {len(left)}: soul {shlex.join(step.words)}")
         with redirect_stdout(sys.stderr):
             code = run_words(step.words)
-        if code and step is not left[-1]:
+        if code and (code != 1 or step is not left[-1]):  # 1: some trainings failed
             raise typer.Exit(code)
     comparison = load_ablation(out / COMPARED)
     grid = reproduction_grid(out / COMPARED, comparison, drawn)
