@@ -229,8 +229,8 @@ def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFix
         "--lambda-fb": {"ditto"}, "--accept-from": {"erl"}, "--aux-weight": {"rltf-sd", "erl"},
         "--teacher-model": {"opd"}, "--estimator": {"sdpo-token", "sdpo-token+grpo", "opd"},
         "--distill-weight": {"sdpo-token+grpo", "sdpo-logits+grpo"},
-        "--coach": methods - {"grpo", "opd"}, "--group-size": methods - {"sft"},
-        "--packing": methods,
+        "--coach": methods - {"grpo", "opd", "self-rewarding"}, "--group-size": methods - {"sft"},
+        "--packing": methods, "--iteration-steps": {"self-rewarding"},
     }  # fmt: skip
     shown: dict[str, set[str]] = {option: set() for option in options}
     for method in built_in():
