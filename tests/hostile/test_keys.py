@@ -52,7 +52,7 @@ def _attack(name: str, variable: str, url: str) -> Attack:
     return Attack(
         name,
         ("eval", "api", "--model", "m", "--base-url", url, "--api-key-env", variable, "--task",
-         "cast_of_people", "--data", "synth:1", "--max-unscored", "1", "--retries", "0",
+         "cast_of_people", "--data", "synth:1", "--max-unscored", "1", "--max-attempts", "1",
          "--out", "run"),
         lambda folder: None,
     )  # fmt: skip
