@@ -22,11 +22,13 @@ from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.base import ModelPrompt
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.settings import PANELS, VERSION, RoleSettings, endpoint_named
+from soulkit.models.players.settings import PANELS, VERSION, Coach, RoleSettings, endpoint_named
+from soulkit.option_texts import BY_TASK
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
+    from soulkit.play.engine import FeedbackPolicy
     from soulkit.play.plan import Work
     from soulkit.play.requirements import MissingRequirement
     from soulkit.tasks.kit.base import Task
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
 _task = section("Task and model")
 _api_task = section("Task and model", only=("api",))
 _sampling = section("Sampling")
+_refined = section("Feedback")
 _call = section("Calls", only=("api",))
 
 
@@ -128,6 +131,20 @@ class EvalConfig(GateSettings, PlayConfig):
              "(train).",
     )  # fmt: skip
     repeats: int = _sampling(1, gt=0, help="Number of episodes per row.")
+
+    # -- refined replies --
+    refine: int = _refined(
+        0, ge=0, le=9,
+        help="Number of rounds in which a coach gives feedback and the model answers again. Each "
+             "round has a score; the score of the run is that of the first replies.",
+    )  # fmt: skip
+    coach: Coach | None = _refined(
+        None, metavar=BY_TASK, unset="as in training; none without --refine",
+        help="With --refine: model that writes feedback, or symbolic, terse, judge, raw, actor.",
+    )  # fmt: skip
+    show_draft: bool = _refined(
+        False, help="With --refine: show the reply together with its feedback."
+    )
 
     controls: bool = setting(
         False,
@@ -230,6 +247,12 @@ class EvalConfig(GateSettings, PlayConfig):
         over = {k: v for k, v in raw.items() if k not in entry or (v is not None and k != "model")}
         return with_address({**entry, **over})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _uncoached(cls, raw: Any) -> Any:
+        plain = isinstance(raw, Mapping) and not raw.get("refine") and raw.get("coach") is None
+        return {**raw, "coach": "none"} if plain else raw
+
     @field_validator("system_prompt", mode="before")
     @classmethod
     def _read(cls, raw: Any) -> Any:
@@ -242,6 +265,16 @@ class EvalConfig(GateSettings, PlayConfig):
             return {"name": Path(raw).stem, "text": Path(raw).read_text(encoding="utf-8").strip()}
         except (OSError, ValueError) as error:
             raise ValueError(f"the file cannot be read: {error}") from None
+
+    @model_validator(mode="after")
+    def _refines(self) -> Self:
+        if not self.refine and (self.show_draft or self.coach not in (None, "none")):
+            raise ValueError("--coach and --show-draft need --refine N")
+        if self.refine and self.coach == "none":
+            raise ValueError("--refine needs feedback, and --coach none gives none")
+        if self.refine and self.batched:
+            raise ValueError("--refine does not work with --batch: a round needs the one before")
+        return self
 
     @field_validator("headers")
     @classmethod
@@ -306,6 +339,15 @@ class EvalConfig(GateSettings, PlayConfig):
     def instructions(self) -> ModelPrompt:
         text = self.system_prompt.text if self.system_prompt else ""
         return ModelPrompt(text, self.prompt_mode == "replace")
+
+    def feedback_policy(self, task: str) -> FeedbackPolicy:
+        """The rules for the feedback that `task` gets with `refine`."""
+        from soulkit.play.engine import FeedbackPolicy
+
+        coach = self.named("coach", task)
+        return FeedbackPolicy(
+            terse=coach == "terse", raw=coach == "raw", show_draft=self.show_draft
+        )
 
     @property
     def prompt_label(self) -> str:

@@ -49,6 +49,9 @@ def evaluation_plan(
         controls = [job for part in work for job in control_jobs(part, config.repeats)]
     players = partial(_players, config)
     loads = [Load(work, players, label, config.repeats)]
+    if config.refine:
+        refined = partial(_players, config, coached=True)
+        loads.append(Load(work, refined, "refined", config.repeats * config.refine))
     by_task: dict[str, list[ControlJob]] = {}
     for job in controls:
         by_task.setdefault(job.task.name, []).append(job)
@@ -71,10 +74,16 @@ def _with_fit(config: EvalConfig, machine: Machine | None) -> Machine | None:
     return replace(machine, fit=fits)
 
 
-def _players(config: EvalConfig, work: Work) -> list[PlayerTerms]:
+def _players(config: EvalConfig, work: Work, coached: bool = False) -> list[PlayerTerms]:
     actor = _actor(config, work)
-    named = config.players_in(work.task.name)
-    return [actor, *(voice_of(config, role, who, actor) for role, who in named)]
+    players = [actor]
+    for role, who in config.players_in(work.task.name):
+        player = voice_of(config, role, who, actor)
+        if role != "coach":
+            players.append(player)
+        elif coached:
+            players.append(replace(player, each=1))
+    return players
 
 
 def voice_of(

@@ -185,6 +185,19 @@ class Engine:
         sink(refined)
         return [draft, refined]
 
+    async def rounds(self, job: Job, count: int) -> list[Record]:
+        """A draft and up to `count` refined rollouts, each with feedback on the reply before it.
+        The first reply without usable feedback is the last. Round k has step k - 1."""
+        records = [await self.draft(job)]
+        for number in range(count):
+            turn = replace(job, step=number)
+            records[-1] = await self.critique(turn, records[-1])
+            received = records[-1].received
+            if received is None or not received.usable:
+                break
+            records.append(await self.refine(turn, received, records[-1]))
+        return records
+
     async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
         """Play every job. The sink gets records as they finish; the returned list is in job
         order."""

@@ -56,7 +56,7 @@ from soulkit.runs.records import load_records, stream_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import counted, join_and, one_line
 from soulkit.train.state.metrics import StepLine
-from soulkit.types import Episode, Record
+from soulkit.types import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -280,11 +280,11 @@ def _worse(checked: Sequence[TaskDifference]) -> str:
 
 
 def _scores(path: Path) -> list[Record]:
-    """The episodes of a run without their texts, so that runs of any size fit into memory.
-    DataError if there are none."""
+    """The episodes of a run without their prompts and turns, which take most of the memory; numbers
+    over a batch need the rest. DataError if there are none."""
     newest: dict[str, Record] = {}
     for one in stream_records(path, light=True) if has_lines(path) else load_records(path):
-        bare = Episode(example_id=one.example_id, task=one.task, kind=one.kind)
+        bare = replace(one.episode, traces=())
         newest[one.key] = replace(one, episode=bare, given=None, received=None, gold="")
     return list(newest.values())
 

@@ -292,6 +292,13 @@ def _task(
     for label, rows in _breakdowns(main, records).items():
         pairs = metric_values(rows, "value")
         cells[f"value/{label}"] = cell(pairs, scale.get(name), hides=True)
+    limits = scale.get(name)
+    widest = None if limits is None else (limits[0] - limits[1], limits[1] - limits[0])
+    for number, replies in _rounds(records).items():
+        pairs = metric_values([last for _, last in replies], "value")
+        cells[f"value/round={number}"] = replace(cell(pairs, limits, hides=True), beside=True)
+        pairs = [(draft, _gain(draft, last)) for draft, last in replies]
+        cells[f"gain/round={number}"] = replace(cell(pairs, widest), beside=True)
     for origin in filter(None, origins if len(origins) > 1 else ()):
         pairs = metric_values(of_origin(everything, origin), "value")
         own = cell(pairs, scale.get(name), hides=True)
@@ -310,6 +317,26 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
         if rows and len(rows) < len(records):
             parts[f"kind={kind}"] = rows
     return parts
+
+
+def _rounds(records: Sequence[Record]) -> dict[int, list[tuple[Record, Record]]]:
+    """Round of an evaluation with `refine` → every draft with its newest reply in that round: a
+    draft without usable feedback keeps its reply."""
+    latest = {(r.example_id, r.rollout): r for r in records if r.kind == "draft"}
+    first, refined = dict(latest), [r for r in records if r.kind == "refined"]
+    if any(draft.step for draft in latest.values()):  # steps of a training
+        return {}
+    rounds = {}
+    for step in sorted({r.step for r in refined}):
+        latest |= {(r.example_id, r.rollout): r for r in refined if r.step == step}
+        rounds[step + 1] = [(first[place], latest[place]) for place in first]
+    return rounds
+
+
+def _gain(draft: Record, last: Record) -> float | None:
+    if draft.score.value is None or last.score.value is None:
+        return None
+    return last.score.value - draft.score.value
 
 
 def _cell(

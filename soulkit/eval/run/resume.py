@@ -77,7 +77,9 @@ def resume_state(
     changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
     if before is not None and before.changed == changed:
         return before
-    scored = scored_keys(run.episodes) if has_lines(run.episodes) else {}
+    keys = scored_keys(run.episodes) if has_lines(run.episodes) else {}
+    # A draft is written after its refined replies.
+    scored = {key: value for key, value in keys.items() if not key.endswith("/refined")}
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
         raise RunError(

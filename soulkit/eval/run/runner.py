@@ -78,7 +78,7 @@ from soulkit.models.local.threads import take_threads
 from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players
-from soulkit.play.engine import Engine, gather
+from soulkit.play.engine import Engine, Job, gather
 from soulkit.play.plan import Plan, Work, confirm_cost, pays
 from soulkit.play.requirements import (
     MissingRequirement,
@@ -263,7 +263,9 @@ def _refuse_unnamed(
     if "tasks" not in unnamed:
         registry = config.registry()
         work, without = work_and_missing(config, registry)
-        config = with_default_players(config, work, registry, suite=config.suite)
+        config = with_default_players(
+            config, work, registry, coached=bool(config.refine), suite=config.suite
+        )
         gaps += without
     gaps += _role_gaps(config, work, asking=asking, model="model" not in unnamed)
     there = [part for part in work if part.examples]
@@ -297,7 +299,9 @@ def prepare(
     registry, gates = config.registry(), [*map(parse_gate, config.gate_texts())]
     work, gaps = work_and_missing(config, registry)
     check_gates(gates, [part.task.name for part in work], registry, whose="this run")
-    config = with_default_players(config, work, registry, suite=config.suite)
+    config = with_default_players(
+        config, work, registry, coached=bool(config.refine), suite=config.suite
+    )
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
     fixed = [part.task.name for part in work if not part.task.plain_talk]
@@ -475,8 +479,9 @@ async def run_evaluation(
     # Only controls need the whole episodes.
     there = stream_records(run.episodes, light=not asks) if standing.scored else ()
     scored = {record.key: record for record in there}
+    played_before = (record for record in scored.values() if record.kind == "draft")
     clock, streak = RunClock(run.path / CLOCK), FailureStreak(max_calls(config), "episodes")
-    mean = RunningMean(scored.values())
+    mean = RunningMean(played_before)
     writer = GroupWriter(run.episodes)
     controls = {control.key: control for control in standing.controls}
 
@@ -490,8 +495,19 @@ async def run_evaluation(
     def sink(record: Record) -> None:
         writer.add(record)
         scored[record.key] = record if asks else without_tokens(record)
-        mean.add(record)
-        count(record.score)
+        if record.kind == "draft":
+            mean.add(record)
+            count(record.score)
+
+    async def play(part: Work) -> None:
+        players = engine(part)
+
+        async def walk(job: Job) -> None:
+            # The draft last: once it is on disk, nothing of its rounds is missing.
+            for record in reversed(await players.rounds(job, config.refine)):
+                sink(record)
+
+        await players.each([job for job in jobs if job.task is part.task], walk)
 
     def notice(control: ControlRecord) -> None:
         controls[control.key] = control
@@ -500,8 +516,7 @@ async def run_evaluation(
     engine = partial(_engine, players=players, config=config)
     try:
         try:
-            await gather(engine(part).run([job for job in jobs if job.task is part.task], sink)
-                         for part in work)  # fmt: skip
+            await gather(play(part) for part in work)
         finally:
             await writer.close()
         # All drafts are on disk, so a kill cannot lose a draft that has a control.
@@ -509,6 +524,7 @@ async def run_evaluation(
     finally:
         seconds = clock.save()
     records = [scored[key] for key in draft_keys(work, config.repeats)]
+    records += [record for record in scored.values() if record.kind == "refined"]
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
     return _written(run, summary, ledger, work, players) if whole else summary
@@ -545,7 +561,7 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
     room = max_calls(config) if config.kind == "api" else config.episodes_at_once
-    return Engine(table, config.seed, room)
+    return Engine(table, config.seed, room, config.feedback_policy(part.task.name))
 
 
 def summary_of(
