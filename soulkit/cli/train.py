@@ -43,7 +43,7 @@ from soulkit.cli.parse_errors import WORDS, CommandTable, no_command
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
-from soulkit.runs.jsonl import read_json
+from soulkit.runs.jsonl import stored_json
 from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
 from soulkit.train.ranks.launch import check_launched, place_in_job
@@ -228,7 +228,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         print_note(f"{out} is already finished: all steps are trained")
     warn_unsealed()
     if values["json"]:
-        print_json(read_json(out / "summary.json"))
+        print_json(stored_json(out / "summary.json"))
     else:
         _print(out, summary)
 

@@ -30,7 +30,7 @@ from soulkit.eval.results.summary import Cell, recorded_summary
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import read_json, write_json
+from soulkit.runs.jsonl import stored_json, write_json
 from soulkit.runs.records import stream_records
 from soulkit.tasks.kit.made_rows import make_rows, split_seed
 from soulkit.tasks.kit.registry import load_registry
@@ -186,7 +186,7 @@ class Demo:
     def write_summary(self, results: Mapping[str, Any]) -> None:
         """Write `summary.json` of the whole demo: the evaluation after Ditto, and `results`."""
         file = self.out / evaluation_of("ditto") / "summary.json"
-        after = read_json(file)
+        after = stored_json(file)
         evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
         line = {"command": "demo", **evaluation, **results, NOTES: list(ON_THE_RESULTS)}
         write_json(self.out / "summary.json", line)

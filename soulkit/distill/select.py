@@ -41,7 +41,7 @@ from soulkit.errors import DataError, RunError
 from soulkit.eval.run.resume import draft_keys
 from soulkit.play.plan import Work
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import has_lines, read_json, write_aside, write_json
+from soulkit.runs.jsonl import has_lines, stored_json, write_aside, write_json
 from soulkit.runs.records import stream_records
 from soulkit.tasks.kit.loading import passage_of
 from soulkit.types import Record, Segment, Trace
@@ -349,7 +349,7 @@ def read_selection(out: Path) -> SampleSelection:
 def written_selection(out: Path) -> SampleSelection | None:
     """The content of selection.json if it is intact and matches selected.jsonl; else None."""
     try:
-        line: dict[str, Any] = read_json(out / SELECTION)
+        line: dict[str, Any] = stored_json(out / SELECTION)
         with (out / SELECTED).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if line["schema"] != SCHEMA or line["sha256"] != digest:

@@ -50,7 +50,7 @@ from soulkit.report.published import published_beside
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import read_json, write_json
+from soulkit.runs.jsonl import stored_json, write_json
 from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
@@ -170,7 +170,7 @@ def load_ablation(out: Path) -> Ablation:
             f"The folder has no {STATE}, which lists the runs.",
             "Name a folder that `soul train ablate` wrote.",
         )
-    plan = read_json(state)
+    plan = stored_json(state)
     listed = [ListedRun.from_json(line) for line in plan["runs"]]
     forced = bool(plan.get("force_mixed"))
     runs: dict[str, dict[int, RunData]] = {}

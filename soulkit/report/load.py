@@ -18,7 +18,7 @@ from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import paid_so_far
 from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.jsonl import has_lines, placed_objects, read_json
+from soulkit.runs.jsonl import has_lines, placed_objects, stored_json
 from soulkit.runs.records import load_controls, load_records, scored_keys, stream_records
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
@@ -147,7 +147,7 @@ def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, T
 def _seconds(path: Path) -> float:
     """Wall-clock seconds so far; 0 if not recorded."""
     try:
-        return float(read_json(path / CLOCK)["seconds"])
+        return float(stored_json(path / CLOCK)["seconds"])
     except (OSError, ValueError, KeyError, TypeError):  # only the time is unknown
         return 0.0
 

@@ -429,7 +429,7 @@ def _default(one: Field[Any]) -> Any:
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
-def read_json(path: Path) -> Any:
+def stored_json(path: Path) -> Any:
     """The JSON value in a file that soulkit wrote. OSError; ParseError, which is a ValueError."""
     return parse_json(read_limited(path), strict=False)
 
@@ -437,7 +437,7 @@ def read_json(path: Path) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run; empty if there is no file, RunError if it is damaged."""
     try:
-        loaded = read_json(path) if path.exists() else {}
+        loaded = stored_json(path) if path.exists() else {}
         if not isinstance(loaded, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:

@@ -32,7 +32,7 @@ from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.conditions import with_provenance
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
-from soulkit.runs.jsonl import read_json
+from soulkit.runs.jsonl import stored_json
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.memory import memory_advice, note_pass, split_ranks, take_pass
@@ -215,7 +215,7 @@ def adapter_remark(config: TrainConfig) -> str:
     file, own = Path(config.adapter).expanduser() / ADAPTER_CONFIG, "its own rank and alpha"
     # An adapter on the Hub is not downloaded for a remark; loading refuses a damaged file.
     with suppress(OSError, ValueError, KeyError, TypeError):
-        saved = read_json(file)
+        saved = stored_json(file)
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
     base = base_remark(file.with_name(NOTE), config.quantize)
     remark = f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are ignored"

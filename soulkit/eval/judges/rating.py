@@ -40,7 +40,7 @@ from soulkit.judge.rating_sheets import (
 from soulkit.judge.reliability import Grade, dimensions
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import read_json, write_aside, write_json
+from soulkit.runs.jsonl import stored_json, write_aside, write_json
 from soulkit.runs.records import drafts, load_records
 from soulkit.types import Record
 
@@ -419,7 +419,7 @@ def write_tables(drawn: DrawnSheet, folder: Path) -> list[Path]:
 def read_sheet_key(path: Path) -> dict[str, Any]:
     """The key of a sheet; DataError if the file is not one."""
     try:
-        key = read_json(path)
+        key = stored_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise _no_key(path, str(error)) from error
     if not isinstance(key, dict) or key.get("schema") != SCHEMA:

@@ -30,7 +30,7 @@ from soulkit.runs.folder import (
     read_environment,
     same_settings,
 )
-from soulkit.runs.jsonl import append_to, read_json, write_json
+from soulkit.runs.jsonl import append_to, stored_json, write_json
 from soulkit.runs.records import RecordWriter
 from soulkit.types import ControlRecord, Record
 
@@ -66,7 +66,7 @@ def find_resumable(
 def is_scored(path: Path) -> bool:
     """Whether every episode and control of the run in `path` has a score."""
     try:
-        line = read_json(path / "summary.json")
+        line = stored_json(path / "summary.json")
         counts = [line, *(c for part in line.get("controls", {}).values() for c in part.values())]
         return all(one["n"] == one["n_scored"] for one in counts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -99,7 +99,7 @@ def _seconds_in(path: Path) -> float:
     if not path.is_file():
         return 0.0
     try:
-        return float(read_json(path)["seconds"])
+        return float(stored_json(path)["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"'{path}' does not contain the run time in seconds.",

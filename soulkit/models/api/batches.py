@@ -33,7 +33,7 @@ from soulkit.models.api.batch_service import (
 from soulkit.models.api.limits import Budget, BudgetSpent, CallGate
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import parsed_object, read_json, write_aside, write_json
+from soulkit.runs.jsonl import parsed_object, stored_json, write_aside, write_json
 from soulkit.text import duration
 
 BOOK, FILES = "batches.json", "batches"
@@ -86,7 +86,7 @@ class BatchBook:
 
     def _read(self) -> None:
         try:
-            book = read_json(self.path)
+            book = stored_json(self.path)
             self.run = str(book["run"])
             states = [BatchState(**one) for one in book["batches"]]
             self.lore = {name: LearnedLimits(**lore) for name, lore in book["servers"].items()}

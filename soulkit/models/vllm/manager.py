@@ -43,7 +43,7 @@ from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import VllmServer, stop_all
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import read_json
+from soulkit.runs.jsonl import stored_json
 from soulkit.types import Segment
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def adapter_rank(folder: Path) -> int:
     """The largest rank of an adapter; ModelLoadError if its config does not state it."""
     file = folder / ADAPTER_CONFIG
     try:
-        read = read_json(file)
+        read = stored_json(file)
         return max([int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(

@@ -30,7 +30,7 @@ from soulkit.errors import ContextOverflow, DataError
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.sampler import LocalModel, expert_turns
 from soulkit.reporting import Reporter
-from soulkit.runs.jsonl import JsonlWriter, read_json, read_jsonl, write_aside, write_json
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, stored_json, write_aside, write_json
 from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
@@ -107,7 +107,7 @@ def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Promp
 def read_written(run: Path) -> WrittenTotals | None:
     """Counts of the texts that a run wrote; None for a run without mixsd."""
     try:
-        return WrittenTotals.from_json(read_json(run / TOTALS))
+        return WrittenTotals.from_json(stored_json(run / TOTALS))
     except FileNotFoundError:
         return None
 

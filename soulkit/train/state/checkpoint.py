@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from soulkit.errors import RunError
 from soulkit.models.local.loading import ADAPTER, modes_by_umask
 from soulkit.models.local.weights import misfit_of
-from soulkit.runs.jsonl import read_json
+from soulkit.runs.jsonl import stored_json
 from soulkit.train.model.policy import Policy
 from soulkit.train.ranks.follower import same_weights
 from soulkit.train.ranks.sharding import FirstRankTensors, put_pieces, whole_on_first
@@ -226,7 +226,7 @@ def damage(path: Path) -> str:
 
 def _noted(path: Path) -> dict[str, Any]:
     try:
-        noted = read_json(path / POSITION)
+        noted = stored_json(path / POSITION)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(path, f"{POSITION} is missing") from error
     except (OSError, ValueError) as error:

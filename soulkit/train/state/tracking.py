@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from soulkit.api_keys import masked_json, printable
 from soulkit.errors import MissingPackage
-from soulkit.runs.jsonl import read_json, write_json
+from soulkit.runs.jsonl import stored_json, write_json
 from soulkit.train.state.metrics import StepLine
 
 TRACKING = "tracking.json"
@@ -138,7 +138,7 @@ def _new_entry(package: str, run: Path) -> dict[str, Any]:
 
 def _read(place: Path) -> dict[str, dict[str, Any]]:
     try:
-        notes = read_json(place)
+        notes = stored_json(place)
         return {name: entry for name, entry in notes.items() if {"id", "step"} <= entry.keys()}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
