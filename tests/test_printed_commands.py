@@ -433,7 +433,7 @@ def test_a_printed_command_with_a_model_runs(
 
 
 PROGRAMS_ELSEWHERE = {
-    "pandas.stored_json": "tests/test_schemas.py reads a run with it",
+    "pandas.read_json": "tests/test_schemas.py reads a run with it",
     "load_dataset(": "the same",
 }
 PROGRAMS = [

@@ -146,7 +146,7 @@ def means() -> dict[str, float]:
 
 def test_pandas_reads_the_records(episodes: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.stored_json(episodes, lines=True)
+    frame = pandas.read_json(episodes, lines=True)
     assert len(frame) == len(mixed())
     drafts = frame[frame["kind"] == "draft"]
     values = drafts["score"].str["value"].astype(float).groupby(drafts["task"]).mean()
@@ -158,13 +158,13 @@ def test_pandas_reads_the_records(episodes: Path) -> None:
 def test_duckdb_reads_the_records(episodes: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     rows = duckdb.sql(
-        f"SELECT task, avg(score.value) FROM stored_json('{episodes}', sample_size=-1) "
+        f"SELECT task, avg(score.value) FROM read_json('{episodes}', sample_size=-1) "
         "WHERE kind = 'draft' GROUP BY task"
     ).fetchall()
     assert dict(rows) == pytest.approx(means())
     ((count,),) = duckdb.sql(
         "SELECT max(len(episode.messages)) FROM "
-        f"stored_json('{episodes}', sample_size=-1) WHERE task = 'sotopia'"
+        f"read_json('{episodes}', sample_size=-1) WHERE task = 'sotopia'"
     ).fetchall()
     assert count > 20
 

@@ -218,11 +218,11 @@ def reproduce_command(
 
     from soulkit.cli.app import run_words
     from soulkit.report.ablation import load_ablation, reproduction_grid, write_ablation
-    from soulkit.train.reproduce import COMPARED, EVALUATION, figure_of, steps_of, without_rows
+    from soulkit.train.reproduce import COMPARED, EVALUATION, figure_of, figure_steps, without_rows
 
     out = out or Path("runs", f"{paper}-figure-{figure}-{scale}")
     drawn = figure_of(paper, figure, scale, out)
-    steps, settings = steps_of(drawn, out, seeds), yaml.safe_dump(drawn["evaluation"])
+    steps, settings = figure_steps(drawn, out, seeds), yaml.safe_dump(drawn["evaluation"])
     left = [step for step in steps if not all(file.is_file() for file in step.writes)]
     if left and not dry_run:
         out.mkdir(parents=True, exist_ok=True)

@@ -405,7 +405,7 @@ def with_final(
     both = [f"{who.written()}, the {role} of {run.arm.spelling}" for run in runs
             for role, who in run.config.players() if role in (*PANELS, "coach")
             and (who.model or who.kind) in judges and not force_mixed]  # fmt: skip
-    older = [r.path / FINAL for r in runs if is_run(r.path / FINAL) and not is_trained(r)]
+    older = [r.path / FINAL for r in runs if is_run(r.path / FINAL) and not has_all_steps(r)]
     for wrong, what, why, fix in (
         (sorted(settings.keys() & {"kind", "actor_kind", "model", "adapter", "base_url"}),
          f"{file} sets '{{}}'.", "The evaluated models are those of the comparison.", "Remove it."),
@@ -430,10 +430,10 @@ def with_final(
 
 
 def is_finished(run: PlannedRun) -> bool:
-    return is_trained(run) and (run.final is None or is_scored(run.path / FINAL))
+    return has_all_steps(run) and (run.final is None or is_scored(run.path / FINAL))
 
 
-def is_trained(run: PlannedRun) -> bool:
+def has_all_steps(run: PlannedRun) -> bool:
     there = is_run(run.path) and (run.path / "summary.json").is_file()
     return there and (steps_before(run.path) or 0) >= run.config.steps
 
@@ -443,7 +443,7 @@ def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
     from soulkit.train.run import train
 
     try:
-        if not is_trained(run):
+        if not has_all_steps(run):
             train(run.config, run.path, reporter=reporter)
         if run.final:
             run_eval(run.final, run.path / FINAL, reporter=reporter)

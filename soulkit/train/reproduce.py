@@ -51,7 +51,7 @@ def figure_of(paper: str, figure: str, scale: str, out: Path) -> dict[str, Any]:
     return {**chosen, "evaluation": json.loads(evaluation)}
 
 
-def steps_of(figure: dict[str, Any], out: Path, seeds: int) -> list[CommandStep]:
+def figure_steps(figure: dict[str, Any], out: Path, seeds: int) -> list[CommandStep]:
     """All commands of a figure, in order."""
 
     def words_of(command: str) -> list[str]:

@@ -85,7 +85,7 @@ def test_an_error_names_what_there_is(
 
 def test_methods_without_refined_rollouts_get_twice_the_drafts(tmp_path: Path) -> None:
     figure = reproduce.figure_of("ditto-paper", "4", "8b", tmp_path)
-    doubled = {step.words[1] for step in reproduce.steps_of(figure, tmp_path, 2)
+    doubled = {step.words[1] for step in reproduce.figure_steps(figure, tmp_path, 2)
                if "group_size=16" in step.words}  # fmt: skip
     assert {"grpo", "sdpo-token", "self-rewarding"} <= doubled
     assert not doubled & {"ditto", "erl", "rltf-sd", "critique-grpo"}
@@ -157,14 +157,14 @@ def test_trainings_that_were_launched_with_several_processes_are_finished(tmp_pa
     """`soul train METHOD --gpus 2` and then `soul train ablate`, which knows no --gpus."""
     out, launched = tmp_path / "out", {**SMALL, "methods": ["grpo"], "launch": "--gpus 2"}
     launched["training"] = f"{SMALL['training']} --device cpu".replace("--steps 6", "--steps 1")
-    for step in reproduce.steps_of(launched, out, 1)[:-1]:
+    for step in reproduce.figure_steps(launched, out, 1)[:-1]:
         assert subprocess.run([sys.executable, "-m", "soulkit", *step.words], cwd=ROOT,
                               check=False).returncode == 0  # fmt: skip
     trained = out / "methods" / "grpo" / "seed_0" / "metrics.jsonl"
     before = contents([trained])
     shown = start(out, launched)
     assert shown.communicate()[0].count(b"soul train ") == 1 and shown.returncode == 0
-    compare = reproduce.steps_of(launched, out, 1)[-1].words
+    compare = reproduce.figure_steps(launched, out, 1)[-1].words
     assert subprocess.run([sys.executable, "-m", "soulkit", *compare], cwd=ROOT,
                           check=False).returncode == 0  # fmt: skip
     assert contents([trained]) == before

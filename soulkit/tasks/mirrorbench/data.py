@@ -26,8 +26,8 @@ from soulkit.data.chats import Chat, ChatMessage, alternate, conversation, read_
 from soulkit.data.files import (
     BadRow,
     RawRow,
+    read_json,
     read_rows,
-    stored_json,
     without_absent,
 )
 from soulkit.data.literals import structure
@@ -278,7 +278,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     """The records of a file: rows, or Qulac's {column: {row: value}} regrouped by row."""
     if path.suffix.lower() != ".json":
         return read_rows(path)
-    columns = stored_json(path)
+    columns = read_json(path)
     if isinstance(columns, list):
         return read_rows(path)
     if not isinstance(columns, Mapping) or not all(

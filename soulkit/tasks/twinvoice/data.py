@@ -27,8 +27,8 @@ from soulkit.data.chats import Chat, read_chats
 from soulkit.data.files import (
     BadRow,
     RawRow,
+    read_json,
     read_rows,
-    stored_json,
     unreadable_file,
 )
 from soulkit.errors import DataError
@@ -132,7 +132,7 @@ def read_profiles(choices: Path) -> dict[str, Person]:
 
 def profiles_in(profiles: Path) -> dict[str, Person]:
     """Canonical name → character from a file of profiles; DataError for another file."""
-    value = stored_json(profiles)
+    value = read_json(profiles)
     listed = value.get("characterList") if isinstance(value, Mapping) else None
     if not isinstance(listed, Mapping):
         raise unreadable_file(profiles, "it has no characterList")
