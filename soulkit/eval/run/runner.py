@@ -78,7 +78,7 @@ from soulkit.models.local.threads import take_threads
 from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players
-from soulkit.play.engine import Engine, Job, gather
+from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Plan, Work, confirm_cost, pays
 from soulkit.play.requirements import (
     MissingRequirement,
@@ -499,16 +499,6 @@ async def run_evaluation(
             mean.add(record)
             count(record.score)
 
-    async def play(part: Work) -> None:
-        players = engine(part)
-
-        async def walk(job: Job) -> None:
-            # The draft last: once it is on disk, nothing of its rounds is missing.
-            for record in reversed(await players.rounds(job, config.refine)):
-                sink(record)
-
-        await players.each([job for job in jobs if job.task is part.task], walk)
-
     def notice(control: ControlRecord) -> None:
         controls[control.key] = control
         count(control.score)
@@ -516,7 +506,11 @@ async def run_evaluation(
     engine = partial(_engine, players=players, config=config)
     try:
         try:
-            await gather(play(part) for part in work)
+            await gather(
+                _play_rounds(engine(part), [job for job in jobs if job.task is part.task],
+                             config.refine, sink)
+                for part in work
+            )  # fmt: skip
         finally:
             await writer.close()
         # All drafts are on disk, so a kill cannot lose a draft that has a control.
@@ -528,6 +522,15 @@ async def run_evaluation(
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
     return _written(run, summary, ledger, work, players) if whole else summary
+
+
+async def _play_rounds(engine: Engine, jobs: Sequence[Job], rounds: int, sink: Sink) -> None:
+    async def walk(job: Job) -> None:
+        # The draft last: once it is on disk, nothing of its rounds is missing.
+        for record in reversed(await engine.rounds(job, rounds)):
+            sink(record)
+
+    await engine.each(jobs, walk)
 
 
 def _check_roles(work: Sequence[Work], players: Cast) -> None:
