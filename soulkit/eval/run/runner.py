@@ -506,11 +506,8 @@ async def run_evaluation(
     engine = partial(_engine, players=players, config=config)
     try:
         try:
-            await gather(
-                _play_rounds(engine(part), [job for job in jobs if job.task is part.task],
-                             config.refine, sink)
-                for part in work
-            )  # fmt: skip
+            players_of = ((part, engine(part)) for part in work)
+            await gather(_play_rounds(p, w, jobs, config.refine, sink) for w, p in players_of)
         finally:
             await writer.close()
         # All drafts are on disk, so a kill cannot lose a draft that has a control.
@@ -524,13 +521,15 @@ async def run_evaluation(
     return _written(run, summary, ledger, work, players) if whole else summary
 
 
-async def _play_rounds(engine: Engine, jobs: Sequence[Job], rounds: int, sink: Sink) -> None:
+async def _play_rounds(
+    engine: Engine, part: Work, jobs: Sequence[Job], rounds: int, sink: Sink
+) -> None:
     async def walk(job: Job) -> None:
         # The draft last: once it is on disk, nothing of its rounds is missing.
         for record in reversed(await engine.rounds(job, rounds)):
             sink(record)
 
-    await engine.each(jobs, walk)
+    await engine.each([job for job in jobs if job.task is part.task], walk)
 
 
 def _check_roles(work: Sequence[Work], players: Cast) -> None:
