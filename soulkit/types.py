@@ -336,6 +336,10 @@ def unscored(failure: Failure, protocol: Protocol = "paper") -> Score:
     )
 
 
+COACH_FAILURE = "coach_failure"
+"""Note of an episode whose coach failed: why there is no feedback."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
     """Text for the actor about its draft."""

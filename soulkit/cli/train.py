@@ -75,8 +75,8 @@ COMPARISON = (
     Option("--eval-judge", str, "Judge that scores the final episodes of all methods. Methods "
                                 "may then train with different judges.", "Comparison",
            metavar="PLAYER"),
-    Option("--final-eval", Path, "YAML file with settings of `soul eval local`: evaluates the base "
-                                 "model and every trained one.", "Comparison", metavar="FILE"),
+    Option("--final-eval", Path, "YAML file with the settings of an evaluation, which scores the "
+                                 "base model and every trained one.", "Comparison", metavar="FILE"),
     Option("--force-mixed", bool, "Compare methods with different judges, partners or rows, and "
                                   "list the differences.", "Comparison"),
 )  # fmt: skip

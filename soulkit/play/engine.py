@@ -27,6 +27,7 @@ from soulkit.tasks.kit.base import Control, Rollout, Task
 from soulkit.tasks.kit.user_code import checked_episode, checked_feedback, or_default, task_code
 from soulkit.text import one_line
 from soulkit.types import (
+    COACH_FAILURE,
     ControlRecord,
     Episode,
     Example,
@@ -136,7 +137,7 @@ class Engine:
             checked = await self._check_leaks(job, draft, feedback) if feedback else None
         except CallError as error:
             # If the coach fails, keep the draft without feedback and record the failure.
-            notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
+            notes = {**draft.episode.notes, COACH_FAILURE: f"{error.reason}: {error.detail}"}
             return replace(draft, episode=replace(draft.episode, notes=notes))
         return replace(draft, received=checked)
 

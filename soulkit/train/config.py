@@ -186,8 +186,8 @@ class RolloutSettings(Settings):
         None, only=("feedback", "sft"), metavar=BY_TASK,
         unset="the judge's model on judged tasks, else set by the task or symbolic",
         help="Model that writes feedback, or: symbolic (the task's rules), terse (the rules "
-             "without remarks on the draft), judge (its model), raw (its verdict, unchanged), "
-             "actor, none. Repeatable for single tasks.",
+             "without remarks), judge (its model), raw (its verdict), actor, none. Repeatable for "
+             "single tasks.",
     )  # fmt: skip
     leak_check: LeakCheck | None = _feedback(
         None, unset="drop; log with --protocol reference",

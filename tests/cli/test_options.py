@@ -673,7 +673,12 @@ def test_a_file_takes_every_option_as_it_is_written(
     Path("own.yaml").write_text("tasks: {}\n")
     Path("players.yaml").write_text("endpoints: {}\n")
     kind, flag, value = kind_of(command), option.flag.partition("/")[0], text_of(option)
-    base = {**NEEDED.get(command, {"task": ["tomi"]}), **WITH.get(flag, {})}
+    rounds = kind is EvalConfig and flag in ("--coach", "--show-draft")
+    base = {
+        **NEEDED.get(command, {"task": ["tomi"]}),
+        **WITH.get(flag, {}),
+        **({"refine": 2} if rounds else {}),
+    }
     base = {name: given for name, given in base.items() if given is not None}
     flags = from_command_line(command, {**base, option.name: value})
     expected = kind.load(None, env={}, flags=flags)

@@ -83,6 +83,16 @@ def test_a_finished_run_asks_nothing_and_a_cut_one_pays_only_for_what_is_missing
     assert json.loads((out / "summary.json").read_text())["tasks"] == tasks
 
 
+def test_a_round_whose_coach_failed_has_no_score(server: ScriptedServer, tmp_path: Path) -> None:
+    """A silent coach is no reason to count the old reply again."""
+    out, coach = tmp_path / "run", ("--coach", "endpoint:coach@http://127.0.0.1:9/v1")
+    assert refine(server, out, *coach, "--max-attempts", 1) in (0, 1)
+    cells = json.loads((out / "summary.json").read_text())["tasks"]["tombench"]
+    assert cells["value"]["n_scored"] == cells["value"]["n"]
+    assert cells["value/round=1"]["n_scored"] == 0 and cells["value/round=1"]["mean"] is None
+    assert cells["value/round=1"]["unscored"] == {"coach_error": cells["value"]["n"]}
+
+
 def _lines(out: Path) -> list[str]:
     from soulkit.runs.jsonl import lines_in
 

@@ -51,7 +51,7 @@ from soulkit.runs.jsonl import (
 )
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
-from soulkit.types import Record, Score
+from soulkit.types import COACH_FAILURE, Failure, Record, Score, unscored
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
 SEVERAL_ORIGINS = "rows from several of your files are not averaged; each file has its own value"
@@ -321,16 +321,28 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
 
 def _rounds(records: Sequence[Record]) -> dict[int, list[tuple[Record, Record]]]:
     """Round of an evaluation with `refine` → every draft with its newest reply in that round: a
-    draft without usable feedback keeps its reply."""
+    draft without usable feedback keeps its reply, one whose coach failed is unscored."""
     latest = {(r.example_id, r.rollout): r for r in records if r.kind == "draft"}
     first, refined = dict(latest), [r for r in records if r.kind == "refined"]
     if any(draft.step for draft in latest.values()):  # steps of a training
         return {}
+    failed = [_next_round(r) for r in records if COACH_FAILURE in r.episode.notes]
     rounds = {}
-    for step in sorted({r.step for r in refined}):
-        latest |= {(r.example_id, r.rollout): r for r in refined if r.step == step}
-        rounds[step + 1] = [(first[place], latest[place]) for place in first]
+    for number in range(1, max([*failed, *(r.step + 1 for r in refined)], default=0) + 1):
+        latest |= {(r.example_id, r.rollout): r for r in refined if r.step + 1 == number}
+        latest |= {place: _without_coach(r) for place, r in latest.items()
+                   if COACH_FAILURE in r.episode.notes and _next_round(r) <= number}  # fmt: skip
+        rounds[number] = [(first[place], latest[place]) for place in first]
     return rounds
+
+
+def _next_round(record: Record) -> int:
+    return 1 if record.kind == "draft" else record.step + 2
+
+
+def _without_coach(record: Record) -> Record:
+    why = Failure("coach_error", str(record.episode.notes[COACH_FAILURE]))
+    return replace(record, score=unscored(why, record.score.protocol))
 
 
 def _gain(draft: Record, last: Record) -> float | None:

@@ -31,7 +31,6 @@ OTHER_LOSSES = (
 
 
 class SelfRewardingSettings(Settings):
-    method: str
     iteration_steps: int = _objective(
         1, gt=0, metavar="N",
         help="Steps per iteration. The reference of DPO is the weights at its start.",
@@ -41,7 +40,8 @@ class SelfRewardingSettings(Settings):
     @property
     def reference_steps(self) -> int:
         """Steps between two copies of the weights as reference; 0 if there is no such copy."""
-        return self.iteration_steps * (self.method == "self-rewarding" and self.iteration_steps > 1)
+        used = getattr(self, "method", "") == "self-rewarding" and self.iteration_steps > 1
+        return self.iteration_steps * used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
 from soulkit.train.state.metrics import FeedbackCounts, StepLine, read_step_lines
-from soulkit.types import Feedback, Record, Segment
+from soulkit.types import COACH_FAILURE, Feedback, Record, Segment
 
 
 def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
@@ -156,7 +156,7 @@ def _missing(draft: Record, refined: Record | None, usable: bool, refines: bool)
         return ""
     if draft.received is not None:
         return "unshared" if draft.received.usable else "leaks"
-    return "failed" if "coach_failure" in draft.episode.notes else "silent"
+    return "failed" if COACH_FAILURE in draft.episode.notes else "silent"
 
 
 def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:

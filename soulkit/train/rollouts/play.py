@@ -29,7 +29,7 @@ from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy, swap_feedback, with_swapped
 from soulkit.train.rollouts.push import ServedPolicy
 from soulkit.train.setup.rows import TaskRows, batch
-from soulkit.types import Feedback, Record, Sampling, Segment
+from soulkit.types import COACH_FAILURE, Feedback, Record, Sampling, Segment
 
 
 class StaleRollout(SoulError):
@@ -74,7 +74,7 @@ def step_failure(records: Sequence[Record]) -> Exception | None:
             f"None of {len(drafts)} drafts was scored; the last one failed with {last.reason}: "
             f"{last.words}"
         )
-    failed = [r.episode.notes.get("coach_failure") for r in scored]
+    failed = [r.episode.notes.get(COACH_FAILURE) for r in scored]
     if failed and all(failed):
         return _of_reason(str(failed[-1]).partition(":")[0])(
             f"The coach failed on all {len(failed)} drafts, the last time with {failed[-1]}"

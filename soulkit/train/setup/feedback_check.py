@@ -30,6 +30,7 @@ from soulkit.train.objectives.base import Objective, method_class
 from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
 from soulkit.train.setup.rows import TaskRows
 from soulkit.types import (
+    COACH_FAILURE,
     Call,
     Completion,
     Episode,
@@ -245,7 +246,7 @@ async def _end(engine: Engine, job: Job, episode: Episode, score: Score) -> str:
     except (Exception, SystemExit):  # noqa: BLE001 - the run reports it if it happens with real drafts
         return ""
     if record.received is None:
-        return "" if "coach_failure" in record.episode.notes else "silent"
+        return "" if COACH_FAILURE in record.episode.notes else "silent"
     return "" if record.received.usable else "leaks"
 
 

@@ -17,7 +17,7 @@ from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.train.loss.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, Rewards
-from soulkit.types import Feedback, Kind, Record
+from soulkit.types import COACH_FAILURE, Feedback, Kind, Record
 
 
 def reward_groups(records: Sequence[Record], metric: str = "") -> list[RewardGroup]:
@@ -149,7 +149,7 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
         blind_reader=fmean(blind) if blind else None,
         blind_chance=fmean(chance) if chance else None,
         about=_about(drafts),
-        coach_failures=sum("coach_failure" in r.episode.notes for r in drafts),
+        coach_failures=sum(COACH_FAILURE in r.episode.notes for r in drafts),
     )
 
 
