@@ -79,7 +79,6 @@ class Step:
         canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
         await self.rollouts.rest()
         sampled = time.monotonic() - checked.seconds
-
         self.loop.reporter.phase("update")  # advantages and updates
         if config.reference_steps and step % config.reference_steps == 0:
             start_ema(policy)  # the reference of the iteration
