@@ -330,23 +330,17 @@ def test_a_check_by_a_judge_of_ones_own_names_only_what_is_taken(
         "judge: [{{model: j, base_url: '{url}', api_key_env: {key}}}]",
         "judge: [&a {{model: j, base_url: '{url}', api_key_env: {key}}}]\npartner: *a",
         "judge: [&a {{model: i, base_url: '{url}', api_key_env: {key}}}, {{<<: *a, model: j}}]",
-        "judge: [{{model: j, base_url: !!binary {url64}, api_key_env: {key}}}]",
         "endpoints: {file}",
     ],
 )
 def test_no_way_of_writing_hides_an_address_or_a_key(
     foreign: Received, tmp_path: Path, capfd: Any, judged: str
 ) -> None:
-    import base64
-
     book = tmp_path / "book.yaml"
     player = {"model": "j", "base_url": foreign.url, "api_key_env": KEY_NAME}
     book.write_text(yaml.safe_dump({"endpoints": {"n": player}, "roles": {"judge": "n"}}))
     foreign.edit(lambda settings: [settings.pop(name) for name in ("judge", "partner")] and None)
-    line = judged.format(
-        url=foreign.url, key=KEY_NAME, file=book,
-        url64=base64.b64encode(foreign.url.encode()).decode(),
-    )  # fmt: skip
+    line = judged.format(url=foreign.url, key=KEY_NAME, file=book)
     foreign.config.write_text(f"{foreign.config.read_text()}\n{line}\n")
     _, why, _ = refused(foreign, capfd, *check(foreign, tmp_path / "check"))
     assert foreign.url in why and KEY_NAME in why
@@ -360,7 +354,10 @@ def test_a_setting_that_stands_twice_hides_nothing(
     assert "'judge' appears twice" in capfd.readouterr().err and foreign.untouched()
 
 
-@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch {m}']", "a: &a [*a", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["!!python/object/apply:os.system ['touch {m}']", "a: &a [*a", "judge: !!binary aHR0cA==", ""],
+)
 def test_yaml_runs_nothing(foreign: Received, tmp_path: Path, text: str) -> None:
     foreign.config.write_text(text.format(m=foreign.marker))
     assert soul(*check(foreign, tmp_path / "check")) == 2
@@ -373,9 +370,12 @@ def test_aliases_neither_hang_nor_hide(foreign: Received, tmp_path: Path, capfd:
         bomb += f", &{two} [{','.join([f'*{one}'] * 9)}]"
     foreign.edit(lambda settings: settings.pop("judge") and None)
     foreign.config.write_text(foreign.config.read_text() + bomb + "]\n")
-    refused(foreign, capfd, *check(foreign, tmp_path / "check"))
-    foreign.config.write_text(foreign.config.read_text().split("judge:")[0] + "judge: &a [*a]\n")
-    refused(foreign, capfd, *check(foreign, tmp_path / "check"))
+    for text in (foreign.config.read_text(), "judge: &a [*a]\n"):
+        foreign.config.write_text(text)
+        capfd.readouterr()
+        assert soul(*check(foreign, tmp_path / "check")) == 2
+        three_lines(capfd.readouterr().err)
+        assert foreign.untouched()
 
 
 def test_what_is_shown_cannot_write_on_the_terminal(
