@@ -281,10 +281,22 @@ def test_a_broken_call_keeps_its_reason_and_what_users_can_mend_stops() -> None:
         play(task_with(score=score))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
-def test_who_stops_a_run_stops_it(error: BaseException) -> None:
-    with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
-        play(task_with(grade=raising(error)))
+def test_who_stops_a_run_stops_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(task_with(grade=raising(KeyboardInterrupt())))
+
+    def cancels(*arguments: Any) -> float:
+        task = asyncio.current_task()
+        assert task is not None and task.cancel()
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        play(task_with(grade=cancels))
+
+
+def test_a_task_that_raises_a_cancellation_itself_stops_nothing() -> None:
+    (record,) = play(task_with(grade=raising(asyncio.CancelledError())), rows=1)
+    assert record.score.words.startswith("CancelledError")
 
 
 def test_what_breaks_in_a_model_is_no_error_of_the_task_that_asked() -> None:
