@@ -352,7 +352,7 @@ def test_parse(vector: Vector) -> None:
             actual = action_result(inputs["name"], parse_action(inputs["text"]))
         case "action_to_natural_language":
             actual = {"result": reference.narrated(inputs["name"], inputs["action"])}
-        case "action_json":
+        case "parse_json":
             actual = {"result": action_json(inputs["text"])}
         case "extract_json_from_text":
             value, calls = reference.extract_json(inputs["text"], lambda _: inputs["repair_output"])
