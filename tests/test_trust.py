@@ -17,6 +17,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SERVERS_KEY, SHOWN, reach_of
 
 INERT = """
+    refine iteration_steps preference_beta
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
     allow_private max_exposure
     attention assistant aux_weight backoff_s batch batch_judges batch_poll_s

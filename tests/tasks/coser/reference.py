@@ -10,7 +10,7 @@ from typing import Any
 
 from soulkit.tasks.coser.judging import HIGHEST, LOWEST, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.scene import without_bracketed
-from soulkit.tasks.sotopia.actions import parse_json
+from soulkit.tasks.sotopia.actions import action_json
 
 TITLES = [name.alias or "" for name in Marks.model_fields.values()]
 """The dimensions in the order in which they are asked about one by one."""
@@ -72,9 +72,9 @@ def evaluate(
 def _valid(ask: Callable[[], str], attempts: int, titles: Sequence[str]) -> dict[str, Any] | None:
     for _ in range(attempts):
         text = ask()
-        value = parse_json(text) if text else None
+        value = action_json(text) if text else None
         if text and not value:
-            value = parse_json(ask())
+            value = action_json(ask())
         if isinstance(value, dict) and all(_in_range(value.get(title)) for title in titles):
             return value
     return None

@@ -41,7 +41,7 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.loading import examples_to_inspect
 from soulkit.tasks.kit.selfcheck import check_task
-from soulkit.tasks.sotopia.actions import parse_json
+from soulkit.tasks.sotopia.actions import action_json
 from soulkit.types import BatchMetric, Episode, Example, Line, Record, Score
 from tests.support.coser import (
     SCENE,
@@ -248,7 +248,7 @@ def test_parse(vector: Vector) -> None:
         case "extract_nsp":
             actual = label_in(text)
         case _:
-            actual = parse_json(text)
+            actual = action_json(text)
     assert_matches(actual, vector.expected["result"])
 
 
