@@ -22,7 +22,7 @@ import pytest
 
 SECRET = "sk-hostile-0123456789"  # value of the variable HOSTILE_KEY in every attack
 SHORT_SECRET = "q7Zx"  # value of HOSTILE_SHORT_KEY: the shortest key that is masked
-SECONDS = 20  # wall clock for one attack; a quiet command takes less than one
+SECONDS = 60  # wall clock for one attack; a quiet command takes less than one
 MEGABYTES = 400  # memory that one attack may add to the test process
 
 
