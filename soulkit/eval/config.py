@@ -344,10 +344,7 @@ class EvalConfig(GateSettings, PlayConfig):
         """The rules for the feedback that `task` gets with `refine`."""
         from soulkit.play.engine import FeedbackPolicy
 
-        coach = self.named("coach", task)
-        return FeedbackPolicy(
-            terse=coach == "terse", raw=coach == "raw", show_draft=self.show_draft
-        )
+        return FeedbackPolicy(coach=self.named("coach", task), show_draft=self.show_draft)
 
     @property
     def prompt_label(self) -> str:

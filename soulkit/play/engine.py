@@ -21,6 +21,7 @@ from soulkit.errors import CallError
 from soulkit.judge.leaks import LeakView, check_leak, read_blind
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.batching import Participant, participants
+from soulkit.models.players.settings import Coach
 from soulkit.play.plan import Work
 from soulkit.runs.record_lines import first_prompts
 from soulkit.tasks.kit.base import Control, Rollout, Task
@@ -72,11 +73,10 @@ class FeedbackPolicy:
 
     when: str = "all"
     """`all` | `imperfect` (reward below the task's maximum) | `task` (the task's own gate, as in
-    the reference protocol) | `never`."""
-    terse: bool = False
-    """Use the task's rules, without remarks on the draft, instead of the coach."""
-    raw: bool = False
-    """Use the judge's words about the draft, unchanged, instead of the coach."""
+    the reference protocol)."""
+    coach: Coach | None = None
+    """`terse` (the task's rules, without remarks on the draft), `raw` (the judge's words about the
+    draft, unchanged) or `none`; for anything else the task asks the coach in the cast."""
     blind_reader: Player | None = None
     """A model for the leak check; None checks by rules only."""
     blind_reads: int = BLIND_READS
@@ -90,7 +90,7 @@ class FeedbackPolicy:
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
         worked = task.spec.feedback.kind == "worked_example"
-        if score.reward is None or self.when == "never" or (worked and not self.worked_examples):
+        if score.reward is None or self.coach == "none" or (worked and not self.worked_examples):
             return False
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high
@@ -130,10 +130,7 @@ class Engine:
         try:
             if policy is None or not policy.wants(job.task, draft.score, job.step):
                 return draft
-            if policy.terse or policy.raw:
-                feedback = terse(job) if policy.terse else raw(job, draft.score)
-            else:
-                feedback = await self._coach_feedback(job, draft)
+            feedback = await self._feedback(job, draft, policy.coach)
             checked = await self._check_leaks(job, draft, feedback) if feedback else None
         except CallError as error:
             # If the coach fails, keep the draft without feedback and record the failure.
@@ -141,7 +138,11 @@ class Engine:
             return replace(draft, episode=replace(draft.episode, notes=notes))
         return replace(draft, received=checked)
 
-    async def _coach_feedback(self, job: Job, draft: Record) -> Feedback | None:
+    async def _feedback(self, job: Job, draft: Record, coach: Coach | None) -> Feedback | None:
+        if coach == "terse":
+            return terse(job)
+        if coach == "raw":
+            return raw(job, draft.score)
         rollout, task = job.rollout(self.seed), job.task
         with task_code(task, "critique"):
             feedback = await task.critique(

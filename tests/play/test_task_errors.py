@@ -241,9 +241,9 @@ def test_a_number_over_a_batch_that_is_none_has_no_value() -> None:
 
 def test_feedback_without_words_is_none() -> None:
     methods = {"explain": lambda self, *arguments: math.nan}
-    for terse in (False, True):
+    for coach in (None, "terse"):
         engine = Engine(Cast(actor=Player(voice("<answer>nowhere</answer>"))),
-                        feedback=FeedbackPolicy(terse=terse))  # fmt: skip
+                        feedback=FeedbackPolicy(coach=coach))  # fmt: skip
         (example,) = examples("tomi", 1)
         job = Job(task_with(**methods), example)
         (record,) = asyncio.run(engine.run([job], lambda record: None))

@@ -201,7 +201,7 @@ def test_why_feedback_was_of_no_use(refines: bool, records: Sequence[Record], wo
 @pytest.mark.parametrize(
     ("task", "score", "policy", "gated"),
     [
-        ("kind", FULL, {}, 1), ("kind", POOR, {}, 0), ("kind", POOR, {"when": "never"}, 1),
+        ("kind", FULL, {}, 1), ("kind", POOR, {}, 0), ("kind", POOR, {"coach": "none"}, 1),
         ("kind", POOR, {"when": "imperfect"}, 0), ("closed", POOR, {"when": "task"}, 1),
         ("closed", POOR, {"when": "all"}, 0),
     ],

@@ -80,11 +80,9 @@ def feedback_policy(
 ) -> FeedbackPolicy:
     """The rules for feedback on drafts of the run, or of one task: when, which kind, and how leaks
     are handled."""
-    coach = config.named("coach", task)
     return FeedbackPolicy(
-        when="never" if coach == "none" else config.feedback_when,
-        terse=coach == "terse",
-        raw=coach == "raw",
+        when=config.feedback_when,
+        coach=config.named("coach", task),
         leak_check=config.leak_check or "drop",
         blind_reader=blind_reader,
         show_draft=config.show_draft,

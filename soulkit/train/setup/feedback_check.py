@@ -198,7 +198,7 @@ async def _tried(
             f"--feedback-for {policy.when} selects none of its drafts",
             "request feedback on every draft with --feedback-for all",
         )
-    asks_a_model = bool(config.cast_as("coach", task.name)) or policy.raw
+    asks_a_model = bool(config.cast_as("coach", task.name)) or policy.coach == "raw"
     silence = None if asks_a_model else await _nothing_said(policy, task, config.steps, examples)
     return silence or await _nothing_seen(objective, task, examples)
 
