@@ -20,7 +20,7 @@ from soulkit.models.local.footprint import (
 )
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
-from soulkit.play.engine import ControlJob, control_jobs
+from soulkit.play.engine import BLIND_READS, ControlJob, control_jobs
 from soulkit.play.plan import (
     CONTROLS,
     Load,
@@ -34,6 +34,8 @@ from soulkit.play.plan import (
 )
 from soulkit.types import MAX_TOKENS
 
+EACH = {"coach": 1, "blind_reader": BLIND_READS}
+"""Calls per draft that gets feedback."""
 SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server needs more than its model: "
                  "90 % of a GPU, or several GB of RAM, and a minute or more to start")  # fmt: skip
 """Note in the estimate of a run that starts a vLLM server."""
@@ -47,10 +49,13 @@ def evaluation_plan(
     task names."""
     if controls is None:
         controls = [job for part in work for job in control_jobs(part, config.repeats)]
-    players = partial(_players, config)
+
+    def players(part: Work, coached: bool = False) -> list[PlayerTerms]:
+        return planned_players(config, part, _actor(config, part), coached=coached)
+
     loads = [Load(work, players, label, config.repeats)]
     if config.refine:
-        refined = partial(_players, config, coached=True)
+        refined = partial(players, coached=True)
         loads.append(Load(work, refined, "refined", config.repeats * config.refine))
     by_task: dict[str, list[ControlJob]] = {}
     for job in controls:
@@ -74,15 +79,17 @@ def _with_fit(config: EvalConfig, machine: Machine | None) -> Machine | None:
     return replace(machine, fit=fits)
 
 
-def _players(config: EvalConfig, work: Work, coached: bool = False) -> list[PlayerTerms]:
-    actor = _actor(config, work)
+def planned_players(
+    config: RolesConfig, work: Work, actor: PlayerTerms, *, coached: bool
+) -> list[PlayerTerms]:
+    """The actor and the other players of a task; with `coached` also those of its feedback."""
     players = [actor]
     for role, who in config.players_in(work.task.name):
         player = voice_of(config, role, who, actor)
-        if role != "coach":
+        if role not in EACH:
             players.append(player)
         elif coached:
-            players.append(replace(player, each=1))
+            players.append(replace(player, each=EACH[role]))
     return players
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
-from soulkit.eval.planning import local_players, sampler, voice_of
+from soulkit.eval.planning import local_players, planned_players, sampler
 from soulkit.models.local.footprint import (
     Footprint,
     Machine,
@@ -28,7 +28,6 @@ from soulkit.models.local.footprint import (
     together,
 )
 from soulkit.models.players.settings import PANELS
-from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.text import byte_size, counted
@@ -52,8 +51,6 @@ from soulkit.train.setup.rows import (
 )
 from soulkit.types import Example
 
-EACH = {"coach": 1, "blind_reader": BLIND_READS}
-"""Calls per draft that gets feedback."""
 PER_MESSAGE = 5
 """Approximate number of tokens that a chat template adds to a message."""
 
@@ -153,14 +150,8 @@ def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
 
 
 def _players(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
-    players = [actor := _actor(config, work)]
-    for role, settings in config.players_in(work.task.name):
-        player = voice_of(config, role, settings, actor)
-        if role not in EACH:
-            players.append(player)
-        elif coached and _is_coached(config, work):
-            players.append(replace(player, each=EACH[role]))
-    return players
+    coached = coached and _is_coached(config, work)
+    return planned_players(config, work, _actor(config, work), coached=coached)
 
 
 def _is_coached(config: TrainConfig, work: Work) -> bool:
