@@ -21,6 +21,7 @@ from soulkit.eval.comparison.comparability import MeasuredRun, read_measured
 from soulkit.eval.config import INSTEAD
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
+from soulkit.parse import parse_yaml
 from soulkit.report.load import RunData
 from soulkit.runs.conditions import Conditions, prompt_in
 from soulkit.tasks.kit.spec import Suite
@@ -83,10 +84,9 @@ class Publication:
 @cache
 def publications() -> tuple[Publication, ...]:
     """All published tables in the package, in file order."""
-    import yaml
-
     text = (files("soulkit.report") / "published.yaml").read_text(encoding="utf-8")
-    return tuple(_publication(name, raw) for name, raw in yaml.safe_load(text).items())
+    tables = parse_yaml(text, ours=True)
+    return tuple(_publication(name, raw) for name, raw in tables.items())
 
 
 def _publication(name: str, raw: dict[str, Any]) -> Publication:

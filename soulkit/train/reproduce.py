@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.parse import parse_yaml
 from soulkit.train.ablate import FINAL, parse_arms
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import method_class
@@ -34,11 +35,10 @@ class CommandStep(NamedTuple):
 
 
 def figure_of(paper: str, figure: str, scale: str, out: Path) -> dict[str, Any]:
-    """The commands of a figure for the folder `out`; ConfigError for one that is not there."""
-    import yaml
-
+    """The commands of a figure for the folder `out`, which takes the place of OUT in the settings of
+    the evaluation; ConfigError for a figure that is not there."""
     text = (files("soulkit.train") / "reproduce.yaml").read_text(encoding="utf-8")
-    chosen: dict[str, Any] = yaml.safe_load(text)
+    chosen: dict[str, Any] = parse_yaml(text, ours=True)
     for what, name in (("paper", paper), ("figure", figure), ("scale", scale)):
         if name not in chosen:
             raise ConfigError(

@@ -26,6 +26,7 @@ from soulkit.config import Settings, setting
 from soulkit.data.exports.reading import EXPORT_SUFFIXES, is_export
 from soulkit.data.files import ROW_SUFFIXES, check_file
 from soulkit.errors import DataError, did_you_mean
+from soulkit.parse import parse_yaml
 
 _RATIO = re.compile(r"(?P<path>.*[^:]):(?P<ratio>\d+(?:\.\d*)?|\.\d+)", re.DOTALL)
 
@@ -219,9 +220,7 @@ class CorpusRule:
 @cache
 def corpus_rules() -> dict[str, CorpusRule]:
     """Name (`data_source`) → rule, for all entries of `corpora.yaml`."""
-    import yaml
-
-    table = yaml.safe_load(Path(__file__).with_name("corpora.yaml").read_text(encoding="utf-8"))
+    table = parse_yaml(Path(__file__).with_name("corpora.yaml").read_bytes(), ours=True)
     limits = table["turns"]
     return {
         name: CorpusRule(side, limits.get(name))

@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from soulkit.errors import did_you_mean
+from soulkit.parse import parse_yaml
 
 
 def preset_names() -> list[str]:
@@ -26,5 +25,5 @@ def preset_settings(name: str) -> Mapping[str, Any]:
     if name not in preset_names():
         raise ValueError(f"there is no preset '{name}'. {did_you_mean(name, preset_names())}")
     file = Path(__file__).parent / f"{name}.yaml"
-    settings: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    settings: Mapping[str, Any] = parse_yaml(file.read_bytes(), ours=True)
     return settings

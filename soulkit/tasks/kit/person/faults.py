@@ -14,10 +14,9 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from soulkit.judge.leaks import SENTENCE_END, grams, words
 from soulkit.judge.verdict import UNSPACED
+from soulkit.parse import parse_yaml
 from soulkit.tasks.kit.person.brief import END_MARK, START, Brief
 from soulkit.text import one_line
 from soulkit.types import Episode, Line
@@ -206,7 +205,7 @@ def _least(text: Sequence[str], number: int) -> int:
 @cache
 def _signs() -> Mapping[str, Any]:
     text = (files("soulkit.tasks.kit.person") / "signs.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return parse_yaml(text, ours=True)
 
 
 @cache
