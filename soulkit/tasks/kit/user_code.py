@@ -195,10 +195,11 @@ class Hook:
             if name not in declared:
                 raise self._no_option(flag, declared)
             keywords[name] = declared[name].read(text, self.task)
-        if TASK_KEYWORD in inspect.signature(self.function).parameters:
+        signature = inspect.signature(self.function)
+        if TASK_KEYWORD in signature.parameters:
             keywords[TASK_KEYWORD] = self.task
         try:
-            inspect.signature(self.function).bind(*values, **keywords)
+            signature.bind(*values, **keywords)
         except TypeError as error:
             raise ConfigError(
                 f"A function of the task '{self.task}' cannot be called.", f"Python: {error}.",
