@@ -147,7 +147,7 @@ COMMANDS = {
     "data": "Generate, download, import, check and inspect rows.",
     "eval": "Evaluate a local checkpoint or a model behind an API.",
     "simulate": "Let simulated people talk to your agent.",
-    "train": "Train a model with Ditto, GRPO, SFT or seven other methods.",
+    "train": "Train a model with Ditto, GRPO, SFT or nine other methods.",
     "distill": "Distil several task experts into one model.",
     "reproduce": "Run the commands behind a figure of a paper, and draw it.",
     "people": "Learn from people's chats, and measure what came of it.",
