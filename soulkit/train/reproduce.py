@@ -35,8 +35,8 @@ class CommandStep(NamedTuple):
 
 
 def figure_of(paper: str, figure: str, scale: str, out: Path) -> dict[str, Any]:
-    """The commands of a figure for the folder `out`, which takes the place of OUT in the settings of
-    the evaluation; ConfigError for a figure that is not there."""
+    """The commands of a figure for the folder `out`, which takes the place of OUT in the settings
+    of the evaluation; ConfigError for a figure that is not there."""
     text = (files("soulkit.train") / "reproduce.yaml").read_text(encoding="utf-8")
     chosen: dict[str, Any] = parse_yaml(text, ours=True)
     for what, name in (("paper", paper), ("figure", figure), ("scale", scale)):
