@@ -6,6 +6,7 @@ hang or a memory bomb ends the child only.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import resource
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ import pytest
 SECRET = "sk-hostile-0123456789"  # value of the variable HOSTILE_KEY in every attack
 SHORT_SECRET = "q7Zx"  # value of HOSTILE_SHORT_KEY: the shortest key that is masked
 SECONDS = 20  # wall clock for one attack; a quiet command takes less than one
+_SLOW = ("soulkit.", "httpx2", "openai", "pydantic", "typer", "rich", "ijson", "yaml", "jinja2",
+         "numpy", "huggingface_hub", "phonenumbers")  # fmt: skip
 MEGABYTES = 400  # memory that one attack may add to the test process
 
 
@@ -43,20 +47,26 @@ def faults(attack: Attack, folder: Path, *, seconds: float = SECONDS) -> list[st
     from soulkit.cli.app import main
 
     attack.prepare(folder)
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w+") as modules:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.monotonic()
         child = os.fork()
         if child == 0:  # pragma: no cover - in the child
-            _run(main, attack, folder, output.fileno())
+            _run(main, attack, folder, output.fileno(), modules)
         code, peak = _wait(child, started + seconds)
         output.seek(0)
         text = output.read().decode("utf-8", "replace")
+        modules.seek(0)
+        for name in modules.read().split():  # the next child need not import them again
+            with suppress(ImportError):
+                importlib.import_module(name)
     return [*_faults_of(attack, folder, text, code), *_memory_fault(before, peak)]
 
 
-def _run(main: Callable[[list[str]], int], attack: Attack, folder: Path, output: int) -> None:
-    code = 99
+def _run(
+    main: Callable[[list[str]], int], attack: Attack, folder: Path, output: int, modules: Any
+) -> None:
+    code, before = 99, set(sys.modules)
     try:
         os.setsid()
         os.dup2(output, 1)
@@ -73,6 +83,10 @@ def _run(main: Callable[[list[str]], int], attack: Attack, folder: Path, output:
         code = error.code if isinstance(error.code, int) else 98
     finally:
         try:
+            new = set(sys.modules) - before
+            if attack.name == "undamaged":
+                modules.write("\n".join(name for name in new if name.startswith(_SLOW)))
+                modules.flush()
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
