@@ -27,7 +27,7 @@ DEPTH = 100
 """Maximum levels of lists and objects."""
 FILE_BYTES = 64_000_000
 YAML_BYTES = 1_000_000
-YAML_NODES = 50_000
+YAML_NODES = 20_000
 """Maximum values in a YAML text, where an alias counts as all values that it repeats."""
 DIGITS = 308
 """Maximum digits of a whole number, as of the largest floating-point number."""
@@ -43,18 +43,11 @@ class ParseError(ValueError):
 
 # -- files -----------------------------------------------------------------------------------------
 
-_KINDS = {
-    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-}  # fmt: skip
-
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. ParseError for a folder, pipe, device or socket; OSError."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise ParseError(f"it is {kind}, not a regular file")
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ParseError("it is a folder, pipe, device or socket, not a regular file")
     return Path(path).open("rb")
 
 
@@ -94,7 +87,7 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
@@ -105,9 +98,9 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 _LENIENT = json.JSONDecoder()
 _NUMBERS: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite}
-_STRICT = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_constant, **_NUMBERS)
+STRICT = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_constant, **_NUMBERS)
 _ROW = json.JSONDecoder(
-    object_pairs_hook=_once, **_NUMBERS,
+    object_pairs_hook=unique_keys, **_NUMBERS,
     parse_constant=lambda name: None if name == "NaN" else _constant(name),
 )  # fmt: skip
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -126,9 +119,9 @@ def parse_json(
     """
     if isinstance(text, bytes):
         text = decoded(text)
-    if text.count("[") + text.count("{") > depth and _is_deep(text, depth):
+    if is_deep(text, depth):
         raise ParseError(f"it is nested too deeply (more than {depth} levels)")
-    decoder = _ROW if nan_is_null else _STRICT if strict else _LENIENT
+    decoder = _ROW if nan_is_null else STRICT if strict else _LENIENT
     try:
         value = decoder.decode(text.removeprefix("\ufeff"))
     except ParseError:
@@ -138,12 +131,23 @@ def parse_json(
     except ValueError as error:  # JSONDecodeError, or a number with too many digits for Python
         words = str(error) if isinstance(error, json.JSONDecodeError) else "a number is too long"
         raise ParseError(words) from None
-    if strict and _SURROGATE.search(text) and _has_lone_surrogate(value):
+    if strict and "\\u" in text and _SURROGATE.search(text) and _has_lone_surrogate(value):
         raise ParseError("it contains an unpaired surrogate, which cannot be stored as text")
     return value
 
 
-def _is_deep(text: str, depth: int) -> bool:
+def json_or_none(text: str) -> Any:
+    """The value of a JSON text of a server or model; None if it is not JSON or too deep."""
+    try:
+        return parse_json(text, strict=False)
+    except ParseError:
+        return None
+
+
+def is_deep(text: str, depth: int = DEPTH) -> bool:
+    """Whether the JSON in `text` has more than `depth` levels; it need not be valid."""
+    if text.count("[") + text.count("{") <= depth:
+        return False
     content = text.encode("utf-8", "surrogatepass")
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -187,7 +191,6 @@ def yaml_document(text: str | bytes) -> tuple[Any, yaml.Node | None]:
     if len(text) > YAML_BYTES:
         raise ParseError(f"it is larger than {byte_size(YAML_BYTES)}")
     text = decoded(text) if isinstance(text, bytes) else text
-    loader, node = None, None
     try:
         loader = _loader()(text)
         node = loader.get_single_node()
@@ -196,14 +199,9 @@ def yaml_document(text: str | bytes) -> tuple[Any, yaml.Node | None]:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError,
             ArithmeticError, RecursionError) as error:  # fmt: skip
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        line = mark.line if mark is not None else text.count("\n", 0, _position(error))
+        line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0) or 0)
         words = getattr(error, "problem", None) or getattr(error, "reason", None)
-        reason = " ".join(str(words or "a value that YAML cannot read").split())
-        raise ParseError(reason, line + 1) from error
-
-
-def _position(error: Exception) -> int:
-    return int(getattr(error, "position", 0) or 0)
+        raise ParseError(str(words or "a value that YAML cannot read"), line + 1) from error
 
 
 @cache

@@ -13,6 +13,8 @@ stores them. `tasks.yaml` lists the files of each task.
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import difflib
 import filecmp
 import io
@@ -22,11 +24,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError
-from soulkit.parse import DEPTH, ParseError, open_regular, parse_json, read_limited
+from soulkit.parse import DEPTH, ParseError, decoded, open_regular, parse_json, read_limited
 from soulkit.text import byte_size
 
 RELEASED = frozenset(
@@ -157,6 +160,8 @@ def check_file(path: Path) -> None:
             f"The folder '{path.parent}' {state}.",
             f"Did you mean '{near[0]}'?" if near else "Check the path.",
         )
+    if not path.is_file():
+        raise unreadable_file(path, "it is a pipe, device or socket, not a regular file")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -244,31 +249,24 @@ def _read_json(path: Path) -> Iterator[SourcedRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[SourcedRow]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from soulkit.data.parquet import parquet_rows
 
     check_file(path)
-    number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            packed = [f.name for f in file.schema_arrow if PACKED in (f.metadata or {})]
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    texts = {name: row[name] for name in packed if row[name] is not None}
-                    yield (
-                        f"{path.name}:{number}",
-                        row | {name: parse_row_json(text) for name, text in texts.items()},
-                    )
-    except (pa.ArrowException, OSError, ValueError) as error:
+        with open_regular(path) as stream:
+            for number, row in enumerate(parquet_rows(stream, path), 1):
+                source = f"{path.name}:{number}"
+                yield source, BadRow(source, row.why) if isinstance(row, BadRow) else row
+    except (OSError, ParseError) as error:
         raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
 
 
 def _read_csv(path: Path) -> Iterator[SourcedRow]:
+    content = read_bytes(path)
     try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise unreadable_file(path, f"not UTF-8 text: {error}") from error
+        text = decoded(content)
+    except ParseError as error:
+        raise unreadable_file(path, str(error)) from error
     csv.field_size_limit(2**31 - 1)  # stories exceed the csv module's default limit
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -318,14 +316,14 @@ ROW_SUFFIXES = tuple(_READERS)
 # -- flattening ----------------------------------------------------------------------------------
 
 
-def flatten(row: Any) -> dict[str, Any]:
+def flatten(row: Any, levels: int = DEPTH) -> dict[str, Any]:
     """A row without the released wrapping and absent values. ValueError if it is not an object."""
     if not isinstance(row, Mapping):
         kinds = {str: "text", list: "a list", type(None): "null"}
         raise ValueError(
             f"it is {kinds.get(type(row), 'a single value')}, not a row of named fields"
         )
-    fields = without_absent(row)
+    fields = without_absent(row, levels)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
         inner = _unpack(inner, must=set(fields) <= RELEASED)
@@ -361,19 +359,33 @@ def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
     return None
 
 
-def without_absent(value: Any) -> Any:
-    """`value` without keys whose value is None or NaN; in lists such values become None."""
+_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)
+
+
+def without_absent(value: Any, levels: int = DEPTH) -> Any:
+    """`value` without keys whose value is None or NaN; in lists such values become None.
+
+    Dates, decimals and bytes become text. ValueError for values that JSON cannot store.
+    """
     if isinstance(value, str):  # the most common case
         return value
+    if not levels:
+        raise ParseError(f"it is nested too deeply (more than {DEPTH} levels)")
     if isinstance(value, Mapping):
         values = {}
-        for key, item in value.items():  # a comprehension would need two frames per level
-            if (item := without_absent(item)) is not None:
+        for key, item in value.items():
+            if (item := without_absent(item, levels - 1)) is not None:
                 values[str(key)] = item
         return values
     if isinstance(value, list | tuple):
-        return list(map(without_absent, value))
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return list(map(without_absent, value, repeat(levels - 1)))  # one frame per level
+    if isinstance(value, bytes):
+        return decoded(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise ParseError("it has an infinite number")
+    return str(value) if isinstance(value, _AS_TEXT) else value
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ contain commas or be on separate lines, and sentences get their full stops.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.errors import RowError
+from soulkit.parse import ParseError, parse_json
 from soulkit.types import Protocol
 
 # A letter, a full stop, and text without commas, up to the next lettered option or the end.
@@ -26,8 +26,8 @@ def read_literal(text: str) -> Any:
     """The value of a JSON or Python literal; ValueError if `text` is neither."""
     try:
         # JSON first: Python reads JSON escapes (\/ and surrogate pairs) as other characters.
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, strict=False)
+    except ParseError:
         pass  # it may be a Python literal
     try:
         return ast.literal_eval(text)

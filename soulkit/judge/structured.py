@@ -17,7 +17,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
+from soulkit.parse import STRICT, is_deep, unique_keys
 from soulkit.runs.jsonl import first_problem
 from soulkit.text import SignTable, is_mark
 from soulkit.types import Call, Completion, Form, Role, Segment
@@ -43,19 +44,7 @@ _KEY = re.compile(rf"\{{\s*+(?:\\*+[{_QUOTES}]|[\w$.-]{{1,80}}+\s*+[:=]|\}})")
 """A brace that starts an object in JSON or something like it; other braces are prose."""
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not valid JSON")
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Reject objects with duplicate keys."""
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("duplicate key")
-    return dict(pairs)
-
-
-STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
-LENIENT = json.JSONDecoder(object_pairs_hook=_unique, strict=False)
+LENIENT = json.JSONDecoder(object_pairs_hook=unique_keys, strict=False)
 """Allows raw line breaks inside strings."""
 
 
@@ -109,7 +98,7 @@ def _decode_at(text: str, place: int, decoder: json.JSONDecoder) -> ObjectSpan |
         value, end = decoder.raw_decode(text, place)
     except (ValueError, RecursionError):
         return None
-    return ObjectSpan(value, place, end)
+    return None if is_deep(text[place:end]) else ObjectSpan(value, place, end)
 
 
 def whole_object(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
@@ -118,7 +107,7 @@ def whole_object(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any
         value = decoder.decode(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not is_deep(text) else None
 
 
 # -- repeating ------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import re
 import secrets
 import socket
@@ -28,6 +27,7 @@ from fastapi.responses import JSONResponse
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.addresses import is_loopback
+from soulkit.parse import ParseError, parse_json
 from soulkit.serving.backend import Body, ChatBackend, RequestError, assembled
 
 log = logging.getLogger(__name__)
@@ -75,10 +75,8 @@ KINDS: Mapping[str, tuple[type, str]] = {
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The request in `raw` without fields that are null; RequestError if it is no chat request."""
     try:
-        body = json.loads(raw, parse_float=_finite, parse_constant=_finite)
-        if b"\\ud" in raw.lower():
-            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is not text
-    except (ValueError, RecursionError) as error:
+        body = parse_json(raw)
+    except ParseError as error:
         raise RequestError(f"The body is not valid JSON: {str(error)[:200]}.") from None
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
@@ -95,12 +93,6 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not all(isinstance(tool, dict) for tool in body.get("tools", [])):
         raise RequestError("'tools' must be a list of objects.", param="tools")
     return body
-
-
-def _finite(text: str) -> float:
-    if math.isfinite(number := float(text)):
-        return number
-    raise ValueError(f"{text} is not a JSON number")
 
 
 @dataclass

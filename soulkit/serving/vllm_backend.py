@@ -18,6 +18,7 @@ from soulkit.errors import UserError
 from soulkit.models.api.transport import make_client
 from soulkit.models.api.wire import NEUTRAL
 from soulkit.models.vllm.client import Address
+from soulkit.parse import parse_json
 from soulkit.serving.backend import Body, Chunk, RequestError
 
 PATH, CONNECTIONS = "/v1/chat/completions", 1024
@@ -101,7 +102,7 @@ class VllmBackend:
 def _refusal(status: int, raw: bytes) -> RequestError:
     """The error in a server's reply."""
     try:
-        error = json.loads(raw)
+        error = parse_json(raw)
         error = error.get("error", error)
         message, code = str(error["message"])[:2000], error.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -36,7 +36,9 @@ from soulkit.data.files import (
     unreadable_file,
     write_lines,
 )
+from soulkit.data.parquet import free_memory_for
 from soulkit.errors import DataError
+from soulkit.parse import open_regular
 
 WHOLE_FILE_LIMIT = 64 << 20
 
@@ -67,7 +69,8 @@ def _read_whole(path: Path, changed_ns: int, size: int) -> list[SourcedRow]:
             (f"{path.name}:{n}", r)
             for n, r in enumerate((r for r in rows if not isinstance(r, BadRow)), 1)
         ]
-        return [*good, *((r.source, r) for r in rows if isinstance(r, BadRow))]
+        # A conversation may have the number of an unreadable record: their keys must differ.
+        return [*good, *((f"record {r.source}", r) for r in rows if isinstance(r, BadRow))]
     flat, bad = read_rows(path)
     return [*((row.source, row.fields) for row in flat), *((row.source, row) for row in bad)]
 
@@ -233,6 +236,13 @@ def open_parquet(path: Path) -> Any:
 
 
 def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
+    import pyarrow as pa
+
+    try:
+        with open_regular(path) as stream:
+            free_memory_for(stream, path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
     with open_parquet(path) as file:
         least = _decoded_size(file)
         bundles = tuple(_group_bundles(file.metadata, number, window, limit, least))

@@ -16,7 +16,7 @@ from itertools import chain, cycle, islice, starmap
 from typing import Any
 
 from soulkit.data.exports.layouts import ExportFile, Layout, ReadOptions
-from soulkit.data.exports.records import converted, records, sample_of
+from soulkit.data.exports.records import TREE_DEPTH, converted, records, sample_of
 from soulkit.data.files import BadRecord, BadRow, flatten
 from soulkit.data.literals import structure
 
@@ -48,7 +48,7 @@ Branches = Iterable[Sequence[Any]]
 def fields_of(row: Any) -> dict[str, Any]:
     """A record as flat fields; BadRecord if it is none."""
     try:
-        return flatten(row)
+        return flatten(row, TREE_DEPTH)
     except ValueError as error:
         raise BadRecord(str(error)) from error
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from soulkit.data.exports.layouts import SAMPLE, ExportFile, ReadOptions
-from soulkit.data.files import BadRecord, BadRow, SourcedRow, parse_row_json, unreadable_file
+from soulkit.data.files import (
+    BadRecord,
+    BadRow,
+    SourcedRow,
+    parse_row_json,
+    unreadable_file,
+)
+from soulkit.data.parquet import parquet_rows
 
 Row = dict[str, Any]
 Convert = Callable[[Any, ReadOptions], Iterable[Row]]
@@ -235,7 +242,7 @@ def _lines(file: ExportFile) -> Iterator[SourcedRow]:
 def _table(file: ExportFile) -> Iterator[Any]:
     with file.opener() as stream:
         if file.name.lower().endswith(".parquet"):
-            yield from _parquet(file, stream)
+            yield from parquet_rows(stream, Path(file.name))
             return
         csv.field_size_limit(2**31 - 1)
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
@@ -244,15 +251,3 @@ def _table(file: ExportFile) -> Iterator[Any]:
         for cells in csv.DictReader(text, delimiter=mark, restkey="", restval=None):
             odd = "" in cells and cells.pop("")
             yield BadRow("", "it has more cells than the header") if odd else cells
-
-
-def _parquet(file: ExportFile, stream: BinaryIO) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(stream) as table:
-            for batch in table.iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-    except pa.ArrowException as error:
-        raise unreadable_file(Path(file.name), f"not a valid Parquet file: {error}") from error

@@ -27,6 +27,7 @@ from soulkit.data.exports.datasets import COLUMNS, KEYS, PEOPLE, ROLES, SPEAKERS
 from soulkit.data.files import BadRow, check_target, refuse_same, write_lines
 from soulkit.data.privacy.finders import DOCUMENTATION, REGIONS, find_private
 from soulkit.errors import ConfigError, DataError, MissingPackage
+from soulkit.parse import json_or_none
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_secret
 from soulkit.text import one_line
@@ -230,7 +231,7 @@ class Redaction:
         names = _words_pattern({*_names(row), *self.add})
 
         def text(value: str) -> str:
-            if value[:1] in ("{", "[") and isinstance(inner := _json(value), dict | list):
+            if value[:1] in ("{", "[") and isinstance(inner := json_or_none(value), dict | list):
                 new = walk(inner)
                 return value if new == inner else json.dumps(new, ensure_ascii=False)
             if not (spans := self._spans(value, names)):
@@ -259,13 +260,6 @@ class Redaction:
 
 
 _ENTITIES = {"PERSON": "name", "PER": "name", "GPE": "place", "LOC": "place"}
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _joined(

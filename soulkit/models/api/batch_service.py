@@ -23,9 +23,9 @@ from soulkit.api_keys import masked_json
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import ACCOUNT, Access
-from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.replies import NO_CREDIT, clean_detail
 from soulkit.models.api.wire import rate_limit_wait, retry_after
+from soulkit.parse import json_or_none
 
 if TYPE_CHECKING:
     from httpx2 import Request

@@ -26,6 +26,7 @@ from soulkit.models.api.addresses import checked_url, is_loopback, read_key
 from soulkit.models.api.protocol import Unreadable, parse_reply
 from soulkit.models.api.replies import clean_detail, connection_fault
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
+from soulkit.parse import json_or_none
 from soulkit.types import Call, Sampling
 
 ATTEMPTS = 4
@@ -133,10 +134,7 @@ class Detector:
 
     def _share(self, raw: str) -> float:
         """The human share in a reply. UnreadableVerdict if it has no number in [0, 1]."""
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            body = None
+        body = json_or_none(raw)
         number = body.get(self.field) if isinstance(body, dict) else None
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
             raise UnreadableVerdict(

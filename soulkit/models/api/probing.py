@@ -30,7 +30,6 @@ from soulkit.models.api.protocol import (
     ApiProtocol,
     Unreadable,
     WireReply,
-    json_or_none,
 )
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail, error_in, exchange
 from soulkit.models.api.server_defaults import models_listed
@@ -44,6 +43,7 @@ from soulkit.models.api.transport import (
     open_files,
 )
 from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
+from soulkit.parse import json_or_none
 from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Call, Form, Sampling, Segment
 

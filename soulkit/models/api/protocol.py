@@ -16,6 +16,7 @@ from typing import Any
 
 from soulkit.api_keys import holds_key, masked, masked_json
 from soulkit.errors import SoulError
+from soulkit.parse import json_or_none
 
 _USAGE = ("usage", "usageMetadata", "usage_metadata")
 """Keys of a reply that may hold its token counts."""
@@ -149,14 +150,6 @@ def safe_reply(raw: str, protocol: ApiProtocol = CHAT) -> tuple[str, WireReply]:
         raw = protocol.with_words(raw, masked(answer.text), masked(answer.reasoning))
         answer = protocol.parse(raw)
     return raw, answer
-
-
-def json_or_none(raw: str) -> Any:
-    """Parse JSON; None if the text is not JSON or is nested too deeply."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
 
 
 def error_message(body: object) -> str:

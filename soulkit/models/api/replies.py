@@ -23,7 +23,6 @@ from soulkit.models.api.protocol import (
     ApiProtocol,
     Unreadable,
     WireReply,
-    json_or_none,
     parse_reply,
     safe_reply,
 )
@@ -47,6 +46,7 @@ from soulkit.models.api.wire import (
     too_long,
 )
 from soulkit.models.ledger.ledger import LedgerEntry
+from soulkit.parse import json_or_none
 from soulkit.types import Call, Completion, Form, Sampling, Usage
 
 _DETAIL_CHARS = 220

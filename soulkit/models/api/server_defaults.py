@@ -26,9 +26,9 @@ from urllib.parse import quote, urlsplit
 
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import AZURE, Access
-from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.transport import ClientPool
 from soulkit.models.api.wire import NEUTRAL
+from soulkit.parse import json_or_none
 from soulkit.types import Sampling
 
 LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from soulkit.errors import SoulError
-from soulkit.models.api.protocol import CHAT, ERROR_CHARS, Unreadable, json_or_none
+from soulkit.models.api.protocol import CHAT, ERROR_CHARS, Unreadable
 from soulkit.models.api.replies import clean_detail, connection_fault, error_in
 from soulkit.models.api.transport import (
     ClientPool,
@@ -32,6 +32,7 @@ from soulkit.models.api.transport import (
     post,
 )
 from soulkit.models.api.wire import NEUTRAL, sent_seed
+from soulkit.parse import json_or_none
 from soulkit.types import Call, Sampling
 
 COMPLETIONS_PATH = "/v1/completions"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.api_keys import masked_json
 from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.api.probing import follows_schema, schema_question, schema_words
-from soulkit.models.api.protocol import Unreadable, json_or_none
+from soulkit.models.api.protocol import Unreadable
 from soulkit.models.api.replies import lacks_form
 from soulkit.models.api.transport import PerLoop
 from soulkit.models.api.wire import to_messages, too_long
@@ -40,6 +40,7 @@ from soulkit.models.vllm.client import (
     read_emission,
 )
 from soulkit.models.vllm.replicas import Replicas, ServerReply
+from soulkit.parse import json_or_none
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:

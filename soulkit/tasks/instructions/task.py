@@ -24,9 +24,9 @@ from typing import Any
 
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.structured import STRICT
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
+from soulkit.parse import ParseError, parse_json
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import READABLE
@@ -395,8 +395,8 @@ def _all_of(values: Sequence[Any], kinds: str) -> bool:
 def _json(text: str) -> Any:
     """The value of a JSON text; None if it is invalid or has a duplicate key."""
     try:
-        return STRICT.decode(_unfenced(text))
-    except (ValueError, RecursionError):
+        return parse_json(_unfenced(text))
+    except ParseError:
         return None
 
 

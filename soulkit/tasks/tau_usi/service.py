@@ -31,6 +31,7 @@ from soulkit.models.api.addresses import checked_url
 from soulkit.models.api.replies import clean_detail
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
+from soulkit.parse import ParseError, json_or_none, parse_json
 from soulkit.tasks.kit.dialogue import partner_reply
 from soulkit.tasks.tau_usi.desk import DOMAIN, Desk, desk
 from soulkit.types import Call, Sampling, Segment, Usage
@@ -128,8 +129,8 @@ def _value(text: str, schema: Any) -> Any:
     if kind in (None, "string"):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, strict=False)
+    except ParseError:
         return text
 
 
@@ -209,10 +210,7 @@ class RuntimeServer:
 
 
 def _object(text: str, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = json_or_none(text)
     if not isinstance(value, dict):
         raise Refused(f"the answer to {path} is not a JSON object")
     return value
@@ -282,8 +280,8 @@ class RuntimeService:
     async def reward(self) -> float:
         text = await self._kept("/reward", {}, lambda: self._live("/reward"))
         try:
-            number = float(json.loads(text))
-        except (ValueError, TypeError, RecursionError):
+            number = float(parse_json(text))
+        except (ValueError, TypeError):
             number = math.nan
         if not math.isfinite(number):
             raise PartnerError(f"the service returned no reward: {text[:100]}")
@@ -387,10 +385,7 @@ def _text(value: Any) -> str:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = json_or_none(text)
     if not isinstance(value, dict):
         raise PartnerError("the service's description of a fresh environment is unreadable")
     return value

@@ -11,7 +11,6 @@ Example: "You are a user chatting with an assistant language model to: book a ta
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from soulkit.data.literals import structure
 from soulkit.judge.verdict import spoken
+from soulkit.parse import json_or_none
 from soulkit.types import Protocol
 
 END = "<|endconversation|>"
@@ -89,10 +89,7 @@ def extract_intent(row: Mapping[str, Any]) -> str:
 def extract_choices(value: Any) -> tuple[str, ...]:
     """The non-blank texts of the choices; empty if there are none or they are unreadable."""
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return ()
+        value = json_or_none(value)
     if isinstance(value, Mapping):
         value = value.get("text")
     if not isinstance(value, Sequence) or isinstance(value, str):

@@ -15,6 +15,7 @@ from typing import Any
 from soulkit.errors import ConfigError, MissingPackage
 from soulkit.judge.verdict import UNSPACED
 from soulkit.metrics.text import common_length, overlap_f1
+from soulkit.parse import parse_json
 from soulkit.tasks.kit.declared.keys import Scorer
 from soulkit.text import normalised
 
@@ -66,7 +67,7 @@ def _rouge_l(scorer: Scorer, reply: str, gold: str) -> float:
 def _json_schema(scorer: Scorer, reply: str, gold: str) -> bool:
     fenced = _FENCED.search(reply)
     try:
-        return bool(json_validator(scorer).is_valid(json.loads(fenced[1] if fenced else reply)))
+        return bool(json_validator(scorer).is_valid(parse_json(fenced[1] if fenced else reply)))
     except (ValueError, RecursionError):
         return False
 
