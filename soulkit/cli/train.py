@@ -1,14 +1,14 @@
-"""`soul train METHOD` and `soul train ablate`: parse, call, print.
+"""`soul train METHOD`, `soul train ablate` and `soul train matrix`: parse, call, print.
 
-The subcommands are made from the methods and TrainConfig; their bodies are `_train` and `_ablate`
-below. A method from an installed package is a subcommand like any other.
+The subcommands are made from the methods and TrainConfig; their bodies are `_train`, `_ablate` and
+`_matrix` below. A method from an installed package is a subcommand like any other.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from soulkit.train.ranks.launch import check_launched, place_in_job
 
 if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
+    from soulkit.train.ablate import PlannedRun
     from soulkit.train.config import TrainConfig
     from soulkit.train.setup.rows import TrainingData
     from soulkit.train.state.metrics import Rewards
@@ -62,6 +63,7 @@ TEN = (
 """The methods that `soul train ablate` compares by default."""
 SEEDS = 3
 ABLATE = "Compare methods on equal budgets over several seeds."
+MATRIX = "Train on some tasks and evaluate on all: a transfer matrix."
 
 COMPARISON = (
     Option("--methods", str, "Methods to compare: 'grpo,ditto:lora.r=8|32'. The first is the "
@@ -81,13 +83,24 @@ COMPARISON = (
                                   "list the differences.", "Comparison"),
 )  # fmt: skip
 """The options of `ablate` in addition to those of the methods."""
+TRANSFER = (
+    Option("--train", str, "Tasks to train on: each alone, and all but one.", "Comparison",
+           metavar="TASK,TASK", complete="tasks", required=True),
+    Option("--eval", str, "Suite that the base model and every trained model are evaluated on.",
+           "Comparison", metavar="SUITE", required=True),
+    Option("--method", str, "Training method.", "Comparison", default="grpo", metavar="METHOD"),
+    Option("--final-eval", Path, "YAML file with more settings of the evaluation.", "Comparison",
+           metavar="FILE"),
+    Option("--force-mixed", bool, "Let a training judge evaluate as well.", "Comparison"),
+)  # fmt: skip
+"""The options of `matrix` in addition to those of the methods."""
 
 
 class Methods(GroupFromSettings):
     """One subcommand per method; an error for an unknown method suggests the nearest one."""
 
     def sentences(self) -> Mapping[str, str]:
-        return {**built_in(), "ablate": ABLATE}
+        return {**built_in(), "ablate": ABLATE, "matrix": MATRIX}
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *from_packages()]
@@ -101,6 +114,8 @@ class Methods(GroupFromSettings):
     def build(self, name: str) -> Any:
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
+        if name == "matrix":
+            return build_command(name, MATRIX, matrix_options(), _matrix)
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import method_class
 
@@ -134,11 +149,16 @@ def method_options(method: str) -> list[Option]:
     return [replace(o, default=kind.default_words.get(o.setting, o.default)) for o in options]
 
 
-def ablate_options() -> list[Option]:
+def matrix_options() -> list[Option]:
+    """The options of `matrix`; --train names the tasks."""
+    return [one for one in ablate_options(TRANSFER) if one.flag not in ("--task", "--suite")]
+
+
+def ablate_options(comparison: Sequence[Option] = COMPARISON) -> list[Option]:
     """The options of all methods that can be compared, and of the comparison."""
     from soulkit.train.objectives.base import rollout_methods
 
-    return merged_options([COMPARISON, *(method_options(name) for name in rollout_methods())])
+    return merged_options([comparison, *(method_options(name) for name in rollout_methods())])
 
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,12 +387,8 @@ def _gap(rewards: Rewards) -> str:
 
 def _ablate(values: Mapping[str, Any]) -> None:
     check_launched("soul train ablate")
-    from soulkit.cli.plan import show_plan
-    from soulkit.report import ablation
-    from soulkit.report.ablation import write_ablation
-    from soulkit.report.episode_search import shell_path, show_command
-    from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
-    from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
+    from soulkit.report.ablation import ablation_results
+    from soulkit.train.ablate import parse_arms, plan_arms
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
@@ -389,6 +405,36 @@ def _ablate(values: Mapping[str, Any]) -> None:
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
             planned=values["dry_run"], final_eval=values["final_eval"],
         )  # fmt: skip
+    _run_planned(runs, out, values, reporter, ablation_results, judge)
+
+
+def _matrix(values: Mapping[str, Any]) -> None:
+    check_launched("soul train matrix")
+    from soulkit.report.exports.matrix import matrix_results
+    from soulkit.train.ablate import parse_arm, plan_matrix
+
+    arm, train, suite = parse_arm(values["method"] or "grpo"), values["train"], values["eval"]
+    out = values["out"] or default_run_path("matrix", [suite])
+    reporter = ConsoleReporter("matrix")
+    with reporter.working("reading rows"):
+        settings = settings_of(arm.method, {**values, "task": [train], "suite": None})
+        shared = {name: values[name] for name in ("final_eval", "trust", "force_mixed")}
+        runs = plan_matrix(
+            train, suite, arm, out, values["config"], settings, planned=values["dry_run"], **shared
+        )
+    _run_planned(runs, out, values, reporter, matrix_results)
+
+
+def _run_planned(
+    runs: Sequence[PlannedRun], out: Path, values: Mapping[str, Any], reporter: ConsoleReporter,
+    results: Callable[[Path], tuple[Path, Any, Sequence[Any]]], judge: RoleSettings | None = None,
+) -> None:  # fmt: skip
+    """Print the plan, or carry it out and print the `results`: page, JSON and table."""
+    from soulkit.cli.plan import show_plan
+    from soulkit.report.episode_search import shell_path, show_command
+    from soulkit.train.ablate import comparison_plan, confirm_runs, run_all
+    from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
+
     coaches = dict.fromkeys(line for run in runs for line in run.coaches if values["dry_run"])
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
         if remark not in coaches:
@@ -410,12 +456,11 @@ def _ablate(values: Mapping[str, Any]) -> None:
     if judge is not None:
         judge_final_episodes(runs, judge, trust=values["trust"], reporter=reporter)
     warn_unsealed()
-    comparison = ablation.load_ablation(out)
-    page = write_ablation(comparison, out / "report")
+    page, content, parts = results(out)
     if values["json"]:
-        print_json(ablation.as_json(comparison))
+        print_json(content)
     else:
-        for part in ablation.ablation_parts(comparison):
+        for part in parts:
             console().print(part)
     print_note(f"report: {page}")
     if not values["json"]:

@@ -451,6 +451,12 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 # --- page -----------------------------------------------------------------------------------------
 
 
+def ablation_results(out: Path) -> tuple[Path, dict[str, Any], list[RenderableType]]:
+    """The comparison in `out` as page (written to `out/report`), JSON and table."""
+    made = load_ablation(out)
+    return write_ablation(made, out / "report"), as_json(made), ablation_parts(made)
+
+
 def write_ablation(
     ablation: Ablation, folder: Path, title: str = "", grid: Grid | None = None
 ) -> Path:

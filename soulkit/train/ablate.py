@@ -1,4 +1,5 @@
-"""`soul train ablate`: trains several methods with several seeds, as ordinary runs in one folder.
+"""`soul train ablate` and `matrix`: train several methods and seeds, or one method on several sets
+of tasks, as ordinary runs in one folder.
 
     OUT/<method>/seed_<k>/   an ordinary run          OUT/ablation.json   settings and status of all
 
@@ -39,7 +40,7 @@ from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_set
 from soulkit.runs.jsonl import read_value, sparse, write_json
 from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
-from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.config import TrainConfig, settings_class, suite_members
 from soulkit.train.objectives.base import method_class, rollout_methods
 from soulkit.train.ranks.launch import refuse_ranks
 from soulkit.train.state.stops import identity_before, steps_before, with_more_steps
@@ -131,7 +132,8 @@ def parse_arms(text: str) -> list[Arm]:
     """`grpo,ditto:only_copy,ditto:lambda_fb=0|1:kl_coef=0.01` → arms, in this order, one for every
     combination of the values between `|`. ConfigError for an unknown method or setting, a setting
     without its value, the same arm twice, or none."""
-    arms = [_arm(one) for part in text.split(",") if part.strip() for one in _swept(part.strip())]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    arms = [parse_arm(one) for part in parts for one in _swept(part)]
     twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
     if twice or not arms:
         raise ConfigError(
@@ -152,12 +154,13 @@ def _swept(spelling: str) -> Iterator[str]:
     return (":".join((method, *chosen)) for chosen in product(*settings))
 
 
-def _arm(spelling: str) -> Arm:
+def parse_arm(spelling: str) -> Arm:
+    """`ditto:lambda_fb=0` → the arm."""
     method, *parts = spelling.split(":")
     if not comparable(method):
         methods = rollout_methods()
         raise ConfigError(
-            f"'{method}' in --methods cannot be compared.",
+            f"The method '{method}' cannot be compared.",
             "A comparison needs methods that play rollouts: only their rewards are comparable.",
             did_you_mean(method, methods),
         )
@@ -224,6 +227,9 @@ def plan_arms(
         for arm in arms:
             config = arm_config(arm, file, settings_of(arm.method), seed, match, trust=trust)
             config = config.for_plan() if planned else config
+            if "tasks" in arm.settings:  # other arms have the rows of the other tasks
+                rows = {t: text for t, text in config.data.items() if t in (*config.tasks, "*")}
+                config = config.model_copy(update={"data": rows})
             runs.append(PlannedRun(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in runs:
         refuse_ranks(run.config, "soul train ablate")
@@ -236,6 +242,40 @@ def plan_arms(
     if final_eval is None:
         return runs
     return with_final(runs, final_eval, trust=trust, force_mixed=force_mixed, planned=planned)
+
+
+def plan_matrix(
+    train: str, suite: str, arm: Arm, out: Path, file: Path | None, settings: Mapping[str, Any], *,
+    final_eval: Path | None, trust: bool, force_mixed: bool, planned: bool,
+) -> list[PlannedRun]:  # fmt: skip
+    """The runs of `soul train matrix`: a training on each task of `train` and, from three tasks on,
+    on all but one. All are evaluated on `suite` with the same settings, as is the base model."""
+    names = [name.strip() for name in train.split(",") if name.strip()]
+    if len(set(names)) < max(len(names), 2):
+        raise ConfigError(
+            f"--train {train} does not name several different tasks.",
+            "Each task has one row of the matrix.", "Write --train TASK,TASK.",
+        )  # fmt: skip
+    every = {**settings, "tasks": dict.fromkeys(names, 1.0)}
+    whole = TrainConfig.load(file, flags=every, trust=trust)
+    members = suite_members(suite, whole.tasks_file)
+    for strange in (name for name in names if name not in members):
+        raise ConfigError(
+            f"'{strange}' in --train is not in the suite '{suite}'.",
+            "Each task that is trained on is also a column of the matrix.",
+            did_you_mean(strange, members),
+        )
+    sets = {f"only:{name}": {name: 1.0} for name in names}
+    if len(names) > 2:
+        sets |= {f"all-but:{name}": {one: 1.0 for one in names if one != name} for name in names}
+    arms = [Arm(row, arm.method, {**arm.settings, "tasks": tasks}) for row, tasks in sets.items()]
+    runs = plan_arms(
+        arms, out, file, lambda _: every, seeds=1, match="prompts", trust=trust,
+        force_mixed=True, planned=planned,
+    )  # fmt: skip
+    return with_final(
+        runs, final_eval, suite=suite, trust=trust, force_mixed=force_mixed, planned=planned
+    )
 
 
 def refuse_unplayable(config: TrainConfig) -> None:
@@ -391,14 +431,23 @@ def confirm_runs(runs: Sequence[PlannedRun], reporter: Reporter) -> list[Planned
 
 
 def with_final(
-    runs: Sequence[PlannedRun], file: Path, *, trust: bool, force_mixed: bool, planned: bool
-) -> list[PlannedRun]:
-    """The runs with a final evaluation by the settings in `file`; limits and endpoints that it does
-    not set are those of the training. UserError for one that is not possible as planned."""
-    first, settings = runs[0].config, EvalConfig.from_file(read_settings_file(file), {})[0]
+    runs: Sequence[PlannedRun], file: Path | None, *, suite: str = "", trust: bool,
+    force_mixed: bool, planned: bool,
+) -> list[PlannedRun]:  # fmt: skip
+    """The runs with a final evaluation by the settings in `file`, on `suite` if it is named; limits
+    and endpoints that it does not set are those of the training. UserError for one that is not
+    possible as planned."""
+    first = runs[0].config
+    settings = EvalConfig.from_file(read_settings_file(file), {})[0] if file else {}
+    if suite and (named := sorted(settings.keys() & {"suite", "tasks"})):
+        raise ConfigError(
+            f"{file} sets '{named[0]}'.", f"The evaluated tasks are those of --eval {suite}.",
+            "Remove it.",
+        )  # fmt: skip
     shared = (EvalConfig.OUTSIDE_IDENTITY | {"tasks_file"}) - settings.keys()
     flags = {name: value for name, value in first.resolved().items() if name in shared}
     flags |= {"kind": "local", "model": first.model, "adapter": first.adapter}
+    flags |= {"suite": suite} if suite else {}
     config = load_config(file, flags, trust=trust, asking=not planned)
     config, _ = prepare(config.for_plan() if planned else config, asking=not planned)
     judges = {who.model or who.kind for role, who in config.players() if role in PANELS}

@@ -25,7 +25,7 @@ from soulkit.cli.app import COMMANDS, load, main
 from soulkit.cli.distill import BY_TASK, NOT_HERE, TRAITS
 from soulkit.cli.options import FEW, SECTIONS, GroupFromSettings, Option, options_for, settings_from
 from soulkit.cli.parse_errors import OnceCommand
-from soulkit.cli.train import ablate_options, method_options, settings_of
+from soulkit.cli.train import ablate_options, matrix_options, method_options, settings_of
 from soulkit.config import Settings, about, setting
 from soulkit.distill.config import DistillConfig
 from soulkit.errors import ConfigError
@@ -44,6 +44,7 @@ LISTS = {
     "train ditto": lambda: method_options("ditto"),
     "train sft": lambda: method_options("sft"),
     "train ablate": ablate_options,
+    "train matrix": matrix_options,
 }
 
 
@@ -355,7 +356,7 @@ def test_completion_knows_names_and_choices() -> None:
 
 
 def test_every_method_is_offered() -> None:
-    assert set(completed("soul", "train", "")) == {*built_in(), "ablate"}
+    assert set(completed("soul", "train", "")) == {*built_in(), "ablate", "matrix"}
 
 
 # --- a run's settings -----------------------------------------------------------------------------

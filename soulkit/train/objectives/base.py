@@ -217,10 +217,10 @@ def _from_package(entry: EntryPoint) -> type[Method]:
 def unknown_method(name: str) -> ConfigError:
     """The error for an unknown method."""
     names = [*built_in(), *(entry.name for entry in _entry_points())]
-    near = nearest(name, [*names, "ablate"])
+    near = nearest(name, [*names, "ablate", "matrix"])
     return ConfigError(
         f"'{name}' is not a training method.",
-        f"The methods of soul train are {', '.join(names)}; ablate compares several of them.",
+        f"The methods of soul train are {', '.join(names)}; ablate and matrix compare trainings.",
         f"Did you mean '{near}'?" if near else "Write one of them, or see: soul train --help",
     )
 
