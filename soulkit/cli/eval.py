@@ -271,9 +271,16 @@ def _too_many(config: EvalConfig, summary: Summary, where: str = "") -> str:
     from soulkit.eval.results.warnings import truncated_total
 
     unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
-    if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
-        return ""
     most = f"more than --max-unscored {config.max_unscored:g} allows"
+    if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
+        lost = ", ".join(
+            f"{task} {metric.partition('/')[2]}: {cell.n - cell.n_scored} of {cell.n}"
+            for task, cells in summary.tasks.items() for metric, cell in cells.items()
+            if metric.startswith("value/round=")
+            and cell.n - cell.n_scored > config.max_unscored * cell.n
+        )  # fmt: skip
+        failed = f"replies to feedback are unscored ({lost}), {most}; start a new run"
+        return f"{failed} once the coach answers" if lost else ""
     again = f"to retry them, run the same command{where}"
     longer = "start a new run with a larger --max-tokens or a model with a longer context"
     if not cut:
@@ -325,6 +332,7 @@ def _say_failures(run: Run, summary: Summary) -> None:
         print_note(f"settings that servers rejected and that were left out: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         print_note(line)
-    if summary.n_scored < summary.n:
+    coached = any("gain/round=1" in cells for cells in summary.tasks.values())
+    if summary.n_scored < summary.n or coached:
         for reason, words in failures(load_records(run.episodes, light=True)).items():
             print_note(f"{reason}: {one_line(words, 300)}")

@@ -227,7 +227,8 @@ def reproduce_command(
     if left and not dry_run:
         out.mkdir(parents=True, exist_ok=True)
         (out / EVALUATION).write_text(settings, encoding="utf-8")
-    if dry_run or (left and drawn["launch"]):
+    compared = (out / COMPARED / "report" / "comparison.json").is_file()
+    if dry_run or (left and drawn["launch"] and not compared):
         for step in left:
             line = f"soul {shlex.join(step.words)}"
             console(as_json).print(line, markup=False, highlight=False, soft_wrap=True)
@@ -237,8 +238,8 @@ def reproduce_command(
             words = [str(file) if word == str(out / EVALUATION) else word
                      for word in without_rows(steps[-1].words, out)]  # fmt: skip
             raise typer.Exit(run_words([*words, "--dry-run", *["--json"] * as_json]))
-    code = 0
-    for number, step in enumerate(left, 1):
+    code = int(bool(left and drawn["launch"]))  # some trainings failed: the page names them
+    for number, step in enumerate([] if code else left, 1):
         print_note(f"step {number} of {len(left)}: soul {shlex.join(step.words)}")
         with redirect_stdout(sys.stderr):
             code = run_words(step.words)

@@ -24,6 +24,7 @@ from soulkit.eval.comparison.compare import Comparison, compare_runs
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.summary import Summary
+from soulkit.eval.run.provenance import start_folder
 from soulkit.eval.run.run_lock import is_scored
 from soulkit.eval.run.runner import prepare, run_eval
 from soulkit.metrics.comparisons import holm
@@ -87,12 +88,15 @@ def checkpoint_grid(
         steps |= {int(word)} if named is None else named
     before = read_config(run)
     made = run / "base"  # a random model is saved there
-    model = str(made) if made.is_dir() else before["model"]
+    place = start_folder(run) or Path()
+    trained, adapter = (str(place / one) if one and (place / one).exists() else one
+                        for one in (before["model"], before.get("adapter")))  # fmt: skip
+    model = str(made) if made.is_dir() else trained
     weights: dict[int, dict[str, Any]] = {
         step: {"adapter": str(path)} if (path / ADAPTER_CONFIG).is_file() else
         {"model": str(path), "adapter": None} for step, path in saved.items()
     }  # fmt: skip
-    weights[0] = {"adapter": before.get("adapter")}
+    weights[0] = {"adapter": adapter}
     return {f"step_{step:06d}": load(**{"model": model, **weights[step]})
             for step in sorted(steps)}  # fmt: skip
 

@@ -50,7 +50,7 @@ from soulkit.report.published import published_beside
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import stored_json, write_json
+from soulkit.runs.jsonl import read_object, stored_json, write_json
 from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
@@ -175,7 +175,8 @@ def load_ablation(out: Path) -> Ablation:
     forced = bool(plan.get("force_mixed"))
     runs: dict[str, dict[int, RunData]] = {}
     for one in listed:
-        if one.status == "finished":
+        trained = read_object(out / one.path / "summary.json").get("steps") == one.steps
+        if trained or one.status == "finished":  # only its final evaluation may have failed
             (run,) = load_runs([out / one.path], episodes=False)
             runs.setdefault(one.arm, {})[one.seed] = run
     arms = [arm for arm in dict.fromkeys(one.arm for one in listed) if arm in runs]
@@ -188,8 +189,9 @@ def load_ablation(out: Path) -> Ablation:
     curves = arm_charts({arm: [*runs[arm].values()] for arm in arms})
     folders = {"base model": {listed[0].seed: out / "base"}}
     folders |= {arm: {seed: run.path for seed, run in runs[arm].items()} for arm in arms}
-    alike = all(row.judged_difference for row in rows[1:])
-    finals = tuple(_final_scores(folders, listed[0].arm if alike else ""))
+    apart = {arm for arm, own in runs.items() if not forced and _differences(first, own, FINAL)[0]}
+    finals = tuple(replace(one, difference=None) if one.arm in apart else one
+                   for one in _final_scores(folders, listed[0].arm))  # fmt: skip
     return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge, tuple(curves), finals)
 
 
@@ -256,11 +258,14 @@ def _differences(
     first: Mapping[int, RunData], runs: Mapping[int, RunData], inside: str = ""
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(reasons against a difference, remarks) for a method and the first one, over their common
-    seeds. Compares the run folders, or the folders `inside` them."""
+    seeds. Compares the run folders, or the finished folders `inside` them."""
     mixed: list[tuple[str, str]] = []
     beside: list[tuple[str, str]] = []
     for seed in sorted(first.keys() & runs.keys()):
-        a, b = (read_measured(side[seed].path / inside) for side in (first, runs))
+        paths = [side[seed].path / inside for side in (first, runs)]
+        if inside and not all((path / "summary.json").is_file() for path in paths):
+            continue
+        a, b = map(read_measured, paths)
         tasks = dict.fromkeys(task for run in (a, b) for task in run.settings.get("tasks", ()))
         blocking, remarks = differences(a, b, tasks, ("the first", "the other"))
         mixed += blocking
@@ -373,14 +378,15 @@ def methods_grid(ablation: Ablation) -> Grid:
     return Grid(
         head=head, rows=tuple(rows), n_below=len(head) - head.index("area"),
         notes=(*method_notes(ablation),
-               *(f"Without a result: {missing_text(one)}" for one in ablation.missing)),
+               *(f"Without a complete result: {missing_text(one)}" for one in ablation.missing)),
     )  # fmt: skip
 
 
 def method_finding(ablation: Ablation) -> str:
     """One sentence: the method that differs most from the first one in its final evaluation or else
     its final reward, among those whose interval excludes zero."""
-    name, what = ("judged", "evaluation") if ablation.finals else ("final", "reward")
+    judged = "judge score" if ablation.eval_judge else "evaluation" if ablation.finals else ""
+    name, what = ("judged", judged) if judged else ("final", "reward")
     differences = {row.arm: getattr(row, f"{name}_difference") for row in ablation.rows}
     moved = {arm: d for arm, d in differences.items() if d and d.mean}
     clear = {arm: d for arm, d in moved.items() if (d.low or 0.0) > 0 or (d.high or 0.0) < 0}
@@ -487,23 +493,23 @@ def reproduction_grid(out: Path, ablation: Ablation, figure: Mapping[str, Any]) 
     costs, steps = {row.arm: row for row in ablation.rows}, int(dict(ablation.facts)["steps"])
     ((task, cells),) = ends[0].tasks.items()
     metric, rows = headline(cells).name or VALUE, []
-    for one in ablation.finals:
-        if one.metric == metric:
-            published = table.figure(one.task, columns.get(one.arm, "")) if table else None
-            cost = costs.get(one.arm)
-            spent = (f"{steps * ((cost.drafts or 0) + (cost.refined or 0)):,.0f}",
-                     f"{cost.judge_calls or 0:,.0f}",
-                     duration(cost.seconds.mean or 0, 1)) if cost else (DASH,) * 3  # fmt: skip
-            stats = stat_text(one.score), stat_text(one.difference, signed)
-            scored = f"{one.n_scored}/{one.n}"
-            rows.append(GridRow.of(one.arm, *stats, scored, number(published), *spent))
+    scores = {one.arm: one for one in ablation.finals if one.metric == metric}
+    for arm in dict.fromkeys((*scores, *costs)):
+        published = table.figure(task, columns.get(arm, "")) if table else None
+        cost, end = costs.get(arm), scores.get(arm)
+        spent = (f"{steps * ((cost.drafts or 0) + (cost.refined or 0)):,.0f}",
+                 f"{cost.judge_calls or 0:,.0f}",
+                 duration(cost.seconds.mean or 0, 1)) if cost else (DASH,) * 3  # fmt: skip
+        stats = (stat_text(end.score), stat_text(end.difference, signed),
+                 f"{end.n_scored}/{end.n}") if end else (DASH,) * 3  # fmt: skip
+        rows.append(GridRow.of(arm, *stats, number(published), *spent))
     head = ("method", f"{task}: {metric}", "difference", "scored", "published", "samples",
             "judge calls", "time")  # fmt: skip
     notes = (
         f"Differences from {ablation.first} are paired by row and seed; intervals are over "
         "clusters of rows. Samples, judge calls and time are those of one training.",
         f"Differs from the paper: {figure['differs']}", *beside.notes,
-        *(f"Without a result: {missing_text(one)}" for one in ablation.missing),
+        *(f"Without a complete result: {missing_text(one)}" for one in ablation.missing),
     )  # fmt: skip
     return Grid(head=head, rows=tuple(rows), notes=notes, n_below=3)
 
@@ -553,7 +559,7 @@ def final_charts(ablation: Ablation) -> list[Chart]:
     return [made] if panels else []
 
 
-NUMBER = re.compile(r":([\w.]+)=([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?=:|$)")
+NUMBER = re.compile(r":([\w.]+)=([-+]?\.?\d[\d.]*(?:e[-+]?\d+)?)(?=:|$)", re.IGNORECASE)
 """A setting of an arm with a number as its value."""
 
 
@@ -571,8 +577,10 @@ def sweep_charts(rows: Sequence[MethodRow]) -> list[Chart]:
         curves = [_swept_curve(arm, points) for arm, points in arms.items() if len(points) > 2]
         if curves:
             curves = [replace(curve, colour=n) for n, curve in enumerate(curves, 1)]
-            panels.append(Plot(title="", curves=curves, axis=name, steps=False))
-    caption = "Draft reward in the last steps against a setting, with 95% intervals over seeds."
+            mean = None if f":{name}=" in rows[0].arm else rows[0].final.mean
+            rules = [] if mean is None else [(rows[0].arm, mean)]
+            panels.append(Plot(title="", curves=curves, axis=name, steps=False, rules=rules))
+    caption = "Draft reward in the last steps with 95% intervals. Dashed: the first method."
     return [Chart(name="sweep", title="Final draft reward by setting", caption=caption,
                   panels=panels)] if panels else []  # fmt: skip
 

@@ -135,8 +135,9 @@ class Chart:
     panels: Sequence[Plot]
 
     def legend(self) -> dict[str, tuple[int, int | None]]:
-        """Label → colour and line style, None for dots."""
-        curves = (c for panel in self.panels for c in panel.curves if not c.thin)
+        """Label → colour and line style, None for dots; without labels that are panel titles."""
+        curves = (c for panel in self.panels for c in panel.curves
+                  if not c.thin and c.label != panel.title)  # fmt: skip
         dots = (d for panel in self.panels for d in panel.dots if d.label)
         looks: dict[str, tuple[int, int | None]] = {c.label: (c.colour, c.dash) for c in curves}
         return looks | {d.label: (d.colour, None) for d in dots}

@@ -36,7 +36,7 @@ from soulkit.report.load import EPISODES, RunData
 from soulkit.report.people.page import people_parts, times_text
 from soulkit.report.published import Publication, PublishedBeside, published_beside
 from soulkit.report.suites import SuiteTable, suite_grid
-from soulkit.report.training import feedback_over_time, learning_charts, steps_grid
+from soulkit.report.training import dimension_text, feedback_over_time, learning_charts, steps_grid
 from soulkit.runs.jsonl import has_lines, write_aside
 from soulkit.runs.records import stream_records
 from soulkit.text import counted, one_line
@@ -99,7 +99,8 @@ def render(
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         curves=[on_page(chart) for chart in learning_charts(runs)],
-        trained=[training_text(run) for run in runs if run.steps or run.evals],
+        trained=[text for run in runs if run.steps or run.evals
+                 for text in (training_text(run), dimension_text(run)) if text],
         feedback_pairs=[(run.name, pairs) for run in runs if (pairs := feedback_over_time(run))],
         published=published.tables,
         published_notes=published.notes,

@@ -332,6 +332,11 @@ def metric_label(run: RunData, task: str, metric: str) -> str:
     return name
 
 
+def with_round(name: str, cell: Cell) -> str:
+    """The name of a metric; `round=1 (with feedback)` after a round of `--refine`."""
+    return f"{name} (with feedback)" if cell.beside and "round=" in name else name
+
+
 def task_label(task: str, *metrics: str) -> str:
     """`TASK (accuracy)`; only the task if its metric has no name."""
     named = [one_line(name) for name in dict.fromkeys(metrics) if name]
@@ -380,17 +385,18 @@ def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell
         {metric_name(name, metrics): cell for name, cell in metrics.items()}
         for metrics in (run.tasks.get(task, {}) for run in runs)
     ]
-    names = dict.fromkeys(n for metrics in sides for n, c in metrics.items() if c.beside)
-    return [(name, [metrics.get(name) for metrics in sides]) for name in names]
+    names = {n: with_round(n, c) for metrics in sides for n, c in metrics.items() if c.beside}
+    return [(label, [metrics.get(name) for metrics in sides]) for name, label in names.items()]
 
 
 def _row(run: RunData, task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     """The texts of a table row; breakdowns of the mean score are shortened to their value."""
     part = metric.removeprefix(f"{VALUE}/")
-    short = f" {one_line(part)}" if part != metric else ""
+    short = f" {one_line(with_round(part, cell))}" if part != metric else ""
+    label = with_round(named_with_origin(metric_label(run, task, metric), cell), cell)
     return (
         one_line(task),
-        short or one_line(named_with_origin(metric_label(run, task, metric), cell), 60),
+        short or one_line(label, 60),
         DASH if cell.not_applicable else scored_text(cell),
         clusters_text(cell, headed=True),
         bounds_text(cell),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +59,17 @@ def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
         ("memory", memory_text(summary)),
         *lesson_facts(summary),
     ]
+
+
+def dimension_text(run: RunData) -> str:
+    """In how many of its refined replies the gap in each judged dimension is known; or empty."""
+    scored: Counter[str] = Counter()
+    n: Counter[str] = Counter()
+    for line in run.steps:
+        scored.update(line.rewards.scored_by_dimension)
+        n.update(line.rewards.n_by_dimension)
+    parts = ", ".join(f"{name} {scored[name]}/{n[name]}" for name in n)
+    return f"Refined replies of {run.name} with a gap, by dimension: {parts}" if parts else ""
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:

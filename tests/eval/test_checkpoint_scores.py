@@ -36,6 +36,21 @@ def test_steps_are_adapters_whole_models_or_the_model_before(tmp_path: Path) -> 
     }
 
 
+def test_relative_paths_start_where_the_training_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _run(tmp_path / "work" / "run")
+    (run / "config.yaml").write_text("model: warm/model\nadapter: warm/start\n")
+    (run / "conditions.json").write_text('{"players": {}, "tasks": {}, "directory": ".."}')
+    for name in ("model", "start"):
+        (tmp_path / "work" / "warm" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    grid = checkpoint_grid(run, "0,2", dict)  # type: ignore[arg-type]
+    warm = tmp_path / "work" / "warm"
+    assert grid["step_000000"] == {"model": str(warm / "model"), "adapter": str(warm / "start")}
+    assert grid["step_000002"]["model"] == str(warm / "model")
+
+
 @pytest.mark.parametrize("which", ["5", "2,11", "", "first", "-2"])
 def test_a_missing_step_is_refused_with_those_that_are_there(tmp_path: Path, which: str) -> None:
     with pytest.raises(RunError) as error:

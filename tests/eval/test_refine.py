@@ -16,7 +16,7 @@ from tests.support.servers.openai_server import Body, ScriptedServer
 from tests.support.training import soul
 
 pytestmark = pytest.mark.usefixtures("_key")
-TASK = ("--task", "tombench", "--data", "synth:24", "--max-unscored", 1)
+TASK = ("--task", "tombench", "--data", "synth:24")
 
 
 @pytest.fixture
@@ -83,11 +83,17 @@ def test_a_finished_run_asks_nothing_and_a_cut_one_pays_only_for_what_is_missing
     assert json.loads((out / "summary.json").read_text())["tasks"] == tasks
 
 
-def test_a_round_whose_coach_failed_has_no_score(server: ScriptedServer, tmp_path: Path) -> None:
-    """A silent coach is no reason to count the old reply again."""
+def test_a_round_whose_coach_failed_has_no_score(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A silent coach is no reason to count the old reply again, nor to exit with 0."""
     out, coach = tmp_path / "run", ("--coach", "endpoint:coach@http://127.0.0.1:9/v1")
-    assert refine(server, out, *coach, "--max-attempts", 1) in (0, 1)
+    assert refine(server, out, *coach, "--max-attempts", 1) == 1
+    words = " ".join(capsys.readouterr().err.split())
     cells = json.loads((out / "summary.json").read_text())["tasks"]["tombench"]
+    n = cells["value"]["n"]
+    assert f"replies to feedback are unscored (tombench round=1: {n} of {n}" in words
+    assert f"coach_error ({n}): " in words
     assert cells["value"]["n_scored"] == cells["value"]["n"]
     assert cells["value/round=1"]["n_scored"] == 0 and cells["value/round=1"]["mean"] is None
     assert cells["value/round=1"]["unscored"] == {"coach_error": cells["value"]["n"]}
@@ -111,7 +117,10 @@ def test_show_draft_puts_the_reply_into_the_prompt(
     # The report pairs both runs, with numbers over a batch that need the notes of episodes.
     assert soul("report", tmp_path / "run", tmp_path / "other") == 0
     shown = capsys.readouterr().out
-    assert "round=3" in shown and "differences checked" in shown
+    assert "round=3 (with feedback)" in " ".join(shown.split()) and "differences checked" in shown
+    assert refine(server, tmp_path / "plain", "--refine", 0) == 0
+    assert soul("compare", tmp_path / "plain", tmp_path / "run") == 0
+    assert "rounds with feedback (--refine) 0 vs 3" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +17,9 @@ import yaml
 
 from soulkit.metrics.intervals import estimate
 from soulkit.report import ablation
-from soulkit.report.ablation import write_ablation
+from soulkit.report.ablation import FinalScore, write_ablation
+from tests.support.evaluation import soul
+from tests.support.servers.openai_server import ScriptedServer
 
 TEN = (
     "grpo", "ditto", "ditto:lambda_fb=0", "ditto:only_copy", "rltf-sd", "erl", "sdpo-token",
@@ -139,7 +142,54 @@ def test_without_the_first_method_there_is_no_difference(tmp_path: Path) -> None
 def test_nothing_finished_is_still_a_page(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo",), failed=[("grpo", s) for s in range(3)])
     page = write_ablation(ablation.load_ablation(out), tmp_path / "report").read_text()
-    assert "Without a result" in page and "<b>no</b>" not in page
+    assert "Without a complete result" in page and "<b>no</b>" not in page
+
+
+def test_a_failed_final_evaluation_hides_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One arm is evaluated on other rows, one not at all; the others keep their differences."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    arms = ("grpo", "erl", "rltf-sd", "ditto")
+    out = made(tmp_path / "out", arms, seeds=1, steps=12)
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        for name, rows in (("grpo", 8), ("erl", 4)):
+            end = out / name / "seed_0" / "final-eval"
+            assert not soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--task",
+                            "tombench", "--data", f"synth:{rows}", "--out", end)  # fmt: skip
+    for name in ("base", "rltf-sd/seed_0"):
+        shutil.copytree(out / "grpo" / "seed_0" / "final-eval", out / name / "final-eval")
+    state = json.loads((out / "ablation.json").read_text())
+    state["runs"][-1] |= {"status": "failed", "reason": "the judge is down"}
+    (out / "ablation.json").write_text(json.dumps(state))
+    summary = out / "ditto" / "seed_0" / "summary.json"
+    assert [row.arm for row in ablation.load_ablation(out).rows] == [*arms[:3]]  # not trained
+    summary.write_text(json.dumps({"command": "train", "seconds": 60.0, "steps": 12}))
+    whole = ablation.load_ablation(out)
+    assert [row.arm for row in whole.rows] == [*arms]
+    assert whole.rows[3].final_difference is not None and whole.rows[3].final.mean is not None
+    assert len(whole.missing) == 1
+    shown = {one.arm: one.difference for one in whole.finals if one.metric == "accuracy"}
+    assert list(shown) == ["base model", *arms[:3]]
+    assert shown["erl"] is None and shown["grpo"] is None
+    for arm in ("base model", "rltf-sd"):
+        assert (one := shown[arm]) is not None and one.mean == 0
+    figure = {"published": {"table": "ditto_paper"}, "differs": "nothing."}
+    grid = ablation.reproduction_grid(out, whole, figure)
+    rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in grid.rows}
+    assert rows["ditto"][:3] == ["–"] * 3 and rows["ditto"][-1] == "1 min 00 s"
+    assert any("ditto seed 0 failed: the judge is down" in note for note in grid.notes)
+
+
+def test_the_headline_names_the_judge_whose_scores_the_table_shows(tmp_path: Path) -> None:
+    table = ablation.load_ablation(made(tmp_path, ("grpo", "ditto")))
+    rows = (table.rows[0], replace(table.rows[1], judged_difference=table.rows[1].final_difference))
+    final = FinalScore("ditto", "t", "m", rows[1].final, rows[1].final_difference, 1, 1)
+    both = replace(table, rows=rows, finals=(final,), eval_judge="endpoint:k")
+    assert "final judge score of ditto" in ablation.method_finding(both)
+    assert ablation.methods_grid(both).head[1] == "final judge score"
+    alone = replace(both, eval_judge="")
+    assert "final evaluation of ditto" in ablation.method_finding(alone)
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
@@ -211,7 +261,7 @@ def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_drawn_against_its_setting_from_three_values_on(tmp_path: Path) -> None:
-    swept = ["ditto:lambda_fb=1", "ditto:lambda_fb=0", "ditto:lambda_fb=0.5"]
+    swept = ["ditto:lambda_fb=1", "ditto:lambda_fb=0", "ditto:lambda_fb=5E-1"]
     arms = ["grpo", *swept, "ditto:lora.r=8", "ditto:lora.r=16", "ditto:only_copy"]
     whole = ablation.load_ablation(made(tmp_path, arms))
     (chart,) = [c for c in ablation.ablation_charts(whole) if c.name == "sweep"]
@@ -220,6 +270,9 @@ def test_a_sweep_is_drawn_against_its_setting_from_three_values_on(tmp_path: Pat
     assert panel.axis == "lambda_fb" and curve.label == "ditto"
     assert list(curve.steps) == [0, 0.5, 1]
     finals = {row.arm: row.final for row in whole.rows}
+    assert panel.rules == [("grpo", finals["grpo"].mean)]
+    (own,) = ablation.sweep_charts([row for row in whole.rows if row.arm in swept])
+    assert not own.panels[0].rules  # the first method is a point of the curve
     assert list(curve.values) == [finals[swept[i]].mean for i in (1, 2, 0)]
     assert list(curve.low) == [finals[swept[i]].low for i in (1, 2, 0)]
     page = write_ablation(whole, tmp_path / "page").read_text("utf-8")

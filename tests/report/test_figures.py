@@ -43,7 +43,7 @@ from soulkit.report.figures import (
     write_figures,
 )
 from soulkit.report.load import load_runs
-from soulkit.report.training import arms_of, learning_charts
+from soulkit.report.training import arms_of, dimension_text, learning_charts
 from tests.support.evaluation import soul
 
 EVIL = "<script>x</script>\"'&\u202e $x^$ \x1b[31m"
@@ -304,7 +304,7 @@ def test_every_judged_dimension_has_a_panel_with_its_interval(tmp_path: Path) ->
             f"gap/dimension{end}/{name}": gap + i + shift
             for name, gap in names.items() if i < 2 or name.startswith("talk")
             for end, shift in (("", 0), ("_low", -1), ("_high", 1))
-        }
+        } | {"gap/dimension_scored/talk/rules": 2 + i, "gap/dimension_n/talk/rules": 4}
         for i in range(3)
     ]  # fmt: skip
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
@@ -312,6 +312,8 @@ def test_every_judged_dimension_has_a_panel_with_its_interval(tmp_path: Path) ->
     goal, rules = charts["Leave-one-out gap by dimension"].panels
     assert rules.title == "talk/rules" and rules.curves[0].steps == [0, 1, 2]
     assert goal.curves[0].values == [2.0, 3.0] and goal.curves[0].high == [3.0, 4.0]
+    assert not charts["Leave-one-out gap by dimension"].legend()  # panels have titles
+    assert "by dimension: talk/rules 9/12" in dimension_text(*load_runs([run]))
     assert "<script>x" not in on_page(charts["Leave-one-out gap by dimension"]).svg
 
 

@@ -497,7 +497,9 @@ def test_every_arm_is_evaluated_once_after_its_training(
         assert finals(tmp_path, server, model, arms) == 2
         assert "started with different settings: limit" in capsys.readouterr().err
         assert asked["j"] == trained
-    assert "Without a result: ditto:max_tokens=5000 seed 0 failed" in streams.out.replace("\n", " ")
+    assert "Without a complete result: ditto:max_tokens=5000 seed 0 failed" in streams.out.replace(
+        "\n", " "
+    )
     comparison = ablation.load_ablation(out)
     assert [one.arm for one in comparison.finals] == ["base model", "grpo", "ditto"]
     for one in comparison.finals:

@@ -117,6 +117,9 @@ def test_gaps_and_feedback_by_judged_dimension() -> None:
     written = StepLine(rewards=line, feedback=feedback).to_json()
     assert written["gap/dimension/tomi/goal"] == 2.5 and written["feedback/about/tomi/goal"] == 1.0
     assert steps_of([written])[0].rewards.loo_by_task == {}
+    assert (line.scored_by_dimension, line.n_by_dimension) == (
+        {"tomi/goal": 2, "tomi/social_rules": 1}, {"tomi/goal": 2, "tomi/social_rules": 2}
+    )  # fmt: skip
     alone = [rated(one, "goal", goal=1) for one in SMALL]  # this is the score itself
     assert not rewards_of(alone).loo_by_dimension and not feedback_of(alone).about
 

@@ -32,7 +32,8 @@ from soulkit.runs.records import stream_records
 from soulkit.types import Record
 
 PROMPT = "system prompt of the model"
-ACTOR = (*SAMPLING, "max_context", "quantize", "seed", "repeats", PROMPT)
+ROUNDS = "rounds with feedback (--refine)"
+ACTOR = (*SAMPLING, "max_context", "quantize", "seed", "repeats", PROMPT, ROUNDS)
 """Settings of the actor. A difference is a remark and does not block a comparison."""
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 
@@ -104,7 +105,8 @@ class MeasuredRun:
         """Sampling settings of the actor in a task."""
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
         prompt = (self.conditions.actor.system_prompt if self.conditions else "") or "none"
-        return {**settings, PROMPT: prompt, **self.of_task(task).sampling}
+        rounds = self.settings.get("refine", 0)
+        return {**settings, PROMPT: prompt, ROUNDS: rounds, **self.of_task(task).sampling}
 
     def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
         """Settings that servers rejected, for each affected player of a role: setting → share of

@@ -330,8 +330,8 @@ def _rounds(records: Sequence[Record]) -> dict[int, list[tuple[Record, Record]]]
     rounds = {}
     for number in range(1, max([*failed, *(r.step + 1 for r in refined)], default=0) + 1):
         latest |= {(r.example_id, r.rollout): r for r in refined if r.step + 1 == number}
-        latest |= {place: _without_coach(r) for place, r in latest.items()
-                   if COACH_FAILURE in r.episode.notes and _next_round(r) <= number}  # fmt: skip
+        latest |= {place: without_coach(r) for place, r in latest.items()
+                   if _next_round(r) <= number}  # fmt: skip
         rounds[number] = [(first[place], latest[place]) for place in first]
     return rounds
 
@@ -340,8 +340,11 @@ def _next_round(record: Record) -> int:
     return 1 if record.kind == "draft" else record.step + 2
 
 
-def _without_coach(record: Record) -> Record:
-    why = Failure("coach_error", str(record.episode.notes[COACH_FAILURE]))
+def without_coach(record: Record) -> Record:
+    """The record, unscored if the coach failed on it."""
+    if (words := record.episode.notes.get(COACH_FAILURE)) is None:
+        return record
+    why = Failure("coach_error", str(words))
     return replace(record, score=unscored(why, record.score.protocol))
 
 

@@ -26,7 +26,7 @@ from soulkit.eval.gates import check_gates, parse_gate
 from soulkit.eval.pilot import plan_from_pilot, played_rows
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
-from soulkit.eval.results.summary import Summary, summarise
+from soulkit.eval.results.summary import Summary, summarise, without_coach
 from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_calls
 from soulkit.eval.run.actor import (
     ActorSetup,
@@ -596,7 +596,7 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
 
 def failures(records: Iterable[Record]) -> dict[str, str]:
     """`reason (count)` → message of the first unscored episode with that reason."""
-    missing = [r for r in records if not r.score.scored]
+    missing = [r for r in map(without_coach, records) if not r.score.scored]
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}

@@ -137,6 +137,9 @@ class Rewards(Flat):
     """`TASK/NAME` → the gap in a dimension that judges rate."""
     loo_low_by_dimension: Mapping[str, float | None] = open_fields("gap/dimension_low/")
     loo_high_by_dimension: Mapping[str, float | None] = open_fields("gap/dimension_high/")
+    scored_by_dimension: Mapping[str, int] = open_fields("gap/dimension_scored/")
+    n_by_dimension: Mapping[str, int] = open_fields("gap/dimension_n/")
+    """Refined rollouts of the task; those whose gap is known are `scored`."""
 
 
 @dataclass(frozen=True, slots=True)

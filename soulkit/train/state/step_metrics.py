@@ -62,13 +62,14 @@ def _by_dimension(records: Sequence[Record]) -> dict[str, Any]:
         )
         for task, names in _rated_dimensions(records).items() for name in names
     }  # fmt: skip
-    ends = {"loo": "mean", "loo_low": "ci_low", "loo_high": "ci_high"}
+    ends = {"loo": "mean", "loo_low": "ci_low", "loo_high": "ci_high", "scored": "n_scored"}
+    refined = Counter(r.task for r in records if r.kind == "refined")
     return {
         f"{field}_by_dimension": {
             name: number for name, gap in gaps.items() if (number := getattr(gap, end)) is not None
         }
         for field, end in ends.items()
-    }  # fmt: skip
+    } | {"n_by_dimension": {name: refined[name.partition("/")[0]] for name in gaps}}  # fmt: skip
 
 
 def _rated_dimensions(records: Sequence[Record]) -> dict[str, list[str]]:
