@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from soulkit.demo.processes import run_together
 from soulkit.demo.scripted import careful, careless
 from soulkit.reporting import SILENT
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import read_jsonl
+from soulkit.train.processes import run_together
 
 pytestmark = pytest.mark.slow
 

@@ -64,6 +64,8 @@ TEN = (
 SEEDS = 3
 ABLATE = "Compare methods on equal budgets over several seeds."
 MATRIX = "Train on some tasks and evaluate on all: a transfer matrix."
+PARALLEL = Option("--parallel", int, "Trainings at a time, each in a process of its own.",
+                  "Comparison", default="1", min=1)  # fmt: skip
 
 COMPARISON = (
     Option("--methods", str, "Methods to compare: 'grpo,ditto:lora.r=8|32'. The first is the "
@@ -71,6 +73,7 @@ COMPARISON = (
            default=TEN, complete="methods", metavar="METHODS"),
     Option("--seeds", int, "Seeds per method, starting at --seed.", "Comparison",
            default=str(SEEDS)),
+    PARALLEL,
     Option("--match", Literal["rollouts", "prompts"],
            "Equal budget of rollouts (methods without refined rollouts get 2G drafts) or of "
            "prompts (G drafts for all).", "Comparison", default="rollouts"),
@@ -89,6 +92,7 @@ TRANSFER = (
     Option("--eval", str, "Suite that the base model and every trained model are evaluated on.",
            "Comparison", metavar="SUITE", required=True),
     Option("--method", str, "Training method.", "Comparison", default="grpo", metavar="METHOD"),
+    PARALLEL,
     Option("--final-eval", Path, "YAML file with more settings of the evaluation.", "Comparison",
            metavar="FILE"),
     Option("--force-mixed", bool, "Let a training judge evaluate as well.", "Comparison"),
@@ -451,8 +455,9 @@ def _run_planned(
         print_note(server)
     written = judge.written() if judge else ""
     ended = run_all(
-        runs, out, force_mixed=values["force_mixed"], eval_judge=written, reporter=reporter
-    )
+        runs, out, force_mixed=values["force_mixed"], eval_judge=written,
+        parallel=values["parallel"] or 1, reporter=reporter,
+    )  # fmt: skip
     if judge is not None:
         judge_final_episodes(runs, judge, trust=values["trust"], reporter=reporter)
     warn_unsealed()

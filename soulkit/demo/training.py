@@ -24,7 +24,6 @@ from typing import Any
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
-from soulkit.demo.processes import run_together
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.results.summary import Cell, recorded_summary
 from soulkit.eval.run.runner import run_eval
@@ -35,6 +34,7 @@ from soulkit.runs.records import stream_records
 from soulkit.tasks.kit.made_rows import make_rows, split_seed
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
+from soulkit.train.processes import run_together
 from soulkit.types import Record
 
 TASK = "cast_of_people"

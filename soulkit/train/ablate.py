@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -42,6 +43,7 @@ from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class, suite_members
 from soulkit.train.objectives.base import method_class, rollout_methods
+from soulkit.train.processes import run_together
 from soulkit.train.ranks.launch import refuse_ranks
 from soulkit.train.state.stops import identity_before, steps_before, with_more_steps
 
@@ -346,26 +348,37 @@ def _unlike(runs: Sequence[PlannedRun], *, judges: bool) -> list[str]:
 
 def run_all(
     runs: Sequence[PlannedRun], out: Path, *, force_mixed: bool = False, eval_judge: str = "",
-    reporter: Reporter = SILENT,
+    parallel: int = 1, reporter: Reporter = SILENT,
 ) -> list[EndedRun]:  # fmt: skip
-    """Run every unfinished run; `ablation.json` is rewritten after each."""
-    states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
+    """Run every unfinished run, `parallel` at a time; `ablation.json` is rewritten after each."""
+    states = {run.name: EndedRun(run, "finished" if is_finished(run) else "waiting")
+              for run in runs}  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
-    write_comparison(out, states, force_mixed, eval_judge)
+    write_comparison(out, list(states.values()), force_mixed, eval_judge)
     base, first = out / "base" / FINAL, runs[0]
     if first.final and not is_scored(base):  # before the trainings: it shows that all is there
         weights = {"model": first.config.model, "adapter": first.config.adapter}
         run_eval(first.final.model_copy(update=weights), base, reporter=reporter)
     with reporter.steps(sum(run.config.steps for run in runs)) as steps:
-        for index, before in enumerate(states):
-            own = steps.run(before.planned.name)
-            if before.status == "waiting":
-                states[index] = run_one(before.planned, own)
-                write_comparison(out, states, force_mixed, eval_judge)
-            own.step(before.planned.config.steps)
-            if states[index].status == "failed":
-                steps.note(f"{before.planned.name} failed: {states[index].reason}")
-    return states
+
+        def ended(name: str, run: EndedRun) -> None:
+            states[name] = run
+            write_comparison(out, list(states.values()), force_mixed, eval_judge)
+            if run.status == "failed":
+                steps.note(f"{name} failed: {run.reason}")
+
+        parts = {}
+        for name, state in states.items():
+            if state.status == "finished":
+                steps.run(name).step(state.planned.config.steps)
+            elif parallel > 1:
+                parts[name] = partial(run_one, state.planned)
+            else:
+                own = steps.run(name)
+                ended(name, run_one(state.planned, own))
+                own.step(state.planned.config.steps)
+        run_together(parts, steps, at_once=parallel, ended=ended)
+    return list(states.values())
 
 
 def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

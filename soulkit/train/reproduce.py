@@ -71,7 +71,8 @@ def figure_steps(figure: dict[str, Any], out: Path, seeds: int) -> list[CommandS
         if figure["launch"]:
             steps.append(CommandStep(words, [folder / "summary.json"]))
     words = ["train", "ablate", "--methods", methods, "--seeds", str(seeds), *common,
-             "--final-eval", str(out / EVALUATION), "--out", str(out / COMPARED)]  # fmt: skip
+             *figure["compare"].split(), "--final-eval", str(out / EVALUATION),
+             "--out", str(out / COMPARED)]  # fmt: skip
     return [*steps, CommandStep(words, [*ends, out / COMPARED / "report" / "comparison.json"])]
 
 

@@ -33,6 +33,7 @@ SMALL = {
     "training": "--model OUT/warmup/model --task cast_of_people --data OUT/rows/train.jsonl "
     "--steps 6 --prompts 2 --max-tokens 14 --checkpoint-every 1 --stop-flat 0",
     "launch": "",
+    "compare": "",
     "evaluation": {"tasks": ["cast_of_people"], "limit": 6, "max_tokens": 14, "temperature": 0.0,
                    "data": {"cast_of_people": "OUT/rows/held_out.jsonl"}},
     "published": {"table": "ditto_paper", "base model": "Base 8B", "grpo": "GRPO 8B"},

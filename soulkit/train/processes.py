@@ -25,62 +25,69 @@ from typing import Any
 from soulkit.errors import RunError, RunStopped, UserError
 from soulkit.reporting import Reporter
 
-Work = Callable[[Reporter], None]
-"""The work of a process; must be picklable."""
-ERROR, CRASH = "error", "crash"
+Work = Callable[[Reporter], Any]
+"""The work of a process; must be picklable, like its result."""
+ERROR, CRASH, RESULT = "error", "crash", "result"
 """Messages about the end of a process; all others are calls of a Reporter's methods."""
 
 
 def run_together(
-    parts: Mapping[str, Work], reporter: Reporter, watch: Callable[[str], None] = lambda name: None
-) -> None:
+    parts: Mapping[str, Work], reporter: Reporter, watch: Callable[[str], None] = lambda name: None,
+    *, at_once: int | None = None, ended: Callable[[str, Any], None] = lambda name, result: None,
+) -> None:  # fmt: skip
     """Do all parts, each in a process of its own, and report their steps.
 
-    `watch` is called with the name of a part after each of its steps. A UserError of a part is
-    raised as a RunError or RunStopped that names the part.
+    `watch` is called with the name of a part after each of its steps, and `ended` with its name
+    and result. At most `at_once` processes run at a time; by default all do. A UserError of a part
+    is raised as a RunError or RunStopped that names the part.
     """
     forks = sys.platform == "linux"
     context: ForkServerContext | SpawnContext
     context = get_context("forkserver") if forks else get_context("spawn")
     if forks:
         context.set_forkserver_preload(["soulkit.train.run"])
-    processes: dict[Connection, BaseProcess] = {}
+    waiting = [*parts.items()][::-1]
+    processes: dict[Connection, tuple[BaseProcess, Reporter]] = {}
     try:
-        for name, work in parts.items():
-            receiver, sender = context.Pipe(duplex=False)
-            started = context.Process(target=_work, args=(work, sender), name=name, daemon=True)
-            started.start()
-            sender.close()
-            processes[receiver] = started
-        _listen(processes, reporter, watch)
+        while waiting or processes:
+            while waiting and len(processes) < (at_once or len(parts)):
+                name, work = waiting.pop()
+                receiver, sender = context.Pipe(duplex=False)
+                started = context.Process(target=_work, args=(work, sender), name=name, daemon=True)
+                started.start()
+                sender.close()
+                processes[receiver] = started, reporter.run(name)
+            _listen(processes, watch, ended)
     finally:
-        for process in processes.values():
+        for process, _ in processes.values():
             process.terminate()
-        for process in processes.values():
+        for process, _ in processes.values():
             process.join()
 
 
 def _listen(
-    processes: Mapping[Connection, BaseProcess], reporter: Reporter, watch: Callable[[str], None]
-) -> None:
-    """Pass on what the processes report until all have ended."""
-    reporters = {pipe: reporter.run(process.name) for pipe, process in processes.items()}
-    while reporters:
-        for pipe in wait(list(reporters)):
-            assert isinstance(pipe, Connection)
-            name = processes[pipe].name
-            try:
-                call, arguments = pipe.recv()
-            except EOFError:
-                del reporters[pipe]
-                processes[pipe].join()
-                _check_end(name, processes[pipe].exitcode)
-                continue
-            if call in (ERROR, CRASH):
-                raise _error_of(name, *arguments)
-            getattr(reporters[pipe], call)(*arguments)
-            if call == "step":
-                watch(name)
+    processes: dict[Connection, tuple[BaseProcess, Reporter]], watch: Callable[[str], None],
+    ended: Callable[[str, Any], None],
+) -> None:  # fmt: skip
+    """Pass on what the processes report, and remove those that have ended."""
+    for pipe in wait(list(processes)):
+        assert isinstance(pipe, Connection)
+        process, reporter = processes[pipe]
+        try:
+            call, arguments = pipe.recv()
+        except EOFError:
+            del processes[pipe]
+            process.join()
+            _check_end(process.name, process.exitcode)
+            continue
+        if call in (ERROR, CRASH):
+            raise _error_of(process.name, *arguments)
+        if call == RESULT:
+            ended(process.name, *arguments)
+            continue
+        getattr(reporter, call)(*arguments)
+        if call == "step":
+            watch(process.name)
 
 
 def _check_end(name: str, code: int | None) -> None:
@@ -125,7 +132,7 @@ def _work(work: Work, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(BrokenPipeError):  # the parent is gone
         try:
-            work(_Sender(pipe))
+            pipe.send((RESULT, (work(_Sender(pipe)),)))
         except BrokenPipeError:
             raise
         except UserError as error:
