@@ -133,11 +133,13 @@ def state(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", [1, 2])
 def test_a_comparison_from_end_to_end(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], parallel: int
 ) -> None:
     out = tmp_path / "ablation"
-    flags = ("--methods", "grpo,ditto:only_copy,ditto:max_tokens=5000", "--seeds", 2, "--steps", 1)
+    flags = ("--methods", "grpo,ditto:only_copy,ditto:max_tokens=5000", "--seeds", 2, "--steps", 1,
+             "--parallel", parallel)  # fmt: skip
     assert ablate(model, out, *flags, "--json") == 1
     streams = capsys.readouterr()
     printed = json.loads(streams.out)
