@@ -5,8 +5,8 @@
 Every process sends its progress through a pipe. The first error stops the other processes, and so
 does an interrupt. If the parent is killed, its processes end with the next thing that they report.
 
-On Linux the processes are forked from a server that has imported torch: that saves seconds of
-importing, and the processes share the memory of the libraries.
+On Linux the processes are forked from a server that has imported the libraries: that saves seconds,
+and they share that memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from soulkit.reporting import Reporter
 
 Work = Callable[[Reporter], Any]
 """The work of a process; must be picklable, like its result."""
+PRELOADED = ["soulkit.train.run", "transformers.modeling_utils", "peft"]
+"""Modules that every training needs and that take seconds to import."""
 ERROR, CRASH, RESULT = "error", "crash", "result"
 """Messages about the end of a process; all others are calls of a Reporter's methods."""
 
@@ -45,7 +47,7 @@ def run_together(
     context: ForkServerContext | SpawnContext
     context = get_context("forkserver") if forks else get_context("spawn")
     if forks:
-        context.set_forkserver_preload(["soulkit.train.run"])
+        context.set_forkserver_preload(PRELOADED)
     waiting = [*parts.items()][::-1]
     processes: dict[Connection, tuple[BaseProcess, Reporter]] = {}
     try:
