@@ -1,6 +1,7 @@
 """Can one process play hundreds of judged dialogues at once, and how much overhead does it add?
 
     .venv/bin/python benchmarks/judged_load.py [--json load.json]
+    .venv/bin/python benchmarks/judged_load.py --episodes 2000 --outages 10
 
 A local server in its own process answers every chat request after one to four seconds (determined
 by the request) and reports the delay in its reply. 512 generated Sotopia scenes run at once: up to
@@ -13,6 +14,11 @@ one call through the bare openai SDK with as many pooled connections. The cost o
 processor time of a new process that makes `--sdk-calls` calls to the same server, equally parallel,
 with prompts of similar length. The budget is 1.25 times the larger bound. The cost of a call in
 soulkit, including records and ledger, is printed too.
+
+With `--outages SECONDS`, `soul eval api` plays the scenes instead, and the judge is another server,
+which is down in every second period of that length: it answers with status 503, drops the
+connection, or sends a reply that is no JSON. At the end every episode has to be scored, or unscored
+with a reason.
 
 Run it on an idle machine. For a quick trial: `--episodes 32 --latency 0.1 0.4 --sdk-calls 400`.
 """
@@ -51,9 +57,10 @@ WORDS = 700
 
 
 @contextmanager
-def served(latency: list[float]) -> Iterator[str]:
+def served(latency: list[float], outages_s: float = 0.0) -> Iterator[str]:
     """The base URL of the server, which runs in its own process."""
-    command = [sys.executable, "-m", "tests.support.servers.faulty", "--answer", LINE, "--latency"]
+    command = [sys.executable, "-m", "tests.support.servers.faulty", "--answer", LINE,
+               "--outages-s", str(outages_s), "--latency"]  # fmt: skip
     process = subprocess.Popen(
         [*command, *map(str, latency)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -153,6 +160,31 @@ def slowest_chain(ledger: Path) -> float:
     return max((turns[example] + verdicts[example] for example in turns), default=0.0)
 
 
+def with_outages(chosen: argparse.Namespace, folder: Path) -> Json:
+    """Play all scenes at once with a judge that is down half of the time."""
+    out = folder / "run"
+    with served(chosen.latency) as actor, served([0.2, 0.4], chosen.outages) as judge:
+        command = [
+            sys.executable, "-m", "soulkit.cli.app", "eval", "api", "--task", TASK,
+            "--data", f"synth:{chosen.episodes}", "--model", MODEL, "--base-url", actor,
+            "--partner", "actor", "--judge", f"endpoint:judge@{judge}",
+            "--concurrency", str(chosen.episodes), "--out", str(out), "--yes",
+        ]  # fmt: skip
+        settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, env=settings)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    summary = json.loads((out / "summary.json").read_text())
+    cell = summary["tasks"][TASK]["value"]
+    return {
+        "machine": machine(), "asked": chosen.episodes, "outages_s": chosen.outages,
+        "seconds": time.perf_counter() - start, "exit": process.returncode,
+        "peak_mb": usage.ru_maxrss / 1024, "n": summary["n"], "n_scored": summary["n_scored"],
+        "unscored": cell.get("unscored", {}), "statuses": summary["statuses"][TASK],
+    }  # fmt: skip
+
+
 # -- the report ------------------------------------------------------------------------------------
 
 
@@ -226,6 +258,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sdk-calls", type=int, default=4096, help="number of calls of the bare SDK"
     )
+    parser.add_argument("--outages", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--part", choices=["soulkit", "sdk"], help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -243,6 +276,13 @@ def main() -> int:
     if chosen.part:
         print(json.dumps(one_side(chosen)))
         return 0
+    if chosen.outages:
+        with tempfile.TemporaryDirectory() as scratch:
+            report = with_outages(chosen, Path(scratch))
+        print(json.dumps(report, indent=1))
+        named = sum(count for reason, count in report["unscored"].items() if reason != "unknown")
+        whole = report["n_scored"] + named == report["n"] == report["asked"]
+        return int(not whole or report["exit"] not in (0, 1))
     report = measured(chosen)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(report, indent=1))

@@ -1,6 +1,7 @@
 """How large are the records of many conversations, and how long does it take to read them?
 
     .venv/bin/python benchmarks/records.py [--episodes 10000] [--json records.json]
+    .venv/bin/python benchmarks/records.py --one-turn --episodes 100000
 
 `soul eval api` plays generated Sotopia scenes of twenty turns with eight words each against a local
 server; partner and judge are scripted. Then several commands read the run: the same evaluation
@@ -10,6 +11,10 @@ memory.
 
 The size of the records is given for the finished run, which compresses a large `episodes.jsonl`,
 and for the lines as first written. 10,000 scenes take three minutes.
+
+With `--one-turn`, the run has questions with one reply instead, and is killed (-9) when half of
+them are answered. A report on the unfinished run follows, the same command resumes it, and all
+commands that read it run. No command may use more than 250 MB, and no episode may be lost.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-RECORDS_MB, REPORT_MB, RESUME_S = 60, 300, 3.0
+RECORDS_MB, REPORT_MB, RESUME_S, ONE_TURN_MB = 60, 300, 3.0, 250
 """Budgets. The one for resuming is processor time, which does not depend on other load."""
 VOCABULARY = (
     "the door of this old house has never closed by itself and you know who was there that night "
@@ -66,6 +71,20 @@ def write_rows(path: Path, count: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_questions(path: Path, count: int) -> None:
+    """Write generated questions, each about its own evening."""
+    from soulkit.tasks.kit.made_rows import make_rows
+    from soulkit.tasks.kit.registry import load_registry
+
+    made = make_rows(load_registry().task("tomi", "paper"), 100, 1)
+    with path.open("w") as stream:
+        for number in range(count):
+            row = made[number % len(made)]
+            row = {name: value for name, value in row.items() if name != "events"}
+            story = f"It is evening number {number}. {row['story']}"
+            stream.write(json.dumps({**row, "story": story}) + "\n")
+
+
 def write_players(folder: Path) -> None:
     """Write the scripts of a partner that never repeats itself and of a judge."""
     rng = random.Random(0)
@@ -98,16 +117,60 @@ def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
         return command, soul(folder, command)
 
 
-def soul(folder: Path, arguments: list[str]) -> Json:
-    """Run a command; returns its wall seconds, processor seconds and peak memory."""
+def play_one_turn(folder: Path, episodes: int) -> Json:
+    """The cost of an evaluation that is killed half-way and resumed, and of its readers."""
+    from tests.support.servers.faulty import FaultPlan, FaultyServer
+
+    write_questions(folder / "rows.jsonl", episodes)
+
+    def answer(body: Json) -> str:
+        place = random.Random(json.dumps(body["messages"])).choice(("box", "basket", "drawer"))
+        return f"The story says where it is now. <answer>{place}</answer>"
+
+    with FaultyServer(FaultPlan(), answer) as server:
+        run = str(folder / "run")
+        command = [
+            "eval", "api", "--task", "tomi", "--data", str(folder / "rows.jsonl"),
+            "--model", "scripted", "--base-url", server.base_url, "--concurrency", "64",
+            "--out", run, "--yes",
+        ]  # fmt: skip
+        return {
+            "played, killed half-way": soul(folder, command, kill_after=episodes // 2),
+            "report on half of it": soul(folder, ["report", run]),
+            "runs, half of it": soul(folder, ["runs", str(folder)]),
+            "resumed, rest played": soul(folder, command),
+            "resumed": soul(folder, command),
+            "report, HTML": soul(folder, ["report", run, "--format", "html"]),
+            "report, console": soul(folder, ["report", run]),
+            "runs": soul(folder, ["runs", str(folder)]),
+        }
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a file has so many lines, or the process has ended."""
+    lines = 0
+    while not path.is_file() and process.poll() is None:
+        time.sleep(0.1)
+    with path.open("rb") as stream:
+        while lines < count and process.poll() is None:
+            lines += stream.read().count(b"\n")
+            time.sleep(0.1)
+
+
+def soul(folder: Path, arguments: list[str], kill_after: int = 0) -> Json:
+    """Run a command; returns its wall seconds, processor seconds and peak memory. With
+    `kill_after`, kill it when the run has so many episodes."""
     command = [sys.executable, "-m", "soulkit.cli.app", *arguments]
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
     start = time.perf_counter()
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=settings)
+        if kill_after:
+            wait_for_lines(folder / "run" / "episodes.jsonl", kill_after, process)
+            process.kill()
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode != -9 * bool(kill_after):
         raise SystemExit(f"soul {arguments[0]} failed\n{(folder / 'log').read_text()[-3000:]}")
     return {
         "seconds": time.perf_counter() - start, "cpu_s": usage.ru_utime + usage.ru_stime,
@@ -126,6 +189,13 @@ def sizes(run: Path) -> Json:
         "lines_mb": sum(map(len, lines_in(path))) / 1e6,
         "ledger_mb": (run / "ledger.sqlite").stat().st_size / 1e6,
     }
+
+
+def measure_one_turn(folder: Path, episodes: int) -> Json:
+    took = play_one_turn(folder, episodes)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    scored = {name: summary[name] for name in ("n", "n_scored")}
+    return {"episodes": episodes, **scored, **sizes(folder / "run"), "commands": took}
 
 
 def measure(folder: Path, episodes: int) -> Json:
@@ -147,6 +217,12 @@ def measure(folder: Path, episodes: int) -> Json:
 
 def verdicts(report: Json) -> dict[str, bool]:
     took = report["commands"]
+    if "n" in report:
+        peak = max(one["peak_mb"] for one in took.values())
+        return {
+            f"every command at most {ONE_TURN_MB} MB of memory": peak <= ONE_TURN_MB,
+            "all episodes scored": report["n"] == report["n_scored"] == report["episodes"],
+        }
     return {
         f"records at most {RECORDS_MB} MB": report["records_mb"] <= RECORDS_MB,
         f"report at most {REPORT_MB} MB of memory": took["report, HTML"]["peak_mb"] <= REPORT_MB,
@@ -173,10 +249,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--one-turn", action="store_true", help="questions with one reply")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as scratch:
-        report = measure(Path(scratch), chosen.episodes)
+        part = measure_one_turn if chosen.one_turn else measure
+        report = part(Path(scratch), chosen.episodes)
     report["machine"] = machine()
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(report, indent=1))

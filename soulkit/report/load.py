@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
 from soulkit.eval.results.batch_statistics import summary_terms
-from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
+from soulkit.eval.results.summary import Cells, Condenser, Summary, summarise, summary_line
 from soulkit.eval.run.resume import control_counts
 from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import paid_so_far
@@ -112,11 +113,20 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     """
     if not has_lines(path / EPISODES):
         return None
-    newest = {record.key: record for record in stream_records(path / EPISODES, light=True)}
+    settings, registry = read_config(path) if is_run(path) else {}, load_registry()
+    protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
+
+    @cache
+    def built_in(name: str) -> Task | None:
+        there = name in registry.specs and registry.specs[name].home.builtin_task
+        return registry.task(name, protocol) if there else None
+
+    small = Condenser(lambda name: bool((task := built_in(name)) and task.batch_reads_texts))
+    newest = {one.key: small(one) for one in stream_records(path / EPISODES, light=True)}
     if not newest:
         return None
-    records, settings = list(newest.values()), read_config(path) if is_run(path) else {}
-    tasks = _built_in(settings, records)
+    records = list(newest.values())
+    tasks = filter(None, map(built_in, dict.fromkeys(record.task for record in records)))
     cost, unpriced = paid_so_far(path)
     controls = load_controls(path)
     model, adapter = str(settings.get("model") or ""), settings.get("adapter")
@@ -127,21 +137,9 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         protocol=str(settings.get("protocol") or ""),
         seconds=_seconds(path),
         cost=cost,
-        **summary_terms(tasks.values(), controls),
+        **summary_terms(tasks, controls),
     )
     return replace(summary, unpriced_calls=unpriced, controls=control_counts(controls))
-
-
-def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, Task]:
-    """The tasks of `records` that are built into soulkit."""
-    registry = load_registry()
-    protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
-    names = dict.fromkeys(record.task for record in records)
-    return {
-        name: registry.task(name, protocol)
-        for name in names
-        if name in registry.specs and registry.specs[name].home.builtin_task
-    }
 
 
 def _seconds(path: Path) -> float:

@@ -7,6 +7,7 @@ A run's tasks as a suite: groups, axis means, the suite mean, and what is missin
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from soulkit.eval.results.summary import (
     NO_ROW_COUNTS,
     Cell,
     Cells,
+    Condenser,
     Summary,
     cluster_of,
     headline,
@@ -32,22 +34,28 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.intervals import estimate, suite_mean
 from soulkit.metrics.student import t_quantile
+from soulkit.play.engine import Job, record_of
 from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.kit.scoring import mean_of
+from soulkit.tasks.kit.selfcheck import scripted_play
 from soulkit.tasks.kit.spec import Suite
 from soulkit.types import (
     BatchMetric,
     Completion,
     Episode,
+    Failure,
     Kind,
+    Line,
     Record,
     Score,
     Segment,
     Trace,
     Turn,
+    Verdict,
     record_key,
+    unscored,
 )
-from tests.support.road import synth_examples, task_of
+from tests.support.road import makeable, synth_examples, task_of
 
 
 def record(
@@ -102,6 +110,49 @@ def test_a_later_line_with_the_same_key_wins(tmp_path: Path) -> None:
     rows = [record("a", None), record("b", 0.0), record("a", 1.0)]
     records = load_records(write(tmp_path / "episodes.jsonl", rows))
     assert [(r.example_id, r.score.value) for r in records] == [("a", 1.0), ("b", 0.0)]
+
+
+def with_reply(one: Record, text: str, stop: str, words: str) -> Record:
+    turn = Turn((), Completion(text=text, stop_reason=stop, dropped=("seed",)))
+    said = {"overall": {"reasoning": f"{text} {words}", "score": 3}, "label": "good"}
+    score = replace(one.score, words=words, verdicts=(Verdict(judge="j", purpose="p", said=said),))
+    episode = replace(one.episode, traces=(Trace("reader", (turn,)),), transcript=(
+        Line("reader", text),))  # fmt: skip
+    return replace(one, key=f"{one.key}/{len(text)}/{words[:9]}", episode=episode, score=score)
+
+
+@pytest.mark.parametrize("name", makeable())
+def test_small_records_have_the_same_summary(name: str) -> None:
+    task, records = task_of(name), list[Record]()
+    for example in synth_examples(name, 3):
+        for rollout, script in enumerate((task.gold, task.wrong)):
+            played, score, _ = asyncio.run(
+                scripted_play(task, example, script, perfect=not rollout)
+            )
+            if played is not None:
+                job, lost = Job(task, example, rollout), unscored(Failure("judge_error"))
+                records.append(record_of(job, job.rollout(0), played, score or lost))
+    for text in ("A", "", " " * 99, "long " * 99, "<think>" + "long " * 99):
+        for stop in ("stop", "length", "content_filter"):
+            words = [f"{'the same start ' * 9} {number}" for number in range(2)]
+            records += [with_reply(records[0], text, stop, one) for one in words]
+    small, more = Condenser(lambda _: task.batch_reads_texts), summary_terms([task])
+    full, less = (
+        summarise(rows, command="eval", model="m", protocol="paper", seconds=1, cost=None, **more)
+        for rows in (records, [small(one) for one in records])
+    )
+    assert less == full and full.tasks[name]
+
+
+def test_small_records_do_not_grow_with_their_texts() -> None:
+    text = "word " * 200_000
+    small, prompt = Condenser(lambda _: False), Segment("user", text)
+    long = with_reply(record("a", 1.0, prompt=text, gold=text), text, "stop", text)
+    turn = replace(long.episode.traces[0].turns[0], context=(prompt,))
+    episode = replace(long.episode, traces=(Trace("reader", (turn,)),), notes={"seen": [text]})
+    one, other = (small(replace(long, key=key, episode=episode)) for key in "ab")
+    assert len(repr(one)) < 3000 and one.score is other.score
+    assert one.episode.traces is other.episode.traces
 
 
 def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ One cell of a task is its headline: `value`, or the batch statistic that the tas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -40,6 +41,7 @@ from soulkit.eval.results.warnings import (
     word_cuts,
 )
 from soulkit.judge.reliability import dimensions
+from soulkit.judge.verdict import spoken
 from soulkit.metrics.intervals import Interval, bounds, estimate, finite_value
 from soulkit.metrics.repeats import repeat_statistics
 from soulkit.runs.jsonl import (
@@ -49,9 +51,9 @@ from soulkit.runs.jsonl import (
     refuse_other_schema,
     sparse,
 )
-from soulkit.runs.records import drafts
+from soulkit.runs.records import drafts, without_tokens
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
-from soulkit.types import COACH_FAILURE, Failure, Record, Score, unscored
+from soulkit.types import COACH_FAILURE, Completion, Failure, Record, Score, Turn, Usage, unscored
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
 SEVERAL_ORIGINS = "rows from several of your files are not averaged; each file has its own value"
@@ -126,6 +128,57 @@ class Summary:
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         """Parse `summary.json`; DataError if it is damaged."""
         return read_value(cls, line, "The summary")
+
+
+class Condenser:
+    """Makes small records with the same summary: without prompts, token ids, feedback and long
+    texts, and with one object for equal parts. Records of tasks for which `reads_texts` is true
+    keep their texts."""
+
+    LONGEST, MOST = 80, 20_000  # characters of a text, and shared objects
+
+    def __init__(self, reads_texts: Callable[[str], bool]) -> None:
+        self._reads_texts, self._shared = reads_texts, dict[object, Any]()
+
+    def __call__(self, record: Record) -> Record:
+        if self._reads_texts(record.task):
+            return without_tokens(record)
+        old, score, share = record.episode, record.score, self._share
+        if len(score.words) > self.LONGEST:  # a vote compares answers
+            score = replace(score, words=sha256(score.words.encode(errors="replace")).hexdigest())
+        parts = {name: share(getattr(old, name)) for name in ("traces", "transcript", "notes")}
+        return replace(
+            record, episode=replace(old, **parts, usage=share(Usage(cost=old.usage.cost))),
+            score=share(score), tags=self._shared.setdefault((*record.tags.items(),), record.tags),
+            gold=share(record.gold), prompt="", given=None, received=None,
+        )  # fmt: skip
+
+    def _share(self, value: Any) -> Any:
+        """The first object that was equal to `value` without its long texts."""
+        kind = type(value)
+        key: Any = (kind, value)
+        if kind is str:
+            key = value = value if len(value) <= self.LONGEST else "long text"
+        elif kind in (tuple, list):
+            value = kind(map(self._share, value))
+            key = (kind, *map(id, value))
+        elif kind is dict:
+            value = {name: self._share(part) for name, part in value.items()}
+            key = (kind, *value, *map(id, value.values()))
+        elif kind is Turn:
+            reply, text = value.completion, value.completion.text
+            if not spoken(text, "paper"):  # nothing, or only a thought
+                text = "<think>" * bool(text.strip())
+            key = (kind, self._share(text), reply.stop_reason, reply.dropped)
+            value = Turn((), Completion(text=key[1], stop_reason=key[2], dropped=key[3]))
+        elif kind.__module__ == "soulkit.types":
+            parts = {name: self._share(getattr(value, name)) for name in kind.__slots__}
+            value, key = kind(**parts), (kind, *map(id, parts.values()))
+        elif kind not in (bool, int, float):
+            return value
+        if len(self._shared) > self.MOST:
+            self._shared.clear()
+        return self._shared.setdefault(key, value)
 
 
 def unscored_share(records: Sequence[Record]) -> float:

@@ -26,7 +26,7 @@ from soulkit.eval.gates import check_gates, parse_gate
 from soulkit.eval.pilot import plan_from_pilot, played_rows
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
-from soulkit.eval.results.summary import Summary, summarise, without_coach
+from soulkit.eval.results.summary import Condenser, Summary, summarise, without_coach
 from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_calls
 from soulkit.eval.run.actor import (
     ActorSetup,
@@ -98,7 +98,7 @@ from soulkit.runs.conditions import Conditions, with_provenance
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, default_run_path, is_run, note_start
 from soulkit.runs.jsonl import pack_lines
-from soulkit.runs.records import stream_records, without_tokens
+from soulkit.runs.records import stream_records
 from soulkit.types import ControlRecord, Record, Score
 
 _EXTERNAL_FAILURES = ("provider_error", "partner_error", "judge_error", TaskError.reason)
@@ -478,7 +478,8 @@ async def run_evaluation(
     asks = standing.controls_left(work, config.repeats)
     # Only controls need the whole episodes.
     there = stream_records(run.episodes, light=not asks) if standing.scored else ()
-    scored = {record.key: record for record in there}
+    small = Condenser({part.task.name for part in work if part.task.batch_reads_texts}.__contains__)
+    scored = {record.key: record if asks else small(record) for record in there}
     played_before = (record for record in scored.values() if record.kind == "draft")
     clock, streak = RunClock(run.path / CLOCK), FailureStreak(max_calls(config), "episodes")
     mean = RunningMean(played_before)
@@ -494,7 +495,7 @@ async def run_evaluation(
 
     def sink(record: Record) -> None:
         writer.add(record)
-        scored[record.key] = record if asks else without_tokens(record)
+        scored[record.key] = record if asks else small(record)
         if record.kind == "draft":
             mean.add(record)
             count(record.score)

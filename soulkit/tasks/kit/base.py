@@ -468,6 +468,12 @@ class Task(ABC):
         """
         return {}
 
+    @property
+    def batch_reads_texts(self) -> bool:
+        """Whether `summarise` or `calibrate` may read long texts, as code of users may."""
+        hooks = (self.summarise, self.calibrate)
+        return not all(hook.__module__.startswith("soulkit.") for hook in hooks)
+
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
         """The rollouts of one row in one training step, with rewards that depend on the whole
         group. Returns the same records in the same order. Called once per row, after all are

@@ -328,6 +328,8 @@ class UserLLM(ChoiceTask):
 
     # -- batches ------------------------------------------------------------------------------
 
+    batch_reads_texts = True
+
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """The headline of each source, and the parts of PRISM's headline."""
         return paper_batch(records)

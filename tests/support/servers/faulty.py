@@ -35,7 +35,8 @@ from tests.support.servers.openai_server import completion, echo, is_probe
 Body = dict[str, Any]
 Answer = Callable[[Body], str]
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
-_PHRASES = {200: b"OK", 429: b"Too Many Requests", 500: b"Internal Server Error"}
+_PHRASES = {200: b"OK", 429: b"Too Many Requests", 500: b"Internal Server Error",
+            503: b"Service Unavailable"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,9 @@ class FaultPlan:
     retry_after_s: float = 0.5
     down: tuple[float, float] | None = None
     """From and to, in seconds after the first request: connections are refused."""
+    outages_s: float = 0.0
+    """Every second period of so many seconds, the server answers with status 503, a dropped
+    connection, and a reply that is no JSON, in turn."""
 
     def outcome_of(self, body: Body, times: int) -> tuple[str, float]:
         """What becomes of a request that was made `times` times before, and its latency."""
@@ -152,6 +156,9 @@ class FaultyServer:
         what, latency = self.faults.outcome_of(body, times)
         if self.faults.storm is not None and self._within(self.faults.storm):
             what, latency = "storm", 0.0
+        period = self.faults.outages_s
+        if period and (time.monotonic() - self.first) // period % 2:
+            what, latency = ("unavailable", "dropped", "broken")[self.outcomes.total() % 3], 0.0
         self.outcomes[what] += 1
         return body, what, latency
 
@@ -170,6 +177,8 @@ class FaultyServer:
         """Status and content; a completion says how long the server took over it."""
         if what == "error":
             return 500, _error("scripted fault", "server_error")
+        if what == "unavailable":
+            return 503, _error("no judge is here", "server_error")
         if what == "storm":
             return 429, _error("slow down", "rate_limit_error")
         if what == "broken":
@@ -222,6 +231,8 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, body: Body, what: str, latency: float) -> None:
         self.owner.in_flight -= 1
+        if what == "dropped":
+            self.transport.abort()
         if self.transport.is_closing():
             return
         status, content = self.owner.reply(body, what, latency)
@@ -242,7 +253,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--latency", type=float, nargs=2, default=(0.0, 0.0))
-    for share in ("errors", "hangs", "broken", "malformed", "empty"):
+    for share in ("errors", "hangs", "broken", "malformed", "empty", "outages-s"):
         parser.add_argument(f"--{share}", type=float, default=0.0)
     parser.add_argument("--answer", default="I see what you mean.")
     args = vars(parser.parse_args())
