@@ -12,9 +12,10 @@ memory.
 The size of the records is given for the finished run, which compresses a large `episodes.jsonl`,
 and for the lines as first written. 10,000 scenes take three minutes.
 
-With `--one-turn`, the run has questions with one reply instead, and is killed (-9) when half of
-them are answered. A report on the unfinished run follows, the same command resumes it, and all
-commands that read it run. No command may use more than 250 MB, and no episode may be lost.
+With `--one-turn`, the run has questions with one reply instead (1,000 rows, each played equally
+often; `--rows` for another number), and is killed (-9) when half of the episodes are played. A
+report on the unfinished run follows, the same command resumes it, and all commands that read it
+run. No command may use more than 250 MB, and no episode may be lost.
 """
 
 from __future__ import annotations
@@ -117,11 +118,11 @@ def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
         return command, soul(folder, command)
 
 
-def play_one_turn(folder: Path, episodes: int) -> Json:
+def play_one_turn(folder: Path, episodes: int, rows: int) -> Json:
     """The cost of an evaluation that is killed half-way and resumed, and of its readers."""
     from tests.support.servers.faulty import FaultPlan, FaultyServer
 
-    write_questions(folder / "rows.jsonl", episodes)
+    write_questions(folder / "rows.jsonl", rows)
 
     def answer(body: Json) -> str:
         place = random.Random(json.dumps(body["messages"])).choice(("box", "basket", "drawer"))
@@ -132,7 +133,7 @@ def play_one_turn(folder: Path, episodes: int) -> Json:
         command = [
             "eval", "api", "--task", "tomi", "--data", str(folder / "rows.jsonl"),
             "--model", "scripted", "--base-url", server.base_url, "--concurrency", "64",
-            "--out", run, "--yes",
+            "--repeats", str(episodes // rows), "--out", run, "--yes",
         ]  # fmt: skip
         return {
             "played, killed half-way": soul(folder, command, kill_after=episodes // 2),
@@ -191,8 +192,8 @@ def sizes(run: Path) -> Json:
     }
 
 
-def measure_one_turn(folder: Path, episodes: int) -> Json:
-    took = play_one_turn(folder, episodes)
+def measure_one_turn(folder: Path, episodes: int, rows: int) -> Json:
+    took = play_one_turn(folder, episodes, rows)
     summary = json.loads((folder / "run" / "summary.json").read_text())
     scored = {name: summary[name] for name in ("n", "n_scored")}
     return {"episodes": episodes, **scored, **sizes(folder / "run"), "commands": took}
@@ -250,11 +251,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--one-turn", action="store_true", help="questions with one reply")
+    parser.add_argument("--rows", type=int, default=1000, help="rows of --one-turn")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as scratch:
-        part = measure_one_turn if chosen.one_turn else measure
-        report = part(Path(scratch), chosen.episodes)
+        folder, count = Path(scratch), chosen.episodes
+        report = measure_one_turn(folder, count, chosen.rows) if chosen.one_turn else measure(
+            folder, count)  # fmt: skip
     report["machine"] = machine()
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(report, indent=1))

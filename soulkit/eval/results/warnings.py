@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 from soulkit.judge.verdict import spoken
 from soulkit.models.api.detector import DETECTOR
 from soulkit.models.api.wire import as_sent
-from soulkit.models.ledger.ledger import Ledger, RoleTotals, SentCalls
+from soulkit.models.ledger.ledger import Ledger, SentCalls
 from soulkit.models.vllm.client import sent_cuts
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.scoring import reply_failure
@@ -41,11 +41,11 @@ TaskCosts = dict[str, dict[str, RoleCost]]
 def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
     """Task → role → calls, tokens (prompt and reply) and cost; `tasks` maps example → task."""
     costs: TaskCosts = {}
-    for (role, example), sums in ledger.by_example().items():
-        if example in tasks:
-            roles = costs.setdefault(tasks[example], {})
-            roles[role] = _sum_costs(roles.get(role), sums)
-    return {task: dict(sorted(roles.items())) for task, roles in sorted(costs.items())}
+    for (task, role), sums in sorted(ledger.by_task(tasks).items()):
+        tokens = sums["prompt_tokens"] + sums["completion_tokens"]
+        one = RoleCost(calls=sums["calls"], tokens=tokens, cost=sums["cost"])
+        costs.setdefault(task, {})[role] = one
+    return costs
 
 
 LOGPROBS = "logprobs"
@@ -69,9 +69,9 @@ def calls_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCalls:
     """The sent parameters by task, role and model; `tasks` maps example → task. Detection services
     do not sample and are left out."""
     groups: dict[tuple[str, str, str], list[SentCalls]] = {}
-    for one in ledger.sent():
-        if one.example_id in tasks and not one.model.startswith(DETECTOR):
-            groups.setdefault((tasks[one.example_id], one.role, one.model), []).append(one)
+    for one in ledger.sent(tasks):
+        if not one.model.startswith(DETECTOR):
+            groups.setdefault((one.task, one.role, one.model), []).append(one)
     found: TaskCalls = {}
     for (task, role, model), calls in sorted(groups.items()):
         found.setdefault(task, {}).setdefault(role, {})[model] = _player_calls(calls)
@@ -105,18 +105,6 @@ def _as_sent(one: SentCalls) -> dict[str, Any]:
     if one.asked.base_url.startswith("vllm:"):
         beside = {**sent_cuts(sampling), **beside}
     return as_sent(sampling, beside, one.dropped)
-
-
-def _sum_costs(before: RoleCost | None, sums: RoleTotals) -> RoleCost:
-    calls, cost = sums["calls"], sums["cost"]
-    tokens = sums["prompt_tokens"] + sums["completion_tokens"]
-    if before is None:
-        return RoleCost(calls=calls, tokens=tokens, cost=cost)
-    prices = [one for one in (before["cost"], cost) if one is not None]
-    return RoleCost(
-        calls=before["calls"] + calls, tokens=before["tokens"] + tokens,
-        cost=sum(prices) if prices else None,
-    )  # fmt: skip
 
 
 def joined_costs(

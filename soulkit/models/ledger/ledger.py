@@ -71,10 +71,10 @@ class Totals(RoleTotals):
 
 
 class SentCalls(NamedTuple):
-    """Calls of one role for one example that were sent with the same settings."""
+    """Calls of one role in one task that were sent with the same settings."""
 
+    task: str
     role: str
-    example_id: str
     model: str
     dropped: tuple[str, ...]
     """Sampling parameters that the server refused."""
@@ -217,27 +217,33 @@ class Ledger:
         rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
         return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
 
-    def sent(self) -> list[SentCalls]:
-        """How the calls of the file (in mode `off`: of this process) were sent."""
-        if self.mode == "off":
-            rows = [(*key, calls) for key, calls in self._unkept.items()]
-        else:
-            rows = self._query(
-                "SELECT c.role, c.example_id, c.model, c.dropped, s.body, COUNT(*) FROM calls c "
-                "LEFT JOIN settings s ON s.digest = c.settings GROUP BY 1, 2, 3, 4, 5"
-            )
+    def by_task(self, tasks: Mapping[str, str]) -> dict[tuple[str, str], RoleTotals]:
+        """(task, role) → totals of its calls; `tasks` maps example → task."""
+        self._define_tasks(tasks)
+        known = "WHERE task_of(example_id) IS NOT NULL GROUP BY 1, 2"
+        rows = self._sum("task_of(example_id), role, ", known)
+        return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
+
+    def sent(self, tasks: Mapping[str, str]) -> list[SentCalls]:
+        """How the calls of the file (in mode `off`: of this process) were sent; `tasks` maps
+        example → task, and calls for other examples are left out."""
+        self._define_tasks(tasks)
+        rows = self._query(
+            "SELECT task_of(c.example_id) AS task, c.role, c.model, c.dropped, s.body, COUNT(*) "
+            "FROM calls c LEFT JOIN settings s ON s.digest = c.settings "
+            "WHERE task IS NOT NULL GROUP BY 1, 2, 3, 4, 5"
+        )
+        rows += [
+            (tasks[example], role, *key, calls)
+            for (role, example, *key), calls in self._unkept.items()
+            if example in tasks
+        ]
         try:
             return [
-                SentCalls(
-                    who,
-                    example,
-                    model,
-                    tuple(parse_json(dropped, strict=False)),
-                    kept_settings(body),
-                    calls,
-                )
-                for who, example, model, dropped, body, calls in rows
-            ]
+                SentCalls(task, role, model, tuple(parse_json(dropped, strict=False)),
+                          kept_settings(body), calls)
+                for task, role, model, dropped, body, calls in rows
+            ]  # fmt: skip
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise unusable_ledger(self.path, f"its settings cannot be read ({error})") from error
 
@@ -292,6 +298,12 @@ class Ledger:
             return stored[0], request_in(self._connection(), stored[1])
         except Damaged as error:
             raise self.damaged(stored[0], str(error)) from error
+
+    def _define_tasks(self, tasks: Mapping[str, str]) -> None:
+        """Let queries call `task_of(example)`."""
+        if self._db is not None:
+            with self._lock:
+                self._db.create_function("task_of", 1, tasks.get)
 
     def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
         return self._query(

@@ -146,6 +146,7 @@ class Task(ABC):
         self.spec = spec
         self.protocol: Protocol = protocol
         self.prompts = PromptFolder(name, folder or spec.home.folder, *_class_folders(type(self)))
+        self._audience = {name: column.audience for name, column in spec.columns.items()}
         self.keep_options(spec.options)
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
@@ -167,7 +168,7 @@ class Task(ABC):
             id=key,
             task=self.name,
             fields={**fields, **{name: opened[name] for name in others}},
-            audience={**self.audience(fields), **others},
+            audience={**self.audience(fields), **others} if others else self.audience(fields),
             seats=self.seats(fields),
             split=split,
             source=source,
@@ -222,7 +223,7 @@ class Task(ABC):
 
     def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Field → who may see it in this row."""
-        return {name: column.audience for name, column in self.spec.columns.items()}
+        return self._audience  # one object for all rows
 
     def calls(self, example: Example) -> dict[Role, int]:
         """Role → maximum number of calls per episode. Its keys are the roles that need a player."""

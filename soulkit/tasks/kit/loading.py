@@ -191,7 +191,9 @@ def load_examples(
         )
     rows, bad = _rows_of(task, paths)
     with explaining_originals(task, paths[0]):
-        loaded = to_examples(task, rows, split=split, bad=bad)
+        rows.reverse()  # taken from the end, so that a row is not held twice
+        taken = (rows.pop() for _ in range(len(rows)))
+        loaded = to_examples(task, taken, split=split, bad=bad)
     if not loaded.examples or (strict and loaded.bad):
         raise _unusable(task, paths, loaded)
     sample = first_rows(sorted(loaded.examples, key=lambda e: e.id), limit, lambda e: e.id)
@@ -296,14 +298,15 @@ def to_examples(
     broken = list(bad)
     skipped: Counter[str] = Counter()
     shapes: list[ColumnsError] = []
-    own: list[RawRow] = []
+    own, marked = 0, list[RawRow]()
     duplicates = 0
     for row in rows:
         mark = str(row.fields.get("data_source") or task.name)
         if mark not in task_marks:
             skipped[mark] += 1
             continue
-        own.append(row)
+        own += 1
+        marked += [] if row.fields.keys().isdisjoint(task.spec.original) else [row]
         try:
             for example in _examples(task, row, split, forms):
                 duplicates += example.id in by_id
@@ -312,8 +315,8 @@ def to_examples(
             shapes += [error] if isinstance(error, ColumnsError) else []
             what = error.what.removeprefix(f"{row.source}: ").removeprefix("row: ")
             broken.append(BadRow(row.source, f"{what} {error.why}"))
-    refuse_original_rows(task, own)
-    if own and len(shapes) == len(own):
+    refuse_original_rows(task, marked)
+    if own and len(shapes) == own:
         raise shapes[0]
     return LoadedExamples(
         examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
