@@ -28,6 +28,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.parquet import PACKED, parquet_rows
 from soulkit.errors import DataError
 from soulkit.parse import DEPTH, ParseError, decoded, open_regular, parse_json, read_limited
 from soulkit.text import byte_size
@@ -37,8 +38,6 @@ RELEASED = frozenset(
 )
 """Columns that a file in the released layout may have besides the row itself."""
 
-PACKED = b"soulkit.packed"
-"""Metadata key of Parquet columns with mixed value types, which are stored as JSON text."""
 MAX_BYTES = 4_000_000_000
 """Maximum size of a file that is read as a whole (.json, .csv)."""
 MAX_LINE = 100_000_000
@@ -249,16 +248,14 @@ def _read_json(path: Path) -> Iterator[SourcedRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[SourcedRow]:
-    from soulkit.data.parquet import parquet_rows
-
     check_file(path)
     try:
         with open_regular(path) as stream:
-            for number, row in enumerate(parquet_rows(stream, path), 1):
+            for number, row in enumerate(parquet_rows(stream), 1):
                 source = f"{path.name}:{number}"
-                yield source, BadRow(source, row.why) if isinstance(row, BadRow) else row
+                yield source, BadRow(source, str(row)) if isinstance(row, ParseError) else row
     except (OSError, ParseError) as error:
-        raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
+        raise unreadable_file(path, str(error)) from error
 
 
 def _read_csv(path: Path) -> Iterator[SourcedRow]:

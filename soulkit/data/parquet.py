@@ -8,38 +8,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from soulkit.data.files import PACKED, BadRow, UnusableFile, parse_row_json, unreadable_file
+from soulkit.parse import ParseError, parse_json
 
+PACKED = b"soulkit.packed"
+"""Metadata key of columns with mixed value types, which are stored as JSON text."""
 UNPACKED, UNPACKED_RATIO = 256_000_000, 50
 """Memory for the rows of a Parquet file: so many bytes, plus so many times the size of the file."""
 VALUE_BYTES = 40
 """Least memory of one value, even of a null."""
+TOO_LARGE = "it unpacks to far more memory than the size of the file suggests"
 
 
-def parquet_rows(stream: BinaryIO, path: Path) -> Iterator[dict[str, Any] | BadRow]:
-    """The rows of a Parquet file. UnusableFile if it is damaged or unpacks to too much memory."""
+def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any] | ParseError]:
+    """The rows of a Parquet file, and the reasons of rows that cannot be read. ParseError if the
+    file is damaged or unpacks to too much memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        free, small = free_memory_for(stream, path)
+        free, small = free_memory_for(stream)
         with pq.ParquetFile(stream) as file:
             packed = [f.name for f in file.schema_arrow if PACKED in (f.metadata or {})]
             for batch in file.iter_batches(1024 if small else 32):
                 free -= 0 if small else batch.nbytes
                 if free < 0:
-                    raise _too_large(path)
+                    raise ParseError(TOO_LARGE)
                 yield from _parquet_batch(batch, packed)
+    except ParseError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
+        raise ParseError(f"not a valid Parquet file: {error}") from error
 
 
-def free_memory_for(stream: BinaryIO, path: Path) -> tuple[int, bool]:
+def free_memory_for(stream: BinaryIO) -> tuple[int, bool]:
     """How many bytes the texts of a Parquet file may still take, and whether they were counted,
-    which is slow for large row groups. UnusableFile if there are none left."""
+    which is slow for large row groups. ParseError if there are none left."""
     import pyarrow.parquet as pq
 
     free = UNPACKED + UNPACKED_RATIO * stream.seek(0, os.SEEK_END)
@@ -57,12 +62,8 @@ def free_memory_for(stream: BinaryIO, path: Path) -> tuple[int, bool]:
                 if (free := free - sum(map(_text_bytes, batch.columns))) < 0:
                     break
     if free < 0:
-        raise _too_large(path)
+        raise ParseError(TOO_LARGE)
     return free, small
-
-
-def _too_large(path: Path) -> UnusableFile:
-    return unreadable_file(path, "it unpacks to far more memory than the size of the file suggests")
 
 
 def _text_bytes(array: Any) -> int:
@@ -77,15 +78,15 @@ def _text_bytes(array: Any) -> int:
     return sum(map(_text_bytes, parts if isinstance(parts, list) else [parts]))
 
 
-def _parquet_batch(batch: Any, packed: Sequence[str]) -> list[dict[str, Any] | BadRow]:
+def _parquet_batch(batch: Any, packed: Sequence[str]) -> list[dict[str, Any] | ParseError]:
     try:  # a date may be out of Python's range, a text may not be UTF-8
         rows: list[Any] = batch.to_pylist()
         for row in rows if packed else ():
             texts = {name: row[name] for name in packed if row[name] is not None}
-            row |= {name: parse_row_json(text) for name, text in texts.items()}
+            row |= {name: parse_json(text, nan_is_null=True) for name, text in texts.items()}
     except (ValueError, ArithmeticError, TypeError) as error:
         if batch.num_rows == 1:
-            return [BadRow("", f"a value cannot be read: {error}")]
+            return [ParseError(f"a value cannot be read: {error}")]
         single = (batch.slice(place, 1) for place in range(batch.num_rows))
         return [row for one in single for row in _parquet_batch(one, packed)]
     return rows

@@ -38,7 +38,7 @@ from soulkit.data.files import (
 )
 from soulkit.data.parquet import free_memory_for
 from soulkit.errors import DataError
-from soulkit.parse import open_regular
+from soulkit.parse import ParseError, open_regular
 
 WHOLE_FILE_LIMIT = 64 << 20
 
@@ -240,7 +240,9 @@ def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool
 
     try:
         with open_regular(path) as stream:
-            free_memory_for(stream, path)
+            free_memory_for(stream)
+    except ParseError as error:
+        raise unreadable_file(path, str(error)) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_file(path, f"not a valid Parquet file: {error}") from error
     with open_parquet(path) as file:

@@ -24,6 +24,7 @@ from soulkit.data.files import (
     unreadable_file,
 )
 from soulkit.data.parquet import parquet_rows
+from soulkit.parse import ParseError
 
 Row = dict[str, Any]
 Convert = Callable[[Any, ReadOptions], Iterable[Row]]
@@ -242,7 +243,11 @@ def _lines(file: ExportFile) -> Iterator[SourcedRow]:
 def _table(file: ExportFile) -> Iterator[Any]:
     with file.opener() as stream:
         if file.name.lower().endswith(".parquet"):
-            yield from parquet_rows(stream, Path(file.name))
+            try:
+                for row in parquet_rows(stream):
+                    yield BadRow("", str(row)) if isinstance(row, ParseError) else row
+            except ParseError as error:
+                raise unreadable_file(Path(file.name), str(error)) from error
             return
         csv.field_size_limit(2**31 - 1)
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
