@@ -27,7 +27,6 @@ from soulkit.data.exports.layouts import ReadOptions
 from soulkit.data.exports.reading import is_export, open_export, recognise
 from soulkit.data.exports.records import TREE_DEPTH
 from soulkit.data.files import (
-    PACKED,
     BadRow,
     SourcedRow,
     empty_file,
@@ -36,7 +35,7 @@ from soulkit.data.files import (
     unreadable_file,
     write_lines,
 )
-from soulkit.data.parquet import free_memory_for
+from soulkit.data.parquet import PACKED, free_memory_for
 from soulkit.errors import DataError
 from soulkit.parse import ParseError, open_regular
 
