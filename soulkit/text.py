@@ -33,7 +33,7 @@ def sanitise(text: str) -> str:
 
     Carriage returns of Windows line ends vanish with the other controls, their newlines stay.
     """
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 _MARKS_IN_A_ROW = 30

@@ -39,7 +39,7 @@ from soulkit.report.suites import SuiteTable, suite_grid
 from soulkit.report.training import dimension_text, feedback_over_time, learning_charts, steps_grid
 from soulkit.runs.jsonl import has_lines, write_aside
 from soulkit.runs.records import stream_records
-from soulkit.text import counted, one_line
+from soulkit.text import counted, one_line, sanitise
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("soulkit.report", "templates"),
         autoescape=True,
+        finalize=lambda value: sanitise(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

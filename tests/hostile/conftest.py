@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hostile import Attack, faults
+from tests.support.odd_runs import make_evaluations
 
 
 @pytest.fixture
@@ -32,3 +33,11 @@ def attack_all(tmp_path: Path) -> Callable[[Attack, Iterable[Attack]], None]:
         assert not bad, f"{len(bad)} faults:\n" + "\n".join(bad[:20])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two judged evaluations, `a` and `b`."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    make_evaluations(folder)
+    return folder

@@ -74,7 +74,7 @@ def tree(levels: int, role: str = "assistant") -> dict[str, Any]:
 @pytest.mark.parametrize("levels", [*(pytest.param(n, marks=pytest.mark.hostile)
                                            for n in (99, 300, 350, 480, 600, 5000))])  # fmt: skip
 def test_deep_trees_of_replies(attack_all: Runner, levels: int) -> None:
-    deep = '{"replies": [' * levels + "]}" * levels if levels > 480 else json.dumps(tree(levels))
+    deep = '{"replies": [' * levels + "]}" * levels if levels > 350 else json.dumps(tree(levels))
     nested = '{"messages": [{"role": "user", "content": ' + "[" * levels + "]" * levels + "}]}"
     attack_all(
         attack("undamaged", "chats.jsonl", CHATS),

@@ -36,7 +36,7 @@ FILLED = JSON_FILES[:4]
 WEIGHTS = "model.safetensors"
 EVAL = ("eval", "local", "--model", "model", "--task", "cast_of_people", "--data", "synth:1",
         "--max-tokens", "2", "--max-unscored", "1", "--out", "run")  # fmt: skip
-EXPORT = ("export", "model", "--out", "exported")
+EXPORT = ("export", "model", "--merge", "--out", "exported")
 PLAN = (
     "plan",
     "eval",

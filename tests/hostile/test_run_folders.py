@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hostile import Attack, seeds
-from tests.support.odd_runs import Change, copy_run, damages, make_evaluations, make_training
+from tests.support.odd_runs import Change, copy_run, damages, make_training
 
 Run = Callable[[Attack, Iterable[Attack]], None]
 READERS: Sequence[tuple[str, ...]] = (
@@ -31,13 +31,6 @@ READERS: Sequence[tuple[str, ...]] = (
 )
 FILES = ("config.yaml", "environment.json", "conditions.json", "summary.json", "episodes.jsonl",
          "clock.json", "ledger.sqlite")  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluations")
-    make_evaluations(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ class Attack:
     codes: frozenset[int] = frozenset({0, 1, 2})
     canaries: Sequence[str] = field(default=())  # files that appear if the input was executed
     enter: Callable[[], object] = lambda: None  # runs in the child before the command
+    after: Callable[[Path, str], Iterable[str]] = lambda folder, text: ()  # further faults
 
 
 def faults(attack: Attack, folder: Path, *, seconds: float = SECONDS) -> list[str]:
@@ -125,6 +126,7 @@ def _faults_of(attack: Attack, folder: Path, text: str, code: int) -> Iterator[s
             content = file.read_bytes()
             if SECRET.encode() in content or SHORT_SECRET.encode() in content:
                 yield f"a key in {file.relative_to(folder)}"
+    yield from attack.after(folder, text)
     yield from (
         f"the input was executed: {name}" for name in attack.canaries if (folder / name).exists()
     )

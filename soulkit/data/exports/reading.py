@@ -30,7 +30,7 @@ LAYOUTS = (
     *logs.LAYOUTS, *messengers.LAYOUTS, *tables.LAYOUTS, *assistants.LAYOUTS, *datasets.LAYOUTS,
 )  # fmt: skip
 """All layouts, special ones first; those of data sets are read only where no other was found."""
-_BOMB = 1 << 30, 200
+_BOMB = 1 << 26, 200
 """Size and ratio of compression from which on a member of a .zip file is refused."""
 
 # -- opening -------------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ class Renderer:
         self._options: dict[str, Any] = (
             {} if thinking is None else {"enable_thinking": thinking, **budget}
         )
-        if self.template not in _TRIED and (why := trial(lambda: self.end_of_turn)):
+        probe = _probe(Segment("assistant", MARKER))
+        if self.template not in _TRIED and (why := trial(lambda: self.prompt_ids(probe))):
             raise ModelLoadError(
                 f"The chat template of '{tokenizer.name_or_path}' cannot be used: {why}.",
                 "Three messages were written with it, in a process of its own.",

@@ -102,9 +102,10 @@ _READ = (".json", ".safetensors", ".jinja", ".txt", ".model")
 _OBJECTS = ("config.json", "index.json", "tokenizer.json", "tokens.json", "tokens_map.json",
             "template.json", "vocab.json")  # fmt: skip
 """Ends of the names of JSON files that loaders read; all of them contain an object."""
+_WITH_IDS = ("tokenizer.json", "vocab.json", "added_tokens.json")
 _COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert)s?")
-_MOST_PARTS, _MOST = 4096, 2**40
-"""Maximum number of layers, or of experts in one; maximum of any other number."""
+_MOST_PARTS, _MOST, _MOST_TOKENS = 4096, 2**40, 10_000_000
+"""Maximum number of layers, or of experts in one; of any other number; and of the id of a token."""
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -126,6 +127,9 @@ def check_folder_files(folder: Path) -> None:
             most = _MOST_PARTS if _COUNT.fullmatch(name) else _MOST
             if isinstance(value, int) and value > most:
                 raise unusable(path, f"'{name[:60]}' is {value}, more than {most}")
+        for name, number in _token_ids(content) if path.name in _WITH_IDS else ():
+            if isinstance(number, int) and number > _MOST_TOKENS:
+                raise unusable(path, f"the id of the token {name[:60]!r} is {number}")
         for _, file in _leaves(content.get("weight_map")):
             if (file and Path(str(file)).suffix != ".safetensors") or "/" in str(file):
                 raise unusable(path, f"it names '{str(file)[:80]}', but only safetensors files of "
@@ -144,6 +148,13 @@ def unusable(path: Path, why: str) -> ModelLoadError:
     """The error for a file of a model or adapter."""
     why = f"{why[:1].upper()}{why[1:]}."
     return ModelLoadError(f"'{path}' cannot be used.", why, "Download or save the folder again.")
+
+
+def _token_ids(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the ids in a vocabulary, or in the tokens that tokenizer.json adds to it."""
+    model = content.get("model", content)
+    yield from _leaves(model.get("vocab", model) if isinstance(model, dict) else ())
+    yield from _leaves(content.get("added_tokens"))
 
 
 def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -255,6 +266,8 @@ def check_adapter_folder(folder: Path, modules: Collection[str]) -> None:
         raise unusable(path, "its 'megatron_config' imports a module by name")
     with open_regular(folder / ADAPTER_FILE) as file:
         stored = max((n for one in stored_tensors(file) for n in one.shape), default=0)
+    if sum(n for _, n in _leaves(config.get("layer_replication")) if isinstance(n, int)) > _SMALL:
+        raise unusable(path, f"its 'layer_replication' makes more than {_SMALL} layers")
     for name, number in _leaves({k: v for k, v in config.items() if "alpha" not in k}):
         if isinstance(number, int) and not -1 <= number <= max(stored, _SMALL):
             raise unusable(path, f"'{name[:60]}' is {number}, which does not fit its weights")

@@ -33,6 +33,7 @@ from jinja2 import (
     TemplateNotFound,
     TemplateSyntaxError,
     UndefinedError,
+    pass_context,
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -43,6 +44,10 @@ from soulkit.parse import ParseError, parse_yaml, read_limited
 from soulkit.tasks.kit.user_code import BUILTIN
 from soulkit.types import Feedback, Segment
 
+WITHOUT_CONSTANTS: Mapping[str, Any] = {
+    "optimized": False, "finalize": pass_context(lambda context, value: value),
+}  # fmt: skip
+"""Options of Jinja: compute no constants while compiling, where `'x' * 10**10` has no limits."""
 MARK = "[...]"
 """Replaces words that were cut."""
 
@@ -208,6 +213,7 @@ class PromptFolder:
     def _environment(self) -> Environment:
         # Prompts are plain text, not HTML: escaping would change what the model reads.
         return ImmutableSandboxedEnvironment(
+            **WITHOUT_CONSTANTS,
             loader=ChoiceLoader(
                 [
                     DictLoader({f"{name}.md": text for name, text in self.texts.items()}),

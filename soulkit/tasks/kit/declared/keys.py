@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
+from jinja2 import TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import (
     AfterValidator,
@@ -36,6 +36,8 @@ from pydantic import (
 
 from soulkit.data.rows import Texts
 from soulkit.tasks.kit.declared.problems import Misfit, Problem, misfits
+from soulkit.tasks.kit.prompting import WITHOUT_CONSTANTS
+from soulkit.text import one_line
 
 TaskKind = Literal["choice", "text", "judged", "dialogue"]
 ACTOR, PARTNER = "actor", "partner"
@@ -76,12 +78,21 @@ def _template(value: Any, info: ValidationInfo) -> Any:
         except (OSError, UnicodeDecodeError) as error:
             why = f"{where}this prompt file cannot be read; expected a text file"
             raise Misfit(Problem((), why)) from error
-    try:
-        SandboxedEnvironment().compile(value)
-    except TemplateSyntaxError as error:
-        why = f"{where}not valid Jinja in line {error.lineno}: {error.message}"
-        raise Misfit(Problem((), why, 0 if where else error.lineno)) from error
+    why, line = _jinja_fault(value)
+    if why:
+        raise Misfit(Problem((), f"{where}not valid Jinja{why}", 0 if where else line))
     return value
+
+
+def _jinja_fault(text: str) -> tuple[str, int]:
+    """What is wrong with a template, and its line; ("", 0) if nothing."""
+    try:
+        SandboxedEnvironment(**WITHOUT_CONSTANTS).compile(text)
+    except TemplateSyntaxError as error:
+        return f" in line {error.lineno}: {error.message}", error.lineno
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f": {type(error).__name__}: {one_line(str(error), 200)}", 0
+    return "", 0
 
 
 def _one_or_more(value: Any) -> Any:
@@ -337,10 +348,13 @@ FEEDBACK_KEYS = frozenset(FeedbackKeys.model_fields)
 
 def template_names(text: str) -> frozenset[str]:
     """The values that a template names; empty for an invalid template (reported elsewhere)."""
-    try:
-        return frozenset(meta.find_undeclared_variables(SandboxedEnvironment().parse(text)))
-    except TemplateError:
+    if _jinja_fault(text)[0]:
         return frozenset()
+    environment = SandboxedEnvironment(**WITHOUT_CONSTANTS)
+    names = meta.TrackingCodeGenerator(environment)
+    names.optimizer = None
+    names.visit(environment.parse(text))
+    return frozenset(names.undeclared_identifiers)
 
 
 def expand(
