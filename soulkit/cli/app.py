@@ -19,6 +19,8 @@ import importlib
 import io
 import logging
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
@@ -172,11 +174,14 @@ HOMES = {
 }  # fmt: skip
 """Command → module, for commands in the module of another command."""
 
-MENDABLE = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT,
-    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
-}  # fmt: skip
-"""System errors about a path that the user can fix."""
+MENDABLE = dict.fromkeys((
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+    errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ENXIO,
+), "Check the path, its permissions and the disk, or use another path.") | dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT), "Free disk space, then run the same command again."
+) | dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.ENOMEM),
+                  "Raise the limit (ulimit -a), then run the same command again.")  # fmt: skip
+"""System errors that the user can fix, and how."""
 
 COMPLETE_VARIABLE = "_SOUL_COMPLETE"
 STOPPED = {
@@ -198,6 +203,18 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
+
+    def invoke(self, ctx: Any) -> Any:
+        """A KeyboardInterrupt that a user's code raised is an error of it, not Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            from soulkit.models.players.functions import stops_command
+            from soulkit.tasks.kit.user_code import broken_task
+
+            if not stops_command(error) and (broken := broken_task(error)):
+                raise broken from error
+            raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -399,19 +416,26 @@ def _soul_error(error: BaseException) -> SoulError | None:
         inner = [_soul_error(part) for part in error.exceptions if isinstance(part, Exception)]
         mendable = [part for part in inner if isinstance(part, UserError)]
         return next(iter([*mendable, *(part for part in inner if part)]), None)
-    if isinstance(error, OSError) and error.errno in MENDABLE:
-        return _system_error(error)
     if isinstance(error, ModuleNotFoundError):
         return MissingPackage.of(error, "this command")
-    return None
+    return _system_error(error)
 
 
-def _system_error(error: OSError) -> UserError:
-    where = f"'{error.filename2 or error.filename}'" if error.filename else "A file"
+def _system_error(error: BaseException) -> UserError | None:
+    """The error of the operating system; some libraries report it as `(os error 28)`."""
+    name, number = None, errno.ENOMEM if isinstance(error, MemoryError) else None
+    words = " ".join(part for part in error.args if type(part) is str)
+    words += str(error) if isinstance(error, shutil.Error) else ""  # of a folder's copy
+    if isinstance(error, OSError) and error.errno:
+        name, number = error.filename2 or error.filename, error.errno
+    elif code := re.search(r"\b(?:os error|Errno) (\d+)\b", words):
+        number = int(code[1])
+    if number is None or number not in MENDABLE:
+        return None
     return UserError(
-        f"{where} cannot be read or written.",
-        f"The system says: {error.strerror}.",
-        "Check the path, its permissions and the free disk space, or use another path.",
+        f"'{name}' cannot be read or written." if name else "The system refused an operation.",
+        f"The system says: {os.strerror(number)}.",
+        MENDABLE[number],
     )
 
 

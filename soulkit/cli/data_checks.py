@@ -241,7 +241,7 @@ def audit(
     """
     from soulkit.data.files import check_target, refuse_same
     from soulkit.tasks.kit.loading import examples_to_inspect
-    from soulkit.tasks.kit.row_checks import audit_rows
+    from soulkit.tasks.kit.row_checks import LabelAudit, audit_rows
 
     if output is not None:
         refuse_same(Path(path), output)
@@ -250,7 +250,7 @@ def audit(
     loaded = examples_to_inspect(live, path, forms=False)
     rows = audit_rows(live, loaded)
     hook = live.spec.hook(task, "audit")
-    report = hook(Path(path), loaded.examples) if hook is not None else None
+    report = hook.made(LabelAudit, Path(path), loaded.examples) if hook is not None else None
     if output is not None:
         _write_findings(rows, report, output)
     if as_json:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -57,6 +58,9 @@ LONGEST_WAIT_S = 60.0
 LISTING_BYTES, LISTING_S = 64_000_000, 120.0
 """Largest list of files that is read from a server, and the longest time to read it."""
 LARGEST_FILE = 1 << 50
+_BAD_URL = getattr(sys.modules[TransportError.__module__], "InvalidURL", TransportError)
+_UNSENT = (TransportError, OfflineModeIsEnabled, _BAD_URL, ImportError)
+"""Errors of a request without an answer; the last two come from the address of a proxy."""
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -185,7 +189,7 @@ class Hub:
         for attempt in range(STALLED_ATTEMPTS):
             try:
                 return request()
-            except (TransportError, OfflineModeIsEnabled) as error:
+            except _UNSENT as error:
                 busy = isinstance(error, HfHubHTTPError) and _status(error) in _TRANSIENT
                 if not busy or attempt == STALLED_ATTEMPTS - 1:
                     raise self.explained(error, repo, revision, subject) from error

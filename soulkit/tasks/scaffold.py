@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,14 @@ def write_task(name: str, kind: str, folder: Path, *, python: bool = False) -> t
             "The new task would mix with the files in it or overwrite them.",
             "Choose another folder with --out, or another name.",
         )
-    for path, text in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    try:
+        for path, text in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)  # a part of it would stop the next attempt
+        raise
     return tuple(files)
 
 

@@ -14,22 +14,29 @@ from tests.support.odd_runs import make_evaluations
 
 
 @pytest.fixture
-def attack_all(tmp_path: Path) -> Callable[[Attack, Iterable[Attack]], None]:
+def attack_all(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> Callable[[Attack, Iterable[Attack]], None]:
     """Run attacks, each in an empty folder of its own, and fail with the list of all faults.
 
     The first one is the command on its undamaged input, which must exit with 0: otherwise the
-    attacks would fail before they reach what they attack.
+    attacks would fail before they reach what they attack. A JUnit file of pytest has the numbers.
     """
 
     def run(undamaged: Attack, attacks: Iterable[Attack]) -> None:
         sound = dataclasses.replace(undamaged, codes=frozenset({0}))
         bad: list[str] = []
+        failed = set[int]()
         for number, attack in enumerate([sound, *attacks]):
             folder = tmp_path / str(number)
             folder.mkdir()
             command = " ".join(attack.command)
-            bad += (f"{attack.name} ({command}): {fault}" for fault in faults(attack, folder))
+            those = [f"{attack.name} ({command}): {fault}" for fault in faults(attack, folder)]
+            bad += those
+            failed |= {number} if those else set()
             shutil.rmtree(folder)
+        record_property("tried", number)
+        record_property("failed", len(failed - {0}))
         assert not bad, f"{len(bad)} faults:\n" + "\n".join(bad[:20])
 
     return run

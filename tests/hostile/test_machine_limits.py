@@ -114,7 +114,7 @@ def test_odd_places(attack_all: Run, server: ScriptedServer, tmp_path: Path, kin
     def command(place: str) -> tuple[str, ...]:
         return {
             "eval": (*evaluation(server, place, 2),),
-            "synth": ("data", "synth", "tomi", "--n", "3", "--out", place),
+            "synth": ("data", "synth", "tomi", "--rows", "3", "--out", place),
             "report": ("report", "made", "--format", "html", "--out", place),
             "tasks": ("tasks", "new", "mine", "--out", place),
         }[kind]
@@ -235,7 +235,7 @@ STREAMS: dict[str, Enter] = {
         ("TERM", "\x1b[2J"), ("TZ", "garbage/../x"), ("TZ", "\x1b"), ("HOME", "/nowhere"),
         ("HOME", ""), ("TMPDIR", "/nowhere"), ("XDG_STATE_HOME", "/dev/null"),
         ("XDG_STATE_HOME", "relative"), ("SOULKIT_STATE", "/proc/x"), ("SOULKIT_DATA", "/dev/null"),
-        ("SOULKIT_DATA", "\x1b[2J"), ("FORCE_COLOR", "x"), ("PYTHONIOENCODING", "x"),
+        ("SOULKIT_DATA", "\x1b[2J"), ("NO_COLOR", "x"), ("PYTHONIOENCODING", "x"),
     )},
 }  # fmt: skip
 

@@ -43,7 +43,9 @@ class Attack:
     after: Callable[[Path, str], Iterable[str]] = lambda folder, text: ()  # further faults
 
 
-def faults(attack: Attack, folder: Path, *, seconds: float = SECONDS) -> list[str]:
+def faults(
+    attack: Attack, folder: Path, *, seconds: float = SECONDS, megabytes: int = MEGABYTES
+) -> list[str]:
     """What went wrong, in words (empty: nothing). `folder` is empty and the child's directory."""
     from soulkit.cli.app import main
 
@@ -61,7 +63,7 @@ def faults(attack: Attack, folder: Path, *, seconds: float = SECONDS) -> list[st
         for name in modules.read().split():  # the next child need not import them again
             with suppress(ImportError):
                 importlib.import_module(name)
-    return [*_faults_of(attack, folder, text, code), *_memory_fault(before, peak)]
+    return [*_faults_of(attack, folder, text, code), *_memory_fault(before, peak, megabytes)]
 
 
 def _run(
@@ -132,8 +134,8 @@ def _faults_of(attack: Attack, folder: Path, text: str, code: int) -> Iterator[s
     )
 
 
-def _memory_fault(before: int, peak: int) -> Iterator[str]:
-    if peak - before > MEGABYTES << 10:
+def _memory_fault(before: int, peak: int, megabytes: int) -> Iterator[str]:
+    if peak - before > megabytes << 10:
         yield f"{(peak - before) >> 10} MB more memory"
 
 

@@ -35,12 +35,45 @@ def make_evaluations(folder: Path) -> None:
 
 def make_training(folder: Path) -> None:
     """A Ditto training in `folder`/train with a dev split, and the folder of its base model."""
-    model = random_model(folder / "model")
-    words = ("train", "ditto", "--model", model, "--task", "tomi", "--data", "tomi=synth:12",
-             "--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--steps", 2, "--lora-r", 4,
-             "--checkpoint-every", 1, "--eval-every", 1, "--out", folder / "train",
-             "--set", "dev_limit=2")  # fmt: skip
-    assert soul(*words) == 0
+    assert soul(*training("ditto", random_model(folder / "model"), folder / "train")) == 0
+
+
+SIZES: dict[str, tuple[object, ...]] = {
+    "sft": ("--batch", 4),
+    "ditto": ("--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--eval-every", 1,
+              "--set", "dev_limit=2"),
+}  # fmt: skip
+
+
+def training(method: str, model: Path, out: Path, steps: int = 2, every: int = 1) -> list[str]:
+    """The command of a small training with a checkpoint `every` so many steps."""
+    words = ("train", method, "--model", model, "--task", "tomi", "--data", "tomi=synth:12",
+             *SIZES[method], "--steps", steps, "--lora-r", 4, "--checkpoint-every", every,
+             "--out", out)  # fmt: skip
+    return [str(word) for word in words]
+
+
+def make_sweep(folder: Path) -> None:
+    """A comparison of two methods in `folder`/sweep, and a distillation of the training
+    `folder`/train in `folder`/distilled."""
+    assert soul(*sweep(folder)) == 0
+    assert soul(*distilling(folder / "train", folder / "distilled")) == 0
+
+
+def sweep(folder: Path, out: str = "") -> list[str]:
+    words = ("train", "ablate", "--methods", "grpo,ditto", "--model", folder / "model", "--task",
+             "tomi", "--data", "tomi=synth:12", "--prompts", 2, "--group-size", 2,
+             "--max-tokens", 6, "--steps", 1, "--lora-r", 4, "--match", "prompts",
+             "--out", out or folder / "sweep")  # fmt: skip
+    return [str(word) for word in words]
+
+
+def distilling(experts: Path | str, out: Path | str) -> list[str]:
+    """The command that distils untrained experts: every sample is good enough."""
+    words = ("distill", "--experts", experts, "--data", "tomi=synth:4", "--held-out",
+             "tomi=synth:3", "--samples", 1, "--max-tokens", 6, "--min-reward", -1, "--epochs", 1,
+             "--lora-r", 4, "--device", "cpu", "--out", out)  # fmt: skip
+    return [str(word) for word in words]
 
 
 def damages(seed: int, file: Path, count: int) -> Iterator[tuple[str, Change]]:

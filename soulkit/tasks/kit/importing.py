@@ -22,7 +22,6 @@ from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.kit.user_code import Hook
 
 Row = dict[str, Any]
 
@@ -237,7 +236,7 @@ def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None
             "Its released rows need no import, or its declaration names no importer.",
             "For tasks with an importer, see the column rows of: soul tasks list",
         )
-    return _read(importer, path, options)
+    return importer.made(Imported, path, options=options)
 
 
 def build_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
@@ -249,9 +248,4 @@ def build_rows(task: Task, path: Path, options: Mapping[str, str] | None = None)
             "Its declaration names no function for it ('builder:').",
             f"To import an original file: soul data import {task.name} FILE",
         )
-    return _read(builder, path, options)
-
-
-def _read(function: Hook, path: Path, options: Mapping[str, str] | None) -> Imported:
-    imported: Imported = function(path, options=options)
-    return imported
+    return builder.made(Imported, path, options=options)

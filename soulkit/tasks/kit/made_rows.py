@@ -12,9 +12,10 @@ drafts the missing parts, another decides whether to keep each draft (`eval/draf
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,7 +24,7 @@ from soulkit.data.files import BadRow, RawRow
 from soulkit.errors import ConfigError, UnreadableVerdict
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.tasks.kit.base import Task
-from soulkit.text import words_only
+from soulkit.text import one_line, words_only
 
 Feature = tuple[str, str, str]
 """Name, question and answer of one feature of style."""
@@ -156,7 +157,14 @@ def make_rows(
     if n is None and not maker.has_default("n"):
         n = DEFAULT_ROWS
     count = {} if n is None else {"n": n}
-    return [dict(row) for row in maker(**count, seed=seed, options=options)]
+    made = [*maker.made(Iterable, **count, seed=seed, options=options)]
+    try:
+        rows = [dict(row) for row in made]
+        for row in rows:
+            json.dumps(row, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise maker.wrong(f"A row cannot be written: {one_line(str(error), 80)}.") from error
+    return rows
 
 
 def split_seed(seed: int, split: Split) -> int:
@@ -233,8 +241,7 @@ def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None
             "Its declaration names no function for it ('drafting:').",
             "Tasks that support it say 'drafted by models' in: soul tasks show TASK",
         )
-    drafts: Drafts = hook(path, task.prompts, options=options)
-    return drafts
+    return hook.made(Drafts, path, task.prompts, options=options)
 
 
 def draft_question(

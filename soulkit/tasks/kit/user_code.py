@@ -39,6 +39,8 @@ from soulkit.models.players.functions import error_words, execute_file, raised_a
 from soulkit.text import one_line
 from soulkit.types import Episode, Example, Feedback, Score, unscored
 
+T = TypeVar("T")
+
 
 class Declared(Protocol):
     @property
@@ -205,10 +207,23 @@ class Hook:
                 f"A function of the task '{self.task}' cannot be called.", f"Python: {error}.",
                 "Use the parameters in docs/reference/task-keys.md.",
             ) from error  # fmt: skip
-        try:
-            return self.function(*values, **keywords)
-        except KeyboardInterrupt as error:
-            raise error if stops_command(error) else broken_task(error) or error from None
+        return self.function(*values, **keywords)
+
+    def made(self, kind: type[T], *values: Any, **keywords: Any) -> T:
+        """What the function returns; ConfigError if it is not a `kind`."""
+        result = self(*values, **keywords)
+        if isinstance(result, kind):
+            return result
+        raise self.wrong(f"It returned {type(result).__name__} instead of {kind.__name__}.")
+
+    def wrong(self, why: str) -> ConfigError:
+        """The error of a function whose result cannot be used."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return ConfigError(
+            f"A function of the task '{self.task}' returned a value that cannot be used.",
+            f"{why} ({_shown(code.co_filename)}:{code.co_firstlineno})" if code else why,
+            "Correct the function. See docs/reference/task-keys.md.",
+        )
 
     def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
         flags = [option.flag for option in options.values()]
@@ -248,7 +263,6 @@ def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> Con
     )
 
 
-T = TypeVar("T")
 PACKAGE = Path(__file__).parents[2]
 KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
 """Parts of soulkit that tasks are made of: pure code, apart from the models it is given."""
