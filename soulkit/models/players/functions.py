@@ -41,7 +41,8 @@ def stops_command(error: BaseException) -> bool:
         return task is not None and task.cancelling() > 0
     if isinstance(error, KeyboardInterrupt):  # a signal interrupts any other line
         frames = traceback.extract_tb(error.__traceback__)
-        return not frames or "KeyboardInterrupt" not in (frames[-1].line or "")
+        raised = frames and "KeyboardInterrupt" in (frames[-1].line or "")
+        return not raised or frames[-1].filename == asyncio.runners.__file__
     return isinstance(error, GeneratorExit)
 
 
