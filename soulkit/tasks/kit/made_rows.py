@@ -157,7 +157,7 @@ def make_rows(
     if n is None and not maker.has_default("n"):
         n = DEFAULT_ROWS
     count = {} if n is None else {"n": n}
-    made = [*maker.made(Iterable, **count, seed=seed, options=options)]
+    made = [*maker.made(Iterable, **count, seed=seed, options=options)]  # type: ignore[type-abstract]
     try:
         rows = [dict(row) for row in made]
         for row in rows:
