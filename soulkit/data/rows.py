@@ -131,7 +131,7 @@ def bind_columns(
     Other keys are dropped. ColumnsError if required columns are missing, DataError if a value does
     not match its column's type.
     """
-    cells = without_absent(row)
+    cells = _present(row, source)
     values = {name: _cell(cells, name, column) for name, column in columns.items()}
     missing = [n for n, column in columns.items() if column.required and values[n] is None]
     if missing:
@@ -157,8 +157,21 @@ def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> 
         if not isinstance(inner, Mapping):
             what = f"{source or 'row'}: '{name}' must be an object or its JSON text."
             raise RowError(what, f"It is {type(packed).__name__} {packed!r:.60}.")
-        opened |= without_absent(inner)
+        opened |= _present(inner, source)
     return opened
+
+
+def _present(row: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`without_absent`; RowError with the column that JSON cannot store."""
+    cells = {}
+    for name, value in row.items():
+        try:
+            if (cell := without_absent(value)) is not None:
+                cells[str(name)] = cell
+        except ValueError as error:
+            what = f"{source or 'row'}: the column '{name}' cannot be read."
+            raise RowError(what, f"The reader reports: {error}.") from error
+    return cells
 
 
 def _cell(row: Mapping[str, Any], name: str, column: Column) -> Any:

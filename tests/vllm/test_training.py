@@ -219,9 +219,9 @@ def test_own_servers_are_shared_with_a_coach_and_stopped(
     tiny_model: Path, vllm_python: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "own"
-    own = ("--coach", f"vllm:{tiny_model}", "--vllm-python", vllm_python)
-    own += ("--gpus", "3", "--sampler-gpus", "2")
-    assert soul(*changed(command("ditto", tiny_model, "vllm", out, *own), "--steps", 1)) == 0
+    servers = ("--coach", f"vllm:{tiny_model}", "--vllm-python", vllm_python)
+    servers += ("--gpus", "3", "--sampler-gpus", "2")
+    assert soul(*changed(command("ditto", tiny_model, "vllm", out, *servers), "--steps", 1)) == 0
     (line,) = [line for line in read_jsonl(out / "metrics.jsonl") if "time/push" in line]
     assert line["logprob/sampler_gap_max"] <= EXACT and line["feedback/coaches"]
     logs = [log.read_text("utf-8", "replace") for log in (out / "vllm").glob("*.log")]

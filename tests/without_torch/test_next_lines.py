@@ -118,8 +118,8 @@ def fill_sheet(plain: ProcessPoolExecutor, home: Path) -> None:
 
 def next_lines(done: Done) -> list[str]:
     """The commands after `next:`, with placeholders filled in."""
-    found = re.findall(r"^next: (.+)$", done.err, re.MULTILINE)
-    lines = [line for one in found for line in one.split("; ")]
+    groups = re.findall(r"^next: (.+)$", done.err, re.MULTILINE)
+    lines = [line for group in groups for line in group.split("; ")]
     lines += re.findall(r"^  (soul .+)$", done.out.partition("next:\n")[2], re.MULTILINE)
     return [filled(line.removeprefix("soul ")) for line in lines]
 
