@@ -36,7 +36,7 @@ from soulkit.metrics.student import CONFIDENCE, significance
 from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.weights import ADAPTER_FILE
 from soulkit.report.grid import Grid, GridRow, md_text
-from soulkit.report.load import EPISODES, JUDGEMENTS, RunData
+from soulkit.report.load import EPISODES, JUDGEMENTS, RunData, small_records
 from soulkit.report.suites import common_suite, draft_steps, scales_of
 from soulkit.report.tables import (
     Block,
@@ -51,12 +51,9 @@ from soulkit.report.tables import (
 )
 from soulkit.runs.conditions import Conditions, prompt_in
 from soulkit.runs.folder import CONFIG, read_config
-from soulkit.runs.jsonl import has_lines
-from soulkit.runs.records import load_records, stream_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import counted, join_and, one_line
 from soulkit.train.state.metrics import StepLine
-from soulkit.types import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,7 +110,7 @@ def findings(runs: Sequence[RunData]) -> list[Finding]:
     """
     shown, made = comparable_runs(runs), list[Finding]()
     loaded = {one.path / EPISODES: one.records for one in shown}
-    read = lru_cache(2)(lambda path: loaded.get(path) or _scores(path))  # a run and its baseline
+    read = lru_cache(2)(lambda path: loaded.get(path) or small_records(path))  # and a baseline
     for i, run in enumerate(shown):
         alike = [one.tasks.keys() & run.tasks.keys() for one in shown]
         if any(alike[:i]):
@@ -277,16 +274,6 @@ def _worse(checked: Sequence[TaskDifference]) -> str:
     texts += [f"{len(worse) - _WORST} more"] if len(worse) > _WORST else []
     n = f"{counted(len(checked), 'difference')} checked (tasks, metrics, break-downs)"
     return "; ".join([*(texts or ["Nothing got clearly worse"]), n])
-
-
-def _scores(path: Path) -> list[Record]:
-    """The episodes of a run without their prompts and turns, which take most of the memory; numbers
-    over a batch need the rest. DataError if there are none."""
-    newest: dict[str, Record] = {}
-    for one in stream_records(path, light=True) if has_lines(path) else load_records(path):
-        bare = replace(one.episode, traces=())
-        newest[one.key] = replace(one, episode=bare, given=None, received=None, gold="")
-    return list(newest.values())
 
 
 # -- why -------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.jsonl import has_lines, placed_objects, stored_json
 from soulkit.runs.records import load_controls, load_records, scored_keys, stream_records
-from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.state.metrics import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
@@ -113,20 +112,13 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     """
     if not has_lines(path / EPISODES):
         return None
-    settings, registry = read_config(path) if is_run(path) else {}, load_registry()
-    protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
-
-    @cache
-    def built_in(name: str) -> Task | None:
-        there = name in registry.specs and registry.specs[name].home.builtin_task
-        return registry.task(name, protocol) if there else None
-
-    small = Condenser(lambda name: bool((task := built_in(name)) and task.batch_reads_texts))
-    newest = {one.key: small(one) for one in stream_records(path / EPISODES, light=True)}
-    if not newest:
+    records, registry = small_records(path / EPISODES), load_registry()
+    if not records:
         return None
-    records = list(newest.values())
-    tasks = filter(None, map(built_in, dict.fromkeys(record.task for record in records)))
+    settings = read_config(path) if is_run(path) else {}
+    protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
+    tasks = (registry.task(name, protocol) for name in dict.fromkeys(one.task for one in records)
+             if name in registry.specs and registry.specs[name].home.builtin_task)  # fmt: skip
     cost, unpriced = paid_so_far(path)
     controls = load_controls(path)
     model, adapter = str(settings.get("model") or ""), settings.get("adapter")
@@ -140,6 +132,21 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         **summary_terms(tasks, controls),
     )
     return replace(summary, unpriced_calls=unpriced, controls=control_counts(controls))
+
+
+def small_records(path: Path) -> list[Record]:
+    """The newest record of each episode in `path`, without texts that no known task summarises.
+    DataError if there are none, or a line cannot be read."""
+    registry = load_registry()
+
+    @cache
+    def reads_texts(name: str) -> bool:
+        home = registry.specs[name].home if name in registry.specs else None
+        return home is not None and (not home.builtin_task or registry.task(name).batch_reads_texts)
+
+    small = Condenser(reads_texts)
+    lines = stream_records(path, light=True) if has_lines(path) else load_records(path)
+    return list({one.key: small(one) for one in lines}.values())
 
 
 def _seconds(path: Path) -> float:

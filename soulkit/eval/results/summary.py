@@ -149,7 +149,7 @@ class Condenser:
         parts = {name: share(getattr(old, name)) for name in ("traces", "transcript", "notes")}
         return replace(
             record, episode=replace(old, **parts, usage=share(Usage(cost=old.usage.cost))),
-            score=share(score), tags=self._shared.setdefault((*record.tags.items(),), record.tags),
+            score=share(score), tags=self._shared.setdefault((repr(record.tags),), record.tags),
             gold=share(record.gold), prompt="", given=None, received=None,
         )  # fmt: skip
 

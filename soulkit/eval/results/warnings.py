@@ -41,11 +41,11 @@ TaskCosts = dict[str, dict[str, RoleCost]]
 def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
     """Task → role → calls, tokens (prompt and reply) and cost; `tasks` maps example → task."""
     costs: TaskCosts = {}
-    for (task, role), sums in sorted(ledger.by_task(tasks).items()):
+    for (role, task), sums in sorted(ledger.by_example(tasks.get).items()):
         tokens = sums["prompt_tokens"] + sums["completion_tokens"]
         one = RoleCost(calls=sums["calls"], tokens=tokens, cost=sums["cost"])
         costs.setdefault(task, {})[role] = one
-    return costs
+    return dict(sorted(costs.items()))
 
 
 LOGPROBS = "logprobs"

@@ -17,7 +17,7 @@ import json
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,24 +212,21 @@ class Ledger:
         unpriced = int(missing[0][0]) if missing else 0
         return Totals(**whole, unpriced=unpriced, hits=self._hits, by_role=by_role)
 
-    def by_example(self) -> dict[tuple[str, str], RoleTotals]:
-        """(role, example) → totals of its calls."""
-        rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
-        return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
-
-    def by_task(self, tasks: Mapping[str, str]) -> dict[tuple[str, str], RoleTotals]:
-        """(task, role) → totals of its calls; `tasks` maps example → task."""
-        self._define_tasks(tasks)
-        known = "WHERE task_of(example_id) IS NOT NULL GROUP BY 1, 2"
-        rows = self._sum("task_of(example_id), role, ", known)
+    def by_example(
+        self, group: Callable[[str], str | None] = str
+    ) -> dict[tuple[str, str], RoleTotals]:
+        """(role, example, or its `group`) → totals of its calls; None leaves an example out."""
+        self._define(group)
+        rows = self._sum("role, groups(example_id), ",
+                         "WHERE groups(example_id) IS NOT NULL GROUP BY 1, 2")  # fmt: skip
         return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
 
     def sent(self, tasks: Mapping[str, str]) -> list[SentCalls]:
         """How the calls of the file (in mode `off`: of this process) were sent; `tasks` maps
         example → task, and calls for other examples are left out."""
-        self._define_tasks(tasks)
+        self._define(tasks.get)
         rows = self._query(
-            "SELECT task_of(c.example_id) AS task, c.role, c.model, c.dropped, s.body, COUNT(*) "
+            "SELECT groups(c.example_id) AS task, c.role, c.model, c.dropped, s.body, COUNT(*) "
             "FROM calls c LEFT JOIN settings s ON s.digest = c.settings "
             "WHERE task IS NOT NULL GROUP BY 1, 2, 3, 4, 5"
         )
@@ -299,11 +296,10 @@ class Ledger:
         except Damaged as error:
             raise self.damaged(stored[0], str(error)) from error
 
-    def _define_tasks(self, tasks: Mapping[str, str]) -> None:
-        """Let queries call `task_of(example)`."""
+    def _define(self, groups: Callable[[str], str | None]) -> None:
         if self._db is not None:
             with self._lock:
-                self._db.create_function("task_of", 1, tasks.get)
+                self._db.create_function("groups", 1, groups)
 
     def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
         return self._query(
