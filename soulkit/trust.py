@@ -32,9 +32,10 @@ RUN_FILES = (
     *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
     *("judgements.jsonl", "episodes.jsonl.gz"),
 )
-PLAYERS = frozenset(
-    {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
-)
+PLAYERS = frozenset((
+    "partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter",
+    "dev_judge",
+))  # fmt: skip
 GROUPS = frozenset((
     "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
     "teacher_adapters", "vllm_arg", "args",

@@ -154,6 +154,7 @@ OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
     },
     TrainConfig: {
         "stop_flat": "decides when to stop; the steps before are the same",
+        "stop_gap": "decides when to stop; the steps before are the same",
         "show_samples": PLACE, "max_context": ROOM,
         "vllm_sleep": "releases memory between rollouts",
         "gpus": PLACE, "sampler_gpus": PLACE, "shard": PLACE, "launcher": PLACE,

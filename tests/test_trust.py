@@ -17,7 +17,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SERVERS_KEY, SHOWN, reach_of
 
 INERT = """
-    refine iteration_steps preference_beta
+    refine iteration_steps preference_beta stop_gap
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
     allow_private max_exposure
     attention assistant aux_weight backoff_s batch batch_judges batch_poll_s
@@ -58,7 +58,8 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
         probe: Any = (
             {"tomi": "/probe"} if name in (*BY_TASK, "option", "vllm_arg", "args") else "/probe"
         )
-        if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
+        if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader",
+                    "dev_judge"):  # fmt: skip
             probe = player
         if name == "task_players":
             probe = {"tomi": {"auditor": [player]}}

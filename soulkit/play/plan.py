@@ -90,8 +90,8 @@ def words_of_value(value: Any) -> int:
 
 
 TOKENS_PER_WORD = 4 / 3
-USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,
-         "coach": 250, "blind_reader": 10, "drafter": 200, "filter": 120}  # fmt: skip
+USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "coach": 250, "filter": 120,
+         "dev_judge": 500, "auditor": 250, "blind_reader": 10, "drafter": 200}  # fmt: skip
 """Assumed tokens of a usual reply without thinking; see `PlayerTerms.usual`."""
 RUBRIC = 800
 """Assumed tokens of a judge's or coach's instructions, if there is no template."""

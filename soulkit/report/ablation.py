@@ -56,6 +56,7 @@ from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
+from soulkit.train.state.stops import dev_score
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary
 from soulkit.version import __version__
 
@@ -273,17 +274,12 @@ def _differences(
     return by_task(mixed), by_task(beside)
 
 
-def _last_dev(run: RunData) -> float | None:
-    means = run.evals[-1][1].values() if run.evals else ()
-    return fmean(means) if means else None
-
-
 Measure = Callable[[RunData], float | None]
 MEASURES: dict[str, Measure] = {
     "final": lambda run: _mean([line.rewards.draft for line in run.steps[-LAST_STEPS:]]),
     "area": lambda run: auc([line.step for line in run.steps],
                             [line.rewards.draft for line in run.steps]),
-    "dev": _last_dev,
+    "dev": lambda run: dev_score(run.evals[-1][1]) if run.evals else None,
 }  # fmt: skip
 
 
@@ -435,11 +431,6 @@ def missing_text(run: ListedRun) -> str:
     return f"{run.arm} seed {run.seed} {run.status}{why}"
 
 
-def ablation_parts(ablation: Ablation) -> list[RenderableType]:
-    """The output of `soul train ablate`: rich renderables, top to bottom."""
-    return grid_parts(methods_grid(ablation))
-
-
 def as_json(ablation: Ablation) -> dict[str, Any]:
     """The content of `comparison.json`: everything shown, with the mean curve of each method."""
     missing = [run.to_json() for run in ablation.missing]
@@ -460,7 +451,7 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 def ablation_results(out: Path) -> tuple[Path, dict[str, Any], list[RenderableType]]:
     """The comparison in `out` as page (written to `out/report`), JSON and table."""
     made = load_ablation(out)
-    return write_ablation(made, out / "report"), as_json(made), ablation_parts(made)
+    return write_ablation(made, out / "report"), as_json(made), grid_parts(methods_grid(made))
 
 
 def write_ablation(

@@ -461,7 +461,8 @@ QUANTITIES = (
     Quantity(title="Validation loss", read=lambda run: _measured(run.valid),
              caption="Loss on held-out conversations by source, in nats per learned token. Step −1 "
              "is the model before training."),
-    Quantity(title=EVALUATION, caption="Mean of each task, by training step.", scored=True,
+    Quantity(title=EVALUATION, scored=True, caption="Mean of each task, by training "
+             "step; `dev_judge` is a judge that trains nobody, on the same episodes.",
              read=lambda run: _measured(run.evals)),
     Quantity(title="Feedback", read=_by_step(
                  lambda line: {"with feedback": line.feedback.share,

@@ -48,8 +48,8 @@ from soulkit.runs.record_lines import (
 )
 from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
-DEV_EPISODES = "dev.jsonl"
-"""File with a training run's episodes on held-out rows."""
+DEV_EPISODES, DEV_JUDGED = "dev.jsonl", "dev_judged.jsonl"
+"""Files with a training run's episodes on held-out rows, the second with --dev-judge's scores."""
 SAMPLES = "samples.jsonl"
 """File with a supervised training run's continuations of held-out conversations."""
 SAMPLED = "sampled"

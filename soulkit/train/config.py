@@ -404,6 +404,15 @@ class MonitoringSettings(Settings):
         help="Stop with exit code 1 after N consecutive steps without any learning signal; 0 "
              "never stops. The same command resumes.",
     )  # fmt: skip
+    dev_judge: RoleSettings | None = _rl(
+        None, metavar="PLAYER",
+        help="Judge that trains nobody and also scores the dev split; it selects the best weights.",
+    )  # fmt: skip
+    stop_gap: int = _rl(
+        0, ge=0, metavar="N", unset="never",
+        help="Stop with exit code 1 when the training judge's dev score has risen over N "
+             "evaluations while that of --dev-judge has fallen, significantly.",
+    )  # fmt: skip
     dev_share: float = _rl(
         0.1, gt=0, lt=1, flag=None,
         help="Share of the rows in the dev split. Rows of one story stay together.",
@@ -429,6 +438,8 @@ class MonitoringSettings(Settings):
     def _split_for_something(self) -> Self:
         if self.dev_by and self.eval_every is None:
             raise ValueError("--dev-by needs --eval-every STEPS: without it there is no dev split")
+        if (self.dev_judge and self.eval_every is None) or (self.stop_gap and not self.dev_judge):
+            raise ValueError("--dev-judge needs --eval-every STEPS, and --stop-gap needs both")
         if self.show_samples and self.eval_every is None:
             raise ValueError(
                 "--show-samples needs --eval-every STEPS, which says how often held-out rows are "
@@ -463,7 +474,7 @@ class TrainConfig(
     """Settings of one training run, for all built-in methods."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
-        "stop_flat", "show_samples", "vllm_sleep", *RanksSettings.model_fields,
+        "stop_flat", "stop_gap", "show_samples", "vllm_sleep", *RanksSettings.model_fields,
     }  # fmt: skip
 
     brought: ClassVar[str] = ""

@@ -112,7 +112,9 @@ def _dev(data: TrainingData, times: int | None = None) -> list[Load]:
     if times is None:
         times = config.steps // config.eval_every if config.eval_every else 0
     work = [w for w in _by_task(data.tasks, data.dev) if w.examples] if times else []
-    return [Load(work, lambda w: _players(config, w, False), "dev", times)]
+    return [Load(work, lambda w: [
+        replace(one, role="judge", times=config.judge_samples) if one.role == "dev_judge" else one
+        for one in _players(config, w, False)], "dev", times)]  # fmt: skip
 
 
 def _canaries(data: TrainingData) -> list[Load]:

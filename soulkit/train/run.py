@@ -12,11 +12,12 @@ from pathlib import Path
 
 from soulkit.errors import ConfigError
 from soulkit.eval.results.batch_statistics import task_scales
+from soulkit.eval.results.rejudge import with_judges
 from soulkit.eval.results.summary import summarise
 from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_calls
 from soulkit.eval.run.provenance import note_calls, with_teachers, write_conditions
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.models.base import ChatModel
+from soulkit.models.base import ChatModel, Player
 from soulkit.models.codec import least_limit
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
@@ -25,7 +26,7 @@ from soulkit.models.local.quantize import base_remark, require_package
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.players.players import check_players
+from soulkit.models.players.players import cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
@@ -404,7 +405,9 @@ async def _reinforce(
     write_conditions(run, conditions, proven=engine.served)
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     cast = make_cast(config, sampler, players)
-    dev = DevScores(config, sampler, cast, material.dev, run.path / DEV_EPISODES)
+    judged = with_judges(config, [one] if (one := config.dev_judge) else [])
+    second = cast_of(judged, players, Player(sampler), config.seed) if one else None
+    dev = DevScores(config, sampler, cast, material.dev, run.path / DEV_EPISODES, second)
     rollouts = Rollouts(
         config, objective, sampler, cast, material.pool, dev, make_reader(config, players)
     )

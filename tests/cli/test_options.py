@@ -610,6 +610,7 @@ TEXTS: dict[str, Any] = {
     "--held-out": ["synth:4"], "--gate": ["gain>=0.1"], "--engine": "local",
     "--endpoints": "players.yaml", "--system-prompt": "own.yaml",
     "--api-version": "2024-10-21", "--top-p": "0.5",
+    "--dev-judge": "endpoint:b@http://localhost:1/v1",
 }  # fmt: skip
 """What is written; of others a text of their kind."""
 CHATS = {"task": None, "data": ["chats.jsonl"]}
@@ -617,7 +618,8 @@ WITH: dict[str, dict[str, Any]] = {
     "--suite": {"task": None}, "--playable": {"task": None, "suite": "tom"},
     "--ledger-file": {"ledger": "replay"}, "--price-in": {"price_out": 1},
     "--price-out": {"price_in": 1}, "--dev-by": {"eval_every": 3},
-    "--show-samples": {"eval_every": 3},
+    "--show-samples": {"eval_every": 3}, "--dev-judge": {"eval_every": 3},
+    "--stop-gap": {"eval_every": 3, "dev_judge": "endpoint:b@http://localhost:1/v1"},
     "--eval-task": {"eval_every": 3}, "--eval-data": {"eval_every": 3, "eval_task": ["tomi"]},
     **dict.fromkeys(("--side", "--strip-system", "--turns", "--validation", "--lesson-tokens",
                      "--preset", "--objective"), CHATS),

@@ -369,6 +369,13 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     assert dev.episodes == 2 * len(material.dev) and dev.calls["actor"] == 10 * dev.episodes
     assert canaries.episodes == 3 * len(canaries_of(material.pool))
     assert canaries.calls == {"judge": 2 * canaries.episodes, "auditor": 2 * canaries.episodes}
+    second = TrainConfig.load(env={}, flags={**flags, "eval_every": 2, "dev_judge": "endpoint:k"})
+    plan = training_plan(load_training_data(second))
+    assert [one.name for one in plan.tasks[1].asked if one.role == "judge"] == [
+        "endpoint:j", "endpoint:k"
+    ]  # fmt: skip
+    assert plan.tasks[1].calls["judge"] == 2 * dev.calls["judge"] and len(plan.tasks) == 2
+    assert [one.role for one in plan.tasks[0].asked] == [one.role for one in drafts.asked]
 
 
 def test_dev_scores_and_general_ability_of_a_supervised_run_take_time_and_no_memory(

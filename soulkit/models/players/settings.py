@@ -52,6 +52,7 @@ REPLY: dict[str, tuple[float, int]] = {
     "auditor": (0.0, 4096),
     "coach": (1.0, 2048),
     "blind_reader": (1.0, 256),
+    "dev_judge": (0.0, 4096),
     "drafter": (1.0, 4096),
     "filter": (0.0, 4096),
 }

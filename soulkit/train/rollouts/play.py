@@ -7,6 +7,7 @@ and cast at temperature 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from soulkit.models.base import Cast, Player, Sampler, TrainedWeights
 from soulkit.models.local.footprint import free_memory
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.reporting import Reporter
-from soulkit.runs.records import RecordWriter
+from soulkit.runs.records import DEV_JUDGED, RecordWriter
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.rewards import with_group_rewards
 from soulkit.tasks.kit.user_code import finite_or_none, or_default
@@ -29,6 +30,7 @@ from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy, swap_feedback, with_swapped
 from soulkit.train.rollouts.push import ServedPolicy
 from soulkit.train.setup.rows import TaskRows, batch
+from soulkit.train.state.stops import BY_DEV_JUDGE
 from soulkit.types import COACH_FAILURE, Feedback, Record, Sampling, Segment
 
 
@@ -121,27 +123,41 @@ class DevScores:
     rows: TaskRows
     log: Path | None = None
     """File for the episodes."""
+    second: Cast | None = None
+    """The cast with --dev-judge as its judge."""
 
     async def now(
         self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
-        """Greedy headline score per task of the weights after `step`."""
+        """Greedy headline score per task of the weights after `step`, also by --dev-judge."""
         reporter.phase("held-out rows")
         await self.sampler.take(weights)
         values: dict[str, float | None] = {}
         async for task, records in played_greedily(self.config, self.cast, self.rows, step):
-            self._keep(records)
-            value = or_default(task, "headline", partial(task.headline, records), None)
-            values[task.name] = finite_or_none(value)
+            values[task.name] = self._kept(task, records, self.log)
+            if self.second and any("judge" in task.calls(e) for t, e in self.rows if t is task):
+                rows, cast = {e.id: e for _, e in self.rows}, self.second.in_task(task.name)
+                scores = await gather(
+                    task.judged(rows[r.example_id], r.episode, cast) for r in records
+                )
+                again = [replace(r, score=s) for r, s in zip(records, scores, strict=True)]
+                log = self.log and self.log.with_name(DEV_JUDGED)
+                values[task.name + BY_DEV_JUDGE] = self._kept(task, again, log)
+                counts = Counter(r.score.reason or "scored" for r in again)
+                words = ", ".join(f"{n} of {len(again)} {why}" for why, n in counts.items())
+                reporter.note(f"dev judge, {task.name}: {words}")
         return values
 
-    def _keep(self, records: Sequence[Record]) -> None:
-        if self.log is not None:
-            writer = RecordWriter(self.log)
+    def _kept(self, task: Task, records: Sequence[Record], log: Path | None) -> float | None:
+        """The headline of the records, which are written to `log`."""
+        if log is not None:
+            writer = RecordWriter(log)
             writer.write(
                 *(replace(record, episode=replace(record.episode, traces=())) for record in records)
             )
             writer.close()
+        value = or_default(task, "headline", partial(task.headline, records), None)
+        return finite_or_none(value)
 
 
 def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:

@@ -148,6 +148,7 @@ def load_training_data(
     config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
     if objective is not None and objective.judges_itself:
         refuse_other_judges(config, played)
+    refuse_dev_judge(config, played)
     refuse_private_rows(played if asking else [], config)
     gaps += missing_roles(played, config)
     if asking:
@@ -181,6 +182,20 @@ def refuse_other_judges(config: TrainConfig, work: Sequence[Work]) -> None:
                 "In this method the actor judges its own drafts.",
                 "Use tasks with a judge and --judge actor (in ablate self-rewarding:judge=actor).",
             )
+
+
+def refuse_dev_judge(config: TrainConfig, work: Sequence[Work]) -> None:
+    """ConfigError for a --dev-judge that also trains the model, or that no task asks."""
+    if (judge := config.dev_judge) is None:
+        return
+    trains = {who.model or who.kind: role for role, who in config.players() if role != "dev_judge"}
+    role = trains.get(judge.model or judge.kind, "trained model" if judge.kind == "actor" else "")
+    if role or not any("judge" in called_roles(part) for part in work):
+        raise ConfigError(
+            f"The dev judge {judge.written()} {f'is also the {role}' if role else 'has no task'}.",
+            "It must judge a task, and it must not take part in the training that it checks.",
+            "Name another model with --dev-judge, or leave it out.",
+        )
 
 
 def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:

@@ -45,7 +45,7 @@ from soulkit.train.state.checkpoint import (
     save_checkpoint,
 )
 from soulkit.train.state.metrics import StepLine, dev_lines, lines_of_step, read_step_lines
-from soulkit.train.state.stops import Stops, ended_by, newest_learned, step_words
+from soulkit.train.state.stops import Stops, dev_score, ended_by, newest_learned, step_words
 from soulkit.train.state.tracking import MetricsTracker
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Loop:
     """Time of the newest checkpoint or of the start."""
 
     def __post_init__(self) -> None:
-        self._stops = Stops(self.config)
+        self._stops = Stops(self.config, self.run.path)
 
     @classmethod
     def open(
@@ -252,12 +252,6 @@ class Loop:
         self.tracker.close()
         if self.journal is not None:
             self.journal.close()
-
-
-def dev_score(dev: Mapping[str, float | None]) -> float | None:
-    """Mean over the tasks that have a score; None if there are none."""
-    scores = [score for score in dev.values() if score is not None]
-    return fmean(scores) if scores else None
 
 
 def mean_loss(losses: Mapping[str, float | None]) -> float | None:

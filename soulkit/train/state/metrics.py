@@ -326,7 +326,8 @@ class StepLine(Flat):
     sample_seconds: float | None = named_field("time/sample")
     train_seconds: float | None = named_field("time/train")
     dev: Mapping[str, float | None] = open_fields("eval/")
-    """Task → dev score of the weights after the step, if evaluated."""
+    """Task → dev score of the weights after the step, if evaluated; `TASK/dev_judge` → the same by
+    --dev-judge."""
     valid: Mapping[str, float | None] = open_fields("loss/valid/")
     """Source → validation loss in nats per trained token, if measured."""
     valid_low: Mapping[str, float | None] = open_fields("loss/valid_low/")

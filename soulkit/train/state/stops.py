@@ -12,13 +12,16 @@ ends at the new last step, and the default warm-up stays as computed from the ol
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from soulkit.errors import RunError, RunStopped, UserError
+from soulkit.eval.results.cells import cluster_of
 from soulkit.judge.coach import LEAST_DISTINCT
+from soulkit.metrics.comparisons import paired_difference
 from soulkit.play.plan import pays
 from soulkit.reporting import Reporter
 from soulkit.runs.folder import (
@@ -29,6 +32,7 @@ from soulkit.runs.folder import (
     read_config,
     read_environment,
 )
+from soulkit.runs.records import DEV_EPISODES, DEV_JUDGED, load_records
 from soulkit.train.config import TrainConfig
 from soulkit.train.rollouts.canaries import FELL
 from soulkit.train.rollouts.feedback import feedback_in_vain
@@ -84,6 +88,8 @@ def too_many_skips(line: StepLine) -> UserError | None:
 
 STOP_FLAT = 10
 """Default of --stop-flat if calls cost money."""
+BY_DEV_JUDGE = "/dev_judge"
+"""Follows the task in the names of dev scores by --dev-judge."""
 WAYS = (
     "try more drafts per prompt (--group-size), a higher --temperature, rows of medium difficulty "
     "(if rewards are low: easier rows, or a model warmed up with sft), or a reward with partial "
@@ -176,6 +182,7 @@ class Stops:
     updates are skipped, or too many consecutive steps learn nothing."""
 
     config: TrainConfig
+    run: Path = Path()
     flat_total: int = 0
     """Number of steps with nothing to learn from."""
     flat_row: int = 0
@@ -196,6 +203,8 @@ class Stops:
         if error := ended_by(self.config.method, line):
             return error
         self.flat_row = self.flat_row + 1 if flat_groups(line) and not line.learned.grad_norm else 0
+        if not last and (error := judges_part(self.config, self.run, line)):
+            return error
         limit = stop_flat(self.config)
         flat = limit and self.flat_row >= limit and not last
         return _flat_for_too_long(self.config, self.flat_row) if flat else None
@@ -211,6 +220,41 @@ def stop_flat(config: TrainConfig) -> int | None:
     if config.stop_flat is not None:
         return config.stop_flat or None
     return STOP_FLAT if pays(config) else None
+
+
+def dev_score(dev: Mapping[str, float | None]) -> float | None:
+    """Mean over the tasks with a score, by --dev-judge if there is one; None without any."""
+    by_task = {task.removesuffix(BY_DEV_JUDGE): dev[task] for task in sorted(dev)}
+    scores = [score for score in by_task.values() if score is not None]
+    return fmean(scores) if scores else None
+
+
+def judges_part(config: TrainConfig, run: Path, line: StepLine) -> RunStopped | None:
+    """The error if, over `stop_gap` dev evaluations, the mean score by the training judge rose,
+    that by --dev-judge fell, and the difference of the changes, paired by row, has p < 0.05."""
+    before = line.step - config.stop_gap * (config.eval_every or 0)
+    if not config.dev_judge or not config.stop_gap or before < 0 or not line.dev:
+        return None
+    changes: list[dict[Hashable, float | None]] = []
+    clusters: dict[Hashable, Hashable] = {}
+    for file in (DEV_JUDGED, DEV_EPISODES):
+        scores: dict[tuple[int, str], float | None] = {}
+        for r in load_records(run / file, light=True):
+            scores[r.step, r.example_id], clusters[r.example_id] = r.score.value, cluster_of(r)
+        ends = {name: (scores.get((before, name)), b) for (step, name), b in scores.items()
+                if step == line.step}  # fmt: skip
+        changes.append({n: None if a is None or b is None else b - a for n, (a, b) in ends.items()})
+    moved = paired_difference(changes[0], changes[1], clusters)
+    fall, rise = moved.mean_a or 0.0, moved.mean_b or 0.0
+    if not fall < 0 < rise or moved.p is None or moved.p >= 0.05:
+        return None
+    return RunStopped(
+        f"Since step {before} the dev score has risen by {rise:.3f}, but fallen by {-fall:.3f} by "
+        f"{config.dev_judge.written()} ({moved.n_shared} rows, p {moved.p:.3f}).",
+        f"--stop-gap {config.stop_gap} was given: the model learns to please its judge.",
+        "The best weights by --dev-judge are saved: soul eval local --run RUN --checkpoints all. "
+        "The same command continues; --stop-gap 0 never stops a run.",
+    )
 
 
 def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
