@@ -1,7 +1,7 @@
 """How large are the records of many conversations, and how long does it take to read them?
 
     .venv/bin/python benchmarks/records.py [--episodes 10000] [--json records.json]
-    .venv/bin/python benchmarks/records.py --one-turn --episodes 100000 [--copied]
+    .venv/bin/python benchmarks/records.py --one-turn --episodes 100000
 
 `soul eval api` plays generated Sotopia scenes of twenty turns with eight words each against a local
 server; partner and judge are scripted. Then several commands read the run: the same evaluation
@@ -15,8 +15,7 @@ and for the lines as first written. 10,000 scenes take three minutes.
 With `--one-turn`, the run has questions with one reply instead (1,000 rows, each played equally
 often; `--rows` for another number), and is killed (-9) when half of the episodes are played. A
 report on the unfinished run follows, the same command resumes it, and all commands that read it
-run. No command may use more than 250 MB, and no episode may be lost. With `--copied`, it is killed
-after one episode per row, whose copies then stand for all but the last 1,000 episodes.
+run. No command may use more than 250 MB, and no episode may be lost.
 """
 
 from __future__ import annotations
@@ -119,24 +118,7 @@ def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
         return command, soul(folder, command)
 
 
-def copy_episodes(path: Path, count: int) -> None:
-    """Append copies of the first episodes of a file as other repeats, up to `count` episodes."""
-    text = path.read_text()
-    path.write_text(text[: text.rfind("\n") + 1])  # without the line that the kill cut
-    lines = [json.loads(line) for line in path.open()]
-    first, keys = {line["example_id"]: line for line in lines}, {line["key"] for line in lines}
-    places = ((line, n) for n in range(1, count) for line in first.values())
-    with path.open("a") as stream:
-        while len(keys) < count:
-            line, number = next(places)
-            key = f"0/{line['example_id']}/{number}/draft"
-            if key not in keys:
-                keys.add(key)
-                copy = {**line, "key": key, "rollout": number}
-                stream.write(json.dumps(copy, separators=(",", ":")) + "\n")
-
-
-def play_one_turn(folder: Path, episodes: int, rows: int, *, copied: bool) -> Json:
+def play_one_turn(folder: Path, episodes: int, rows: int) -> Json:
     """The cost of an evaluation that is killed half-way and resumed, and of its readers."""
     from tests.support.servers.faulty import FaultPlan, FaultyServer
 
@@ -153,11 +135,8 @@ def play_one_turn(folder: Path, episodes: int, rows: int, *, copied: bool) -> Js
             "--model", "scripted", "--base-url", server.base_url, "--concurrency", "64",
             "--repeats", str(episodes // rows), "--out", run, "--yes",
         ]  # fmt: skip
-        half = rows if copied else episodes // 2
-        took = {"played, killed": soul(folder, command, kill_after=half)}
-        if copied:
-            copy_episodes(folder / "run" / "episodes.jsonl", episodes - 1000)
-        return took | {
+        return {
+            "played, killed half-way": soul(folder, command, kill_after=episodes // 2),
             "report, unfinished": soul(folder, ["report", run]),
             "runs, unfinished": soul(folder, ["runs", str(folder)]),
             "resumed, rest played": soul(folder, command),
@@ -215,7 +194,7 @@ def sizes(run: Path) -> Json:
 
 def measure_one_turn(folder: Path, chosen: argparse.Namespace) -> Json:
     episodes = chosen.episodes
-    took = play_one_turn(folder, episodes, chosen.rows, copied=chosen.copied)
+    took = play_one_turn(folder, episodes, chosen.rows)
     summary = json.loads((folder / "run" / "summary.json").read_text())
     scored = {name: summary[name] for name in ("n", "n_scored")}
     return {"episodes": episodes, **scored, **sizes(folder / "run"), "commands": took}
@@ -273,7 +252,6 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--one-turn", action="store_true", help="questions with one reply")
-    parser.add_argument("--copied", action="store_true", help="play 2,000 episodes, copy the rest")
     parser.add_argument("--rows", type=int, default=1000, help="rows of --one-turn")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))

@@ -93,6 +93,11 @@ def needed(made: Mapping[str, Any], part: float = 0.9) -> dict[str, int | None]:
 
 def _last(ordered: Sequence[float], k: int) -> float | None:
     """The expected last of k values in this order, drawn without replacement."""
+    if k < len(ordered) > 1000:  # the numbers of draws are no floats
+        i, share, total = len(ordered), k / len(ordered), 0.0
+        while (i := i - 1) >= k - 1 and share:
+            total, share = total + ordered[i] * share, share * (i - k + 1) / max(i, 1)
+        return total
     total = math.fsum(value * math.comb(i, k - 1) for i, value in enumerate(ordered))
     return total / math.comb(len(ordered), k) if len(ordered) >= k else None
 
