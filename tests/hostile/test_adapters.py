@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.weights import check_adapter_folder
 from tests.support.hostile import Attack, seeds
 from tests.support.model_folders import (
     Change,
@@ -62,11 +64,30 @@ def attack_adapters(
     return attack
 
 
-@pytest.mark.parametrize("part", seeds(6))
+@pytest.mark.parametrize("part", seeds(6, quick=0))
 def test_other_json_in_the_place_of_the_configuration(
     attack_adapters: Callable[..., None], part: int
 ) -> None:
     attack_adapters(list(odd_files(CONFIG))[part::6])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer_replication": [[0, 4]] * 10_000},
+        {"r": 10**9},
+        {"target_modules": "(a+)+$"},
+        {"megatron_config": {"a": 1}},
+    ],
+)
+def test_odd_settings_are_refused_before_peft_reads_them(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    """The quick part: the check that comes before torch and peft are imported."""
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    (tmp_path / WEIGHTS).write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ModelLoadError, match="cannot be used"):
+        check_adapter_folder(tmp_path, ["a" * 40 + "!"])
 
 
 def _odd_settings() -> Iterator[tuple[str, Change]]:

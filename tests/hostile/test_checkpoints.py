@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.weights import check_folder_files
 from tests.support.hostile import Attack, seeds
 from tests.support.model_folders import (
     Change,
@@ -81,10 +83,27 @@ def _put(model: Path, change: Change, folder: Path) -> None:
     put_copy(model, folder / "model", change)
 
 
-@pytest.mark.parametrize("name", seeds(len(JSON_FILES)))
+@pytest.mark.parametrize("name", seeds(len(JSON_FILES), quick=0))
 def test_other_json_in_the_place_of_a_file(attack_folders: Callable[..., None], name: int) -> None:
-    changes = odd_files(JSON_FILES[name])
-    attack_folders(list(changes)[:: 5 if not name else 1])
+    attack_folders(odd_files(JSON_FILES[name]))
+
+
+@pytest.mark.parametrize("name", JSON_FILES[:3])
+def test_odd_files_are_refused_before_a_library_reads_them(tmp_path: Path, name: str) -> None:
+    """The quick part: the check that comes before torch and transformers are imported."""
+    ids = {"model": {"vocab": {"x": 10**9}}}
+    huge = {"config.json": {"num_hidden_layers": 10**6}, "tokenizer.json": ids}
+    changes = [*odd_files(name)]
+    if name in huge:
+        changes.append(("huge", replaced(name, json.dumps(huge[name]).encode())))
+    for number, (what, change) in enumerate(changes):
+        if what.endswith(("-object", "-twice")):  # an object, so it is for others to judge
+            continue
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        change(folder)
+        with pytest.raises(ModelLoadError, match="cannot be used"):
+            check_folder_files(folder)
 
 
 @pytest.mark.parametrize("seed", seeds(10, quick=0))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,9 @@ def listing(hub: HubServer, repo: str = EVAL) -> dict[str, Any]:
 def test_odd_lists_of_files(attack_all: Run, hub: HubServer, seed: int) -> None:
     rng, value = random.Random(seed), listing(hub)
     value["siblings"] = [s for s in value["siblings"] if s["rfilename"] == NAME]
-    odd = [odd_nodes(rng, value) for _ in range(12)]
+    odd = [odd_nodes(rng, value) for _ in range(12 if seed else 2)]
     bodies = [(what, text.encode()) for text, what in odd]
-    bodies += list(mutations(seed, json.dumps(value).encode(), 6))
+    bodies += list(mutations(seed, json.dumps(value).encode(), 6 if seed else 1))
     attack_all(
         on_hub("undamaged", hub), (on_hub(f"{n} {seed}", hub, api_body=b) for n, b in bodies)
     )
@@ -259,7 +260,8 @@ def odd_places(seed: int) -> Iterator[tuple[str, Callable[[Path], object]]]:
 
 @pytest.mark.parametrize("seed", seeds(4))
 def test_odd_locks(attack_all: Run, hub: HubServer, seed: int) -> None:
-    attack_all(on_hub("undamaged", hub), (placed(n, hub, c) for n, c in odd_places(seed)))
+    places = islice(odd_places(seed), None if seed else 3)
+    attack_all(on_hub("undamaged", hub), (placed(n, hub, c) for n, c in places))
 
 
 @pytest.mark.hostile

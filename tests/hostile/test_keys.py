@@ -42,7 +42,7 @@ def test_echoed_keys(attack_all: Callable[[Attack, Iterable[Attack]], None], par
         sound = stack.enter_context(ScriptedServer(answer="x"))
         attacks = [
             _attack(f"{form!r} in {name}", variable, stack.enter_context(server).base_url)
-            for name, arguments in _faults(form.format(key, key, key))
+            for name, arguments in list(_faults(form.format(key, key, key)))[:: 1 if part else 4]
             if (server := ScriptedServer(**arguments))
         ]
         attack_all(_attack("undamaged", variable, sound.base_url), attacks)

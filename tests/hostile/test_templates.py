@@ -114,7 +114,7 @@ def test_bombs_and_escapes_in_a_prompt(attack_all: Attacks, part: int) -> None:
     texts = [
         (f"{{{{ clue }}}} {text}").encode("utf-8", "surrogatepass") for text in (*BOMBS, *RUDE)
     ]
-    _attack_prompts(attack_all, texts[part::12])
+    _attack_prompts(attack_all, texts[part : None if part else 36 : 12])
 
 
 @pytest.mark.parametrize("seed", seeds(4, quick=0))

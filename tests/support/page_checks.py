@@ -84,8 +84,8 @@ def html_faults(text: str, *, alone: bool = True) -> list[str]:
     page.close()
     if alone and "default-src 'none'" not in page.policy:
         page.faults.append("no policy against other content")
-    if found := _INVISIBLE.search(text):
-        page.faults.append(f"the control character {found[0]!r}")
+    if match := _INVISIBLE.search(text):
+        page.faults.append(f"the control character {match[0]!r}")
     return page.faults
 
 
@@ -93,16 +93,16 @@ def markdown_faults(text: str) -> Iterator[str]:
     """Markup that is neither escaped nor inside code."""
     plain = re.sub(r"(`+)[^`]+?\1", "", re.sub(r"\\[!-/:-@\[-`{-~]", "", text))
     for line in plain.splitlines():
-        if MARK in line and (found := re.search(r"<[a-z!/?]|\]\(|!\[", line, re.IGNORECASE)):
-            yield f"Markdown {found[0]!r} in {line[:80]!r}"
-    if found := _INVISIBLE.search(text):
-        yield f"the control character {found[0]!r}"
+        if MARK in line and (match := re.search(r"<[a-z!/?]|\]\(|!\[", line, re.IGNORECASE)):
+            yield f"Markdown {match[0]!r} in {line[:80]!r}"
+    if match := _INVISIBLE.search(text):
+        yield f"the control character {match[0]!r}"
 
 
 def page_faults(folder: Path, output: str) -> Iterator[str]:
     """What is wrong with the pages in a folder and with the output of a command."""
-    if found := re.search("[\u061c\u202a-\u202e\u2066-\u2069]", output):
-        yield f"a mark of direction in the output: {found[0]!r}"
+    if match := re.search("[\u061c\u202a-\u202e\u2066-\u2069]", output):
+        yield f"a mark of direction in the output: {match[0]!r}"
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or "input" in file.relative_to(folder).parts:
             continue
