@@ -58,8 +58,10 @@ def free_memory_for(stream: BinaryIO) -> tuple[int, bool]:
     if (small := largest < UNPACKED // 8) and free > 0 and texts:
         # Equal texts are stored once: add up what they unpack to before doing it.
         with pq.ParquetFile(stream, read_dictionary=texts) as file:
-            for batch in file.iter_batches(columns=texts):
-                if (free := free - sum(map(_text_bytes, batch.columns))) < 0:
+            for number in range(len(groups)):  # nested texts cannot be read over several groups
+                for batch in file.iter_batches(columns=texts, row_groups=[number]):
+                    free -= sum(map(_text_bytes, batch.columns))
+                if free < 0:
                     break
     if free < 0:
         raise ParseError(TOO_LARGE)

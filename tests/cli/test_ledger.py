@@ -262,9 +262,9 @@ def test_an_evaluation_on_a_full_disk_keeps_what_was_paid(tmp_path: Path) -> Non
         small = f"mount -t tmpfs -o {size} tmpfs '{disk}' && {{ {evaluate}; echo $?; }}"
         done = isolated(f"{small}; cp -r '{disk}/run' '{copy}'")
         calls = len(server.requests)
-    what, _, _ = three_lines("\n".join(done.stderr.splitlines()[-3:]))
+    what, why, _ = three_lines("\n".join(done.stderr.splitlines()[-3:]))
     assert done.stdout.split()[-1] == "2"
-    assert "full" in what or "cannot be read or written" in what
+    assert "full" in what or "No space left" in why
     with LedgerView(copy / "ledger.sqlite") as view:
         findings = view.verify()
     assert findings.lines() == []

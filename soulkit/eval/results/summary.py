@@ -175,7 +175,7 @@ class Condenser:
             parts = {name: self._share(getattr(value, name)) for name in kind.__slots__}
             value, key = kind(**parts), (kind, *map(id, parts.values()))
         elif kind not in (bool, int, float):
-            return value
+            key = (kind, id(value))  # is not looked into, and kept, so that no other gets its id
         if len(self._shared) > self.MOST:
             self._shared.clear()
         return self._shared.setdefault(key, value)
