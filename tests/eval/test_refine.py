@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from soulkit.runs.records import load_records
-from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.training import soul
 
 pytestmark = pytest.mark.usefixtures("_key")
@@ -87,8 +87,10 @@ def test_a_round_whose_coach_failed_has_no_score(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A silent coach is no reason to count the old reply again, nor to exit with 0."""
-    out, coach = tmp_path / "run", ("--coach", "endpoint:coach@http://127.0.0.1:9/v1")
-    assert refine(server, out, *coach, "--max-attempts", 1) == 1
+    out = tmp_path / "run"
+    with ScriptedServer(script=lambda place, body: Fault.status_error(400)) as broken:
+        coach = ("--coach", f"endpoint:coach@{broken.base_url}")
+        assert refine(server, out, *coach) == 1
     words = " ".join(capsys.readouterr().err.split())
     cells = json.loads((out / "summary.json").read_text())["tasks"]["tombench"]
     n = cells["value"]["n"]
