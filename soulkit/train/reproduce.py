@@ -77,5 +77,7 @@ def figure_steps(figure: dict[str, Any], out: Path, seeds: int) -> list[CommandS
 
 
 def without_rows(words: Sequence[str], out: Path) -> list[str]:
-    """The command with generated rows instead of files that an earlier step writes."""
-    return [re.sub(rf"{re.escape(str(out))}/rows/\w+\.jsonl", "synth:4096", w) for w in words]
+    """The command with generated rows instead of files that an earlier step has not written yet."""
+    rows = re.compile(rf"{re.escape(str(out))}/rows/\w+\.jsonl")
+    return [rows.sub(lambda one: one[0] if Path(one[0]).is_file() else "synth:4096", word)
+            for word in words]  # fmt: skip
