@@ -32,6 +32,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 """Its files beside saved weights."""
 
+CTRL_C = KeyboardInterrupt
+"""Raised by this name: `raise KeyboardInterrupt` outside soulkit is an error of the user's code."""
 SHARP = 1.6
 """Factor on the random weights, so that the model's choices are far from uniform."""
 

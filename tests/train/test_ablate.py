@@ -20,7 +20,7 @@ from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan_arms
 from tests.support import judged
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
-from tests.support.training import random_model, soul
+from tests.support.training import CTRL_C, random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
          "--max-tokens", 6, "--lora-r", 2, "--lr", 1e-3)  # fmt: skip
@@ -186,7 +186,7 @@ def test_an_interrupted_comparison_goes_on(
 
         def stop(loop: Loop, dev: float | None = None) -> None:
             checkpoint(loop, dev)
-            raise KeyboardInterrupt
+            raise CTRL_C
 
         patch.setattr(Loop, "checkpoint", stop)
         assert ablate(model, out, *flags) == 130

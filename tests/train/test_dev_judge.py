@@ -17,7 +17,7 @@ from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.stops import dev_score
 from tests.support import judged
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
-from tests.support.training import soul
+from tests.support.training import CTRL_C, soul
 
 ROWS, DEV = 30, 11
 
@@ -124,7 +124,7 @@ def test_a_killed_run_stops_at_the_same_step_and_pays_nothing_twice(
 
             def die(self: DevScores, task: Any, records: Any, log: Path | None) -> Any:
                 if log and log.name == DEV_JUDGED and records[0].step == 1:
-                    raise KeyboardInterrupt  # all verdicts are there, but not on disk
+                    raise CTRL_C  # all verdicts are there, but not on disk
                 return kept(self, task, records, log)
 
             patch.setattr(DevScores, "_kept", die)

@@ -34,7 +34,7 @@ from soulkit.types import (
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import TASKS, shade_options, steps_of, train, write_coach
-from tests.support.training import config, random_model
+from tests.support.training import CTRL_C, config, random_model
 
 LEAK = "16 of 16 feedback texts leak the answer (gold_text)"
 
@@ -102,7 +102,7 @@ def test_the_count_survives_an_interruption(tmp_path: Path, model: Path, capfd: 
             if loop.step == 2 and advance(loop, dev):
                 loop.checkpoint()
             if loop.step == 2:
-                raise KeyboardInterrupt
+                raise CTRL_C
             return advance(loop, dev)
 
         patch.setattr(Loop, "_due", interrupted)
