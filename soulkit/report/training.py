@@ -462,7 +462,7 @@ QUANTITIES = (
              caption="Loss on held-out conversations by source, in nats per learned token. Step −1 "
              "is the model before training."),
     Quantity(title=EVALUATION, scored=True, caption="Mean of each task, by training "
-             "step; `dev_judge` is a judge that trains nobody, on the same episodes.",
+             "step; `dev_judge`: the same episodes, by a judge outside the training.",
              read=lambda run: _measured(run.evals)),
     Quantity(title="Feedback", read=_by_step(
                  lambda line: {"with feedback": line.feedback.share,

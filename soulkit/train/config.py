@@ -406,7 +406,7 @@ class MonitoringSettings(Settings):
     )  # fmt: skip
     dev_judge: RoleSettings | None = _rl(
         None, metavar="PLAYER",
-        help="Judge that trains nobody and also scores the dev split; it selects the best weights.",
+        help="Judge outside the training that also scores the dev split; it selects best weights.",
     )  # fmt: skip
     stop_gap: int = _rl(
         0, ge=0, metavar="N", unset="never",

@@ -253,7 +253,7 @@ def test_an_evaluation_on_a_full_disk_keeps_what_was_paid(tmp_path: Path) -> Non
     disk, copy, size = tmp_path / "disk", tmp_path / "copy", "size=400k"
     disk.mkdir()
     if not may_mount(disk):
-        pytest.skip("this machine lets nobody mount a small disk")
+        pytest.skip("this machine does not allow mounting a small disk")
     with ScriptedServer(answer=lambda body: "x" * 3000) as server:
         evaluate = (
             f"'{sys.executable}' -m soulkit.cli.app eval api --model m --task tomi --data synth:400"

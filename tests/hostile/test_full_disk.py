@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
             capture_output=True,
         )  # fmt: skip
         if done.returncode:
-            pytest.skip("this machine lets nobody mount a small disk")
+            pytest.skip("this machine does not allow mounting a small disk")
         return folder
 
     yield resize

@@ -1,4 +1,4 @@
-"""`--dev-judge`: dev scores by a judge that trains nobody, and a stop when the two judges part."""
+"""`--dev-judge`: dev scores by a judge outside the training, and a stop when both judges part."""
 
 from __future__ import annotations
 

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from soulkit.data.exports.layouts import SAMPLE, ExportFile, ReadOptions
-from soulkit.data.files import (
-    BadRecord,
-    BadRow,
-    SourcedRow,
-    parse_row_json,
-    unreadable_file,
-)
+from soulkit.data.files import BadRecord, BadRow, SourcedRow, parse_row_json, unreadable_file
 from soulkit.data.parquet import parquet_rows
 from soulkit.parse import ParseError
 

@@ -236,7 +236,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=300k tmpfs '{tmp_path}'"
     probe = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False)
     if probe.returncode:
-        pytest.skip("this machine lets nobody mount a small disk")
+        pytest.skip("this machine does not allow mounting a small disk")
     writer = (
         f"'{sys.executable}' -m tests.support.ledger_writer '{tmp_path}/l.sqlite' 0 5000 | tail -1"
     )
