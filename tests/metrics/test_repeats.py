@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from itertools import combinations, product
+from math import comb
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -27,6 +29,15 @@ def statistics(rows: Rows, **more: Any) -> dict[str, Any]:
 
 
 # -- of one row ------------------------------------------------------------------------------------
+
+
+def test_more_than_a_thousand_repeats_of_a_row_have_a_best_and_a_worst_of_k() -> None:
+    """The numbers of subsets are too large for a float."""
+    wrong, right, k = 600, 500, 64
+    made = statistics([[0.0] * wrong + [1.0] * right] * 2)
+    draws = comb(wrong + right, k)
+    assert made[f"pass@{k}"]["mean"] == pytest.approx(float(1 - Fraction(comb(wrong, k), draws)))
+    assert made[f"pass^{k}"]["mean"] == pytest.approx(float(Fraction(comb(right, k), draws)))
 
 
 def test_pass_at_k_and_pass_to_the_k_are_means_over_all_subsets() -> None:
