@@ -24,7 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
@@ -96,6 +96,13 @@ class Settings(BaseModel):
     """Mappings that a later layer replaces as a whole instead of merging."""
     _foreign: bool = PrivateAttr(default=False)
 
+    @model_validator(mode="after")
+    def _whole_numbers(self) -> Self:
+        for name, value in self:
+            if isinstance(value, int) and abs(value) >= 1 << 64:
+                raise ValueError(f"{name}: the number is too large")
+        return self
+
     @property
     def foreign(self) -> bool:
         """Whether some settings come from a run's file that is not known to be the user's own."""
@@ -147,6 +154,11 @@ class Settings(BaseModel):
             loaded = cls.model_validate(merged)
         except ValidationError as error:
             raise _config_error(cls, error, layers, keys) from error
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                "A setting is not UTF-8 text.", f"Python reports: {error}.",
+                "Correct the option, the variable or the name of the file.",
+            ) from error  # fmt: skip
         loaded._foreign = foreign or bool(strays)
         return loaded
 

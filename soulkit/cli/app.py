@@ -388,7 +388,8 @@ def _flush() -> None:
 
 def _explain(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
-    soul_error = _soul_error(error)
+    # An error of the system in a user's code is reported below, with its file and line.
+    soul_error = None if isinstance(error, OSError) and _of_user(error) else _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines(), several=isinstance(soul_error, BrokenFile))
         return 1 if isinstance(soul_error, RunStopped) else 2
@@ -397,15 +398,20 @@ def _explain(error: BaseException) -> int:
             soul_error.detail, soul_error.why, soul_error.way_out,
         )  # fmt: skip
         return 1
-    from soulkit.models.players.functions import error_words
-    from soulkit.tasks.kit.user_code import broken_task
-
-    if broken := broken_task(error):
+    if broken := _of_user(error):
         _three_lines(*broken.lines())
         return 2
+    from soulkit.models.players.functions import error_words
+
     detail = one_line(error_words(error), 300)
     _say(f"internal error: {detail} (run again with --debug for the traceback)")
     return 1
+
+
+def _of_user(error: BaseException) -> UserError | None:
+    from soulkit.tasks.kit.user_code import broken_task
+
+    return broken_task(error)
 
 
 def _soul_error(error: BaseException) -> SoulError | None:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
+from rich.text import Text
 
 from soulkit.reporting import Bar, LoopState, Reporter
 from soulkit.text import duration, one_line, sanitise
@@ -40,11 +41,16 @@ BAR = 16
 
 
 class _Console(Console):
-    """A console that stops printing into a closed pipe (`| head`) without ending the command."""
+    """A console that stops printing into a closed pipe (`| head`) without ending the command, and
+    prints no control characters."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """`text` as rich prints it: any of it may come from a settings file or a model."""
+        return super().render_str(sanitise(text), **options)
 
 
 def _make(stderr: bool) -> Console:

@@ -26,6 +26,7 @@ from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.metrics.intervals import DASH, FEW_CLUSTERS, estimate_text, number, percent
 from soulkit.option_texts import row_sources
+from soulkit.parse import ParseError, decoded, read_limited
 from soulkit.report.grid import Grid, GridRow, grid_parts, plain_table
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def _guide(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return decoded(read_limited(file))
+    except (OSError, ParseError) as error:
         raise ConfigError(
             f"The guide '{file}' cannot be read.", str(error), "Use a UTF-8 text file."
         ) from error

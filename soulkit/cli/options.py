@@ -429,16 +429,19 @@ def _check_plan_options(values: Mapping[str, Any]) -> None:
 
 def _parameter(option: Option) -> inspect.Parameter:
     switch = option.kind is bool and not option.setting
+    # A required setting may come from a settings file; another required option may not.
+    must = option.required and not option.setting
     start = "required" if option.required else f"default: {option.default}"
     said = option.required or option.default not in ("", "none")
-    shown = f"{option.help} [{start}]" if said else option.help
+    shown = f"{option.help} [{start}]" if said and not must else option.help
     info = typer.Option(
         option.flag, help=shown, metavar=metavar_of(option), show_default=False,
         autocompletion=COMPLETERS.get(option.complete or ""), min=option.min,
     )  # fmt: skip
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=False if switch else None,
-        annotation=Annotated[option.kind if switch else option.kind | None, info],
+        option.name, inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if must else False if switch else None,
+        annotation=Annotated[option.kind if switch or must else option.kind | None, info],
     )  # fmt: skip
 
 

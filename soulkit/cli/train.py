@@ -119,7 +119,8 @@ class Methods(GroupFromSettings):
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
         if name == "matrix":
-            return build_command(name, MATRIX, matrix_options(), _matrix)
+            own = EVERYDAY | {option.flag for option in TRANSFER}
+            return build_command(name, MATRIX, matrix_options(), _matrix, everyday=own)
         from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import method_class
 

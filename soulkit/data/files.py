@@ -174,6 +174,14 @@ def read_bytes(path: Path) -> bytes:
         raise unreadable_file(path, str(error)) from error
 
 
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file; DataError if it is missing or unreadable."""
+    try:
+        return decoded(read_bytes(path))
+    except ParseError as error:
+        raise unreadable_file(path, str(error)) from error
+
+
 def unreadable_file(path: Path, why: str) -> UnusableFile:
     return UnusableFile(
         f"'{path}' cannot be read.",
@@ -259,11 +267,7 @@ def _read_parquet(path: Path) -> Iterator[SourcedRow]:
 
 
 def _read_csv(path: Path) -> Iterator[SourcedRow]:
-    content = read_bytes(path)
-    try:
-        text = decoded(content)
-    except ParseError as error:
-        raise unreadable_file(path, str(error)) from error
+    text = read_text(path)
     csv.field_size_limit(2**31 - 1)  # stories exceed the csv module's default limit
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)

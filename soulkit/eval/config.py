@@ -24,6 +24,7 @@ from soulkit.models.base import ModelPrompt
 from soulkit.models.ledger.ledger import Mode
 from soulkit.models.players.settings import PANELS, VERSION, Coach, RoleSettings, endpoint_named
 from soulkit.option_texts import BY_TASK
+from soulkit.parse import decoded, read_limited
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, configured_tasks
 from soulkit.types import Sampling
 
@@ -262,7 +263,7 @@ class EvalConfig(GateSettings, PlayConfig):
         if not isinstance(raw, str) or raw == "none":
             return None if raw == "none" else raw
         try:
-            return {"name": Path(raw).stem, "text": Path(raw).read_text(encoding="utf-8").strip()}
+            return {"name": Path(raw).stem, "text": decoded(read_limited(Path(raw))).strip()}
         except (OSError, ValueError) as error:
             raise ValueError(f"the file cannot be read: {error}") from None
 

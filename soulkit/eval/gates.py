@@ -33,6 +33,7 @@ from soulkit.eval.results.cells import (
 from soulkit.eval.results.summary import Summary, records_by_task, worst_case
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import estimate_text, number
+from soulkit.parse import decoded, read_limited
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_aside
 from soulkit.runs.records import load_records
@@ -122,7 +123,7 @@ def parse_gate(text: str) -> Gate:
 def gates_in(file: Path) -> list[str]:
     """The gates in a file: one per line, also as a YAML list; `#` begins a comment."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = decoded(read_limited(file)).splitlines()
         texts = [line.split("#")[0].strip().removeprefix("- ").strip("'\" ") for line in lines]
         if not any(texts):
             raise ValueError("it has none")

@@ -39,6 +39,7 @@ from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import read_value, sparse, write_json
+from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class, suite_members
@@ -462,7 +463,15 @@ def with_final(
     flags |= {"kind": "local", "model": first.model, "adapter": first.adapter}
     flags |= {"suite": suite} if suite else {}
     config = load_config(file, flags, trust=trust, asking=not planned)
-    config, _ = prepare(config.for_plan() if planned else config, asking=not planned)
+    try:
+        config, _ = prepare(config.for_plan() if planned else config, asking=not planned)
+    except NoRows as error:
+        raise ConfigError(
+            error.what,
+            "The final evaluation has rows of its own; --data is for the trainings.",
+            f"Name the rows in {file or 'a YAML file and add --final-eval FILE'}, as in "
+            "`data: {tomi: held_out.jsonl}`.",
+        ) from error
     judges = {who.model or who.kind for role, who in config.players() if role in PANELS}
     both = [f"{who.written()}, the {role} of {run.arm.spelling}" for run in runs
             for role, who in run.config.players() if role in (*PANELS, "coach")

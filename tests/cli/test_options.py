@@ -140,6 +140,8 @@ def test_h_is_help_on_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("judge", "chek"), "'chek'", "'check'"),
         (("report", "x", "--format", "pdf"), "'pdf'", "--format"),
         (("plan",), "'soul plan' needs COMMAND", "COMMAND"),
+        (("train", "matrix"), "'soul train matrix' needs --train", "--train TASK,TASK"),
+        (("train", "matrix", "--train", "tomi,hitom"), "needs --eval", "--eval SUITE"),
         (("plan", "soul", "eval"), "soul plan cannot estimate 'soul'", "soul plan eval api"),
         (("plan", "eval", "local", "--limit", "many"), "--limit 'many'", "--limit N"),
     ],

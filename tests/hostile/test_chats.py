@@ -19,6 +19,7 @@ Runner = Callable[[Attack, Iterable[Attack]], None]
 COMMANDS = (
     ("data", "import", "chats", "FILE", "-o", "out.jsonl"),
     ("data", "show", "FILE", "--side", "human"),
+    ("data", "show", "FILE", "--side", "human", "--json"),
     ("train", "sft", "--dry-run", "--model", "tiny", "--out", "run", "--side", "human",
      "--data", "FILE"),
     ("data", "dedupe", "FILE", "-o", "out.jsonl"),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.results.summary import summarise
+from soulkit.eval.results.summary import Summary, summarise
+from soulkit.notebook import EvaluationResult
 from soulkit.report.figures import Chart, Curve, Dot, Plot
 from soulkit.report.grid import Grid, GridRow, grid_markdown
 from soulkit.report.pages import write_comparison_page
@@ -93,7 +94,7 @@ def records(text: str) -> list[Record]:
     )]  # fmt: skip
 
 
-def make_run(run: Path, text: str) -> None:
+def make_run(run: Path, text: str) -> Summary:
     made = records(text)
     write_records(run, made)
     summary = summarise(made, command=text, model=text, protocol=text, seconds=1.0, cost=None,
@@ -106,6 +107,7 @@ def make_run(run: Path, text: str) -> None:
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (run / "config.yaml").write_text(json.dumps({"model": text, "tasks": {text: 1.0}}))
     (run / "environment.json").write_text(json.dumps({"python": text, "packages": {text: text}}))
+    return summary
 
 
 def attack(name: str, command: Iterable[str], make: Callable[[Path], object], run: str) -> Attack:
@@ -136,6 +138,16 @@ def test_runs_of_hostile_text(attack_all: Run, part: int) -> None:
             for n, name in enumerate(names[: None if part else 1]) for more in range(4)
         ),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["script", *(
+    pytest.param(n, marks=pytest.mark.hostile) for n in TEXTS if n != "script"
+)])  # fmt: skip
+def test_cells_of_a_notebook(tmp_path: Path, name: str) -> None:
+    run = tmp_path / path_name(TEXTS[name])
+    run.mkdir()
+    result = EvaluationResult.of(make_run(run, TEXTS[name]), run)
+    assert not html_faults(result._repr_html_())
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
+from soulkit.serving.backend import ScriptBackend
 from tests.support.hostile import (
     ODD_BYTES,
     ODD_VALUES,
@@ -18,6 +21,7 @@ from tests.support.hostile import (
     seeds,
 )
 from tests.support.servers.loopback import Asked, JsonServer, Reply
+from tests.support.servers.serving import served
 
 Runner = Callable[[Attack, Iterable[Attack]], None]
 GOOD = json.dumps({
@@ -91,3 +95,27 @@ def odd_replies() -> Iterator[tuple[str, Reply]]:
 @pytest.mark.parametrize("part", range(6))
 def test_odd_replies(attack_all: Runner, part: int) -> None:
     run(attack_all, (one for n, one in enumerate(odd_replies()) if n % 6 == part))
+
+
+VERDICT = b'{"persona": {"reasoning": "Typed by a person.", "score": 8}, "purpose": {"score": 7}}'
+LINES = "/feedback\n/again\nSince \x1b[31mwhen?\n/why\n/\x1b[2J\n/end\n"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_words_of_everyone_in_a_chat(attack_all: Runner, seed: int) -> None:
+    words = [VERDICT.decode()]
+    with served(ScriptBackend("odd", lambda messages: words[0])) as url:
+        player = f"endpoint:odd@{url}"
+
+        def attack(name: str, text: bytes) -> Attack:
+            said = text.decode("utf-8", "replace")
+            command = ("chat", url, "--judge", player, "--coach", player, "--out", "run")
+            return Attack(
+                name, command, lambda folder: words.__setitem__(0, said),
+                enter=lambda: setattr(sys, "stdin", io.StringIO(LINES)),
+            )  # fmt: skip
+
+        odd = [(repr(text[:20]), text) for text in (*ODD_BYTES, *ODD_VALUES)]
+        texts = [*odd[seed::4], *mutations(seed, VERDICT, 15)]
+        attack_all(attack("undamaged", VERDICT), (attack(*one) for one in texts))

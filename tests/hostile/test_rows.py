@@ -31,6 +31,7 @@ COMMANDS = (
     ("data", "dedupe", "FILE", "-o", "out.jsonl"),
     ("data", "split", "FILE", "--by", "name"),
     ("data", "show", "FILE", "--task", "cast_of_people", "--row", "1"),
+    ("data", "show", "FILE", "--task", "cast_of_people", "--row", "1", "--json"),
     ("eval", "local", "--dry-run", "--model", "tiny", "--task", "cast_of_people", "--data", "FILE"),
 )
 FORMATS = ("jsonl", "json", "csv", "tsv", "parquet")

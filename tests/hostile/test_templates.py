@@ -25,6 +25,8 @@ BOMBS = (
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% set x = [] %}{{ x.append(x) }}{{ x|tojson }}", "{{ 'a' * 99 ~ ('b' * 10**9)|length }}",
     "{% for i in range(50000) recursive %}{{ loop(range(50000)) }}{% endfor %}",
+    "{% autoescape 'x' * 10**10 %}{% endautoescape %}",
+    "{% if false %}{{ 'x' * 10**10 }}{% endif %}",
 )  # fmt: skip
 RUDE = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ self.__init__.__globals__ }}",

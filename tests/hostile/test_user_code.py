@@ -70,7 +70,13 @@ def _put(hook: str, end: str, folder: Path) -> None:
 def _attack(hook: str, end: str) -> Attack:
     command = (*HOOKS[hook][1], "--tasks", "tasks.yaml")
     command += () if command[0] == "tasks" or command[1] == "audit" else ("--out", "out.jsonl")
-    return Attack(f"{hook}: {end[:40]}", command, partial(_put, hook, end))
+    after = _no_place if end in ENDS and "Error(2" in end else lambda folder, text: ()
+    return Attack(f"{hook}: {end[:40]}", command, partial(_put, hook, end), after=after)
+
+
+def _no_place(folder: Path, text: str) -> list[str]:
+    """Errors of the system need file and line, too: the disk of a user's code may be full."""
+    return [] if "hooks.py:" in text else [f"no file and line: {text[-300:]}"]
 
 
 SOUND = {

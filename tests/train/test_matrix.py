@@ -44,6 +44,7 @@ def matrix(tmp_path: Path, *more: Any, train: str = "tomi,paratomi", suite: str 
         (" , ", "pair", {}, "several different tasks"),
         ("tomi,paratomi", "pare", {}, "no suite named 'pare'"),
         ("tomi,paratomi", "pair", {"task": "tomi"}, "sets 'tasks'"),
+        ("tomi,paratomi", "pair", {"max_tokens": 6}, "evaluation has rows of its own"),
     ],
 )  # fmt: skip
 def test_a_wrong_matrix_is_refused(

@@ -24,7 +24,7 @@ from typing import Any
 
 from soulkit.data.corpora.file_rows import source_rows
 from soulkit.data.exports.datasets import COLUMNS, KEYS, PEOPLE, ROLES, SPEAKERS, WORDS, person_in
-from soulkit.data.files import BadRow, check_target, refuse_same, write_lines
+from soulkit.data.files import BadRow, check_target, read_text, refuse_same, write_lines
 from soulkit.data.privacy.finders import DOCUMENTATION, REGIONS, find_private
 from soulkit.errors import ConfigError, DataError, MissingPackage
 from soulkit.parse import json_or_none
@@ -409,7 +409,7 @@ def _sheet(redaction: Redaction) -> str:
 
 def _read_sheet(path: Path, redaction: Redaction) -> None:
     """Take the decisions of a sheet; rows without a count were added by a person."""
-    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
+    rows = list(csv.DictReader(io.StringIO(read_text(path))))
     for number, row in enumerate(rows, 2):
         decision, text = (row.get("decision") or "").strip().lower(), row.get("text") or ""
         if decision not in (KEEP, REPLACE) or not text:

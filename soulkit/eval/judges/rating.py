@@ -39,6 +39,7 @@ from soulkit.judge.rating_sheets import (
 )
 from soulkit.judge.reliability import Grade, dimensions
 from soulkit.models.ledger.view import LedgerView
+from soulkit.parse import ParseError, decoded, read_limited
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import stored_json, write_aside, write_json
 from soulkit.runs.records import drafts, load_records
@@ -461,8 +462,8 @@ def import_sheets(files: Sequence[Path], key: Mapping[str, Any]) -> FilledSheets
 
 def _rows_of(file: Path) -> Iterator[FilledRow | BadRow]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = decoded(read_limited(file))
+    except (OSError, ParseError) as error:
         raise DataError(
             f"The sheet '{file}' cannot be read.",
             str(error),

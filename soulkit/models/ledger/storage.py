@@ -205,6 +205,12 @@ def unusable_ledger(path: Path | None, cause: str) -> RunError:
             "Several processes may use a ledger, but only one can write at a time.",
             "Wait for the other process or stop it, then run the same command again.",
         )
+    if any(words in cause for words in ("disk is full", "disk I/O", "No space left")):
+        return RunError(
+            f"The ledger '{path}' cannot be used: {cause}.",
+            "All replies that it contains are kept.",
+            "Check that the disk has free space, then run the same command again.",
+        )
     return RunError(
         f"The ledger '{path}' cannot be used: {cause}.",
         "It contains paid replies of a run, so soulkit neither repairs nor overwrites it.",

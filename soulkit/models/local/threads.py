@@ -169,15 +169,16 @@ def note_threads(folder: Path, choice: ThreadChoice) -> None:
     note_start(folder, {NAME: choice.number})
 
 
-def trial(function: Callable[[], object]) -> str:
+def trial(function: Callable[[], object], megabytes: int = TRIAL_MB) -> str:
     """Run `function` in a child process; returns why this process should not run it, or "".
 
-    Its ordinary errors do not count: the caller handles them when it runs the function itself.
+    The child may take TRIAL_S seconds and `megabytes` more memory than this process. Its ordinary
+    errors do not count: the caller handles them when it runs the function itself.
     """
     if not hasattr(os, "fork"):
         return ""
     if not (child := os.fork()):
-        _try(function)
+        _try(function, megabytes)
     end = time.monotonic() + LONGEST_S
     while not (waited := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > end:
@@ -186,10 +187,10 @@ def trial(function: Callable[[], object]) -> str:
     code = os.waitstatus_to_exitcode(waited[1])
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"it takes more than {TRIAL_S} s"
-    return f"it takes more than {TRIAL_MB} MB of memory" if code else ""
+    return f"it takes more than {megabytes} MB of memory" if code else ""
 
 
-def _try(function: Callable[[], object]) -> None:
+def _try(function: Callable[[], object], megabytes: int) -> None:
     """The child: run `function` and end the process, with 1 if the memory did not suffice."""
     import resource
 
@@ -198,7 +199,7 @@ def _try(function: Callable[[], object]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_S, TRIAL_S + 1))
         if (size := Path("/proc/self/statm")).exists():
-            most = int(size.read_text().split()[0]) * resource.getpagesize() + (TRIAL_MB << 20)
+            most = int(size.read_text().split()[0]) * resource.getpagesize() + (megabytes << 20)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         function()
     except MemoryError:

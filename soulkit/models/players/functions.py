@@ -24,6 +24,7 @@ from typing import Any
 
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, FunctionError
+from soulkit.parse import read_limited
 from soulkit.text import join_and, one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
@@ -65,7 +66,7 @@ def raised_at(error: BaseException, file: Path) -> str:
 def execute_file(unique: str, file: Path) -> ModuleType:
     """The module in `file`, under the name `unique`, executed again only if its text has changed;
     raises what the file raises."""
-    source = file.read_bytes()
+    source = read_limited(file)
     unique += f".{hashlib.sha256(source).hexdigest()[:12]}"
     if unique in sys.modules:
         return sys.modules[unique]

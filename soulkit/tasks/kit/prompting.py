@@ -48,6 +48,8 @@ WITHOUT_CONSTANTS: Mapping[str, Any] = {
     "optimized": False, "finalize": pass_context(lambda context, value: value),
 }  # fmt: skip
 """Options of Jinja: compute no constants while compiling, where `'x' * 10**10` has no limits."""
+PROMPT_MB = 256
+"""Memory in which a user's prompt must be rendered. Several are rendered at once."""
 MARK = "[...]"
 """Replaces words that were cut."""
 
@@ -241,7 +243,7 @@ class PromptFolder:
         if name not in self._tried:
             file = None if name in self.texts else self._file(name)
             ours = file is not None and file.is_relative_to(BUILTIN)
-            if not ours and (why := trial(lambda: self._rendered(name, values))):
+            if not ours and (why := trial(lambda: self._rendered(name, values), PROMPT_MB)):
                 raise self._unusable(name, why)
             self._tried.add(name)
         try:

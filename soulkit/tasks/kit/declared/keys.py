@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from jinja2 import TemplateSyntaxError, meta
+from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import (
     AfterValidator,
@@ -35,6 +35,7 @@ from pydantic import (
 )
 
 from soulkit.data.rows import Texts
+from soulkit.parse import ParseError, decoded, read_limited
 from soulkit.tasks.kit.declared.problems import Misfit, Problem, misfits
 from soulkit.tasks.kit.prompting import WITHOUT_CONSTANTS
 from soulkit.text import one_line
@@ -74,8 +75,8 @@ def _template(value: Any, info: ValidationInfo) -> Any:
     if "\n" not in value and value.endswith(PROMPT_FILES):
         where = f"{value}: "
         try:
-            value = ((info.context or {}).get("folder", Path()) / value).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            value = decoded(read_limited((info.context or {}).get("folder", Path()) / value))
+        except (OSError, ParseError) as error:
             why = f"{where}this prompt file cannot be read; expected a text file"
             raise Misfit(Problem((), why)) from error
     why, line = _jinja_fault(value)
@@ -86,8 +87,13 @@ def _template(value: Any, info: ValidationInfo) -> Any:
 
 def _jinja_fault(text: str) -> tuple[str, int]:
     """What is wrong with a template, and its line; ("", 0) if nothing."""
+    environment = SandboxedEnvironment(**WITHOUT_CONSTANTS)
     try:
-        SandboxedEnvironment(**WITHOUT_CONSTANTS).compile(text)
+        # Jinja computes this block's value while compiling, without limits.
+        if block := environment.parse(text).find(nodes.EvalContextModifier):
+            why = "autoescape is for HTML, and a prompt is plain text"
+            return f" in line {block.lineno}: {why}", block.lineno
+        environment.compile(text)
     except TemplateSyntaxError as error:
         return f" in line {error.lineno}: {error.message}", error.lineno
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
