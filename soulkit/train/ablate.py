@@ -470,7 +470,7 @@ def with_final(
             error.what,
             "The final evaluation has rows of its own; --data is for the trainings.",
             f"Name the rows in {file or 'a YAML file and add --final-eval FILE'}, as in "
-            "`data: {tomi: held_out.jsonl}`.",
+            "`data: {TASK: held_out.jsonl}`.",
         ) from error
     judges = {who.model or who.kind for role, who in config.players() if role in PANELS}
     both = [f"{who.written()}, the {role} of {run.arm.spelling}" for run in runs
