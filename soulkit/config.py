@@ -219,6 +219,15 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
             "Settings are lines of the form 'name: value'.",
             "Write the settings at the top level of the file.",
         )
+    for name in ("task", "tasks", "suite", "data"):  # read before the other settings are checked
+        value = loaded.get(name)
+        parts = value if isinstance(value, list) else [value or ""]
+        if not isinstance(value, dict) and not all(isinstance(part, str) for part in parts):
+            raise ConfigError(
+                f"'{name}' in the config file {file} is {value!r:.60}.",
+                "It names tasks or files, so it is a text, or a list or mapping of texts.",
+                "Correct it; quotes make a text of any value.",
+            )
     return {str(key): value for key, value in loaded.items()}
 
 

@@ -31,6 +31,8 @@ YAML_NODES = 20_000
 """Maximum values in a YAML text, where an alias counts as all values that it repeats."""
 DIGITS = 308
 """Maximum digits of a whole number, as of the largest floating-point number."""
+PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
+"""What `re.compile` raises for a pattern that it does not accept."""
 
 
 class ParseError(ValueError):
@@ -260,6 +262,8 @@ def _loader(*, fast: bool = False) -> Any:
                 yaml.ScalarNode, value, event.implicit
             ).endswith(":int"):
                 return f"it has a number of more than {DIGITS} digits"
+            if "\0" in value:
+                return "it contains a null character"
             return "it contains an unpaired surrogate" if _has_lone_surrogate(value) else ""
 
     return OnceLoader if fast else LimitedLoader

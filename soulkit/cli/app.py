@@ -429,7 +429,8 @@ def _soul_error(error: BaseException) -> SoulError | None:
 
 def _system_error(error: BaseException) -> UserError | None:
     """The error of the operating system; some libraries report it as `(os error 28)`."""
-    name, number = None, errno.ENOMEM if isinstance(error, MemoryError) else None
+    starved = isinstance(error, MemoryError) or str(error) == "can't start new thread"
+    name, number = None, errno.ENOMEM if starved else None
     words = " ".join(part for part in error.args if type(part) is str)
     words += str(error) if isinstance(error, shutil.Error) else ""  # of a folder's copy
     if isinstance(error, OSError) and error.errno:

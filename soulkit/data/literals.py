@@ -19,6 +19,8 @@ from soulkit.types import Protocol
 # A letter, a full stop, and text without commas, up to the next lettered option or the end.
 _COMMA_OPTION = re.compile(r"(?P<letter>[A-Z])\. (?P<text>[^,]+?)(?=,\s*[A-Z]\.|$)")
 _BOUNDARY = re.compile(r"(?:\A|[,;\n])\s*\(?(?P<letter>[A-Z])[.)](?=\s)\s*")
+LONGEST = 500_000
+"""Maximum characters of a Python literal, whose syntax tree takes 500 times as much memory."""
 _SENTENCE_END = (".", "!", "?", "…", '"', "”", "'")
 
 
@@ -30,9 +32,16 @@ def read_literal(text: str) -> Any:
     except ParseError:
         pass  # it may be a Python literal
     try:
-        return ast.literal_eval(text)
+        return python_literal(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"it is not a literal: {error}") from error
+
+
+def python_literal(text: str) -> Any:
+    """The value of a Python literal; raises what `ast.literal_eval` raises."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    return ast.literal_eval(text)
 
 
 def texts_of(value: Any) -> Iterator[str]:
@@ -77,7 +86,7 @@ def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
     if not isinstance(value, str) or not value.strip():
         return None
     try:
-        literal = ast.literal_eval(value) if protocol == "reference" else read_literal(value)
+        literal = python_literal(value) if protocol == "reference" else read_literal(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return literal if isinstance(literal, list) else None

@@ -7,13 +7,14 @@ No torch import.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.errors import ContextOverflow
+from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.base import max_reply_tokens, min_reply_tokens
 from soulkit.models.local.chat_template import (
     END_OF_THINKING,
@@ -96,6 +97,11 @@ class Codec:
         """The prompt ids for `context`."""
         return self.renderer(thinking).prompt_ids(context)
 
+    @cached_property
+    def longest(self) -> int:
+        """Number of characters of the longest token."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
         """Number of prompt tokens for `context`."""
         return len(self.prompt_ids(context, thinking))
@@ -131,6 +137,8 @@ class Codec:
         Tokens after that, or beyond `room`, are cut off. `logprobs` has one value per id or none.
         `prompt_tokens`: the count to report if more than `prompt` was read.
         """
+        if not all(map(math.isfinite, logprobs)):
+            raise ProviderError(f"The model '{self.name}' computes log-probs that are no numbers.")
         emitted = list(ids[:room])
         end = next((i + 1 for i, one in enumerate(emitted) if one in self.end_ids), None)
         emitted, text, cut = self._cut_at_stops(emitted[:end], stop)

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from soulkit.config import read_settings_file
 from soulkit.errors import ConfigError
 from soulkit.models.base import ChatModel
+from soulkit.parse import PATTERN_ERRORS
 from soulkit.runs.jsonl import first_problem
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
@@ -102,7 +103,7 @@ class _Rule(BaseModel):
     def _pattern(cls, when: str) -> str:
         try:
             re.compile(when)
-        except re.error as error:
+        except PATTERN_ERRORS as error:
             raise ValueError(f"'{when}' is not a regular expression ({error})") from error
         return when
 

@@ -19,6 +19,7 @@ from soulkit.models.local.quantize import Quantize
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import ENGINES, HERE, SamplingEngine, parse_engine
+from soulkit.parse import PATTERN_ERRORS
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class PlayConfig(RolesConfig):
         for tag, form in where.items():
             try:
                 re.compile(form)
-            except re.error as error:
+            except PATTERN_ERRORS as error:
                 why = f"'{form}' for the tag '{tag}' is not a valid regular expression ({error})"
                 raise ValueError(why) from error
         return where

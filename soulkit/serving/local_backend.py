@@ -99,6 +99,9 @@ class ChatRequest:
         if not isinstance(messages, list) or not messages:
             raise _wrong("messages", "messages must be a list of at least one message.")
         context = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+        whole = codec.context_limit
+        if whole and max(len(context), sum(len(s.text) for s in context) / codec.longest) > whole:
+            raise _too_long(whole, "are longer")  # known before a template takes minutes and GB
         try:
             "".join(one.text for one in context).encode()  # fails for a lone surrogate
             ids = codec.prompt_ids(context, sampling.thinking)
@@ -161,7 +164,8 @@ def _schema(form: Any) -> Any:
     schema = inside.get("schema")
     if not isinstance(schema, dict | bool):
         raise _wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
-    return schema
+    # llguidance needs an object.
+    return schema if isinstance(schema, dict) else {} if schema else {"not": {}}
 
 
 def _message(message: Any, at: str) -> Segment:
@@ -183,9 +187,12 @@ def _room(codec: Codec, prompt: int, limit: int | None) -> int:
     try:
         return codec.room(prompt, limit)
     except ContextOverflow as error:
-        message = (f"This model's maximum context length is {whole} tokens, but the messages have "
-                   f"{prompt} tokens and the reply needs some more.")  # fmt: skip
-        raise _wrong("messages", message, "context_length_exceeded") from error
+        raise _too_long(whole, f"have {prompt} tokens and the reply needs some more") from error
+
+
+def _too_long(whole: int | None, how: str) -> RequestError:
+    message = f"This model's maximum context length is {whole} tokens, but the messages {how}."
+    return _wrong("messages", message, "context_length_exceeded")
 
 
 def _failure(error: Exception) -> RequestError:

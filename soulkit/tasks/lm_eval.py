@@ -14,6 +14,7 @@ import yaml
 
 from soulkit.data.files import read_bytes, read_rows
 from soulkit.errors import BrokenFile, ConfigError
+from soulkit.parse import PATTERN_ERRORS
 from soulkit.tasks.kit.declared.problems import Problem, parsed, placed
 from soulkit.tasks.kit.spec import RegistryFile
 
@@ -27,6 +28,8 @@ _IDLE = re.compile(
 _NAME = re.compile(r"(?:\{\{)?\s*(\w+)(?:\.text)?\s*(?:\}\})?")
 _NAMES = re.compile(r"\{\{\s*\[([\w\s,]+)\]\s*\}\}")
 _INDEX = re.compile(r"\{\{.*\.index\(\s*(\w+)[\w.()]*\s*\)\s*\}\}")
+LONGEST = 1000
+"""Maximum characters of a text that may be one of these; the patterns take quadratic time."""
 _SAMPLING = {"max_gen_toks": "max_tokens", "temperature": "temperature", "top_p": "top_p"}
 
 
@@ -47,7 +50,7 @@ class _Conversion:
         for key, step in steps.items():
             try:
                 step(key, task.get(key))
-            except (AttributeError, TypeError, LookupError, re.error):
+            except (AttributeError, TypeError, LookupError, *PATTERN_ERRORS):
                 self._refuse("this value cannot be converted", key)
 
     def _refuse(self, why: str, *spot: str | int) -> None:
@@ -55,7 +58,8 @@ class _Conversion:
 
     def _column(self, value: Any, pattern: re.Pattern[str] = _NAME) -> str:
         """The column that a name or a template names; empty if it is none."""
-        match = pattern.fullmatch(str(value).strip())
+        text = str(value).strip()
+        match = pattern.fullmatch(text) if len(text) < LONGEST else None
         return match[1] if match and match[1] in self.columns else ""
 
     def _kind(self, key: str, value: Any) -> None:
@@ -67,7 +71,8 @@ class _Conversion:
     def _prompt(self, key: str, value: str) -> None:
         text = f"{{{{ {value} }}}}" if value in self.columns else value
         if self.entry["kind"] == "choice":  # the options and the form of the answer follow
-            text = re.sub(r"\s*Answer:\s*\Z", "", text)
+            bare = text.rstrip()
+            text = bare.removesuffix("Answer:").rstrip() if bare.endswith("Answer:") else text
         self.entry["prompt"] = self.task.get("description", "") + text
 
     def _options(self, key: str, value: Any) -> None:

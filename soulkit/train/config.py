@@ -504,10 +504,13 @@ class TrainConfig(
     def _members(cls, raw: Any) -> Any:
         """Replace a suite by its tasks; a run folder lists only the tasks that it plays."""
         suite = raw.get("suite") if isinstance(raw, Mapping) else None
-        if not suite:
+        file, tasks = (raw.get("tasks_file"), raw.get("tasks")) if suite else (None, None)
+        if not isinstance(suite, str) or not isinstance(file or "", str | Path):
             return raw
-        members = dict.fromkeys(suite_members(suite, raw.get("tasks_file")), 1.0)
-        tasks = dict(raw.get("tasks") or members)
+        members = dict.fromkeys(suite_members(suite, file), 1.0)
+        tasks = tasks or members
+        if not isinstance(tasks, Mapping):
+            return raw
         if tasks != members and not (raw.get("playable") and tasks.items() <= members.items()):
             raise ValueError(TASKS_OR_SUITE)
         return {**raw, "tasks": tasks}

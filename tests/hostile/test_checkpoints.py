@@ -128,8 +128,9 @@ def test_odd_weights(attack_folders: Callable[..., None]) -> None:
 def _sizes() -> Iterator[tuple[str, Change]]:
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
              "num_key_value_heads", "intermediate_size", "max_position_embeddings")  # fmt: skip
+    names += ("num_labels", "rms_norm_eps", "rope_theta", "attention_dropout")
     for name in names:
-        for value in (-1, 0, 10**5, 10**7, 10**10, 2**63, "4", None, 4.0, [4]):
+        for value in (-1, 0, 10**5, 10**7, 10**10, 2**63, "4", None, 4.0, [4], -1e9):
             yield f"{name}={value}", with_fields("config.json", **{name: value})
 
 

@@ -236,14 +236,20 @@ STREAMS: dict[str, Enter] = {
         ("HOME", ""), ("TMPDIR", "/nowhere"), ("XDG_STATE_HOME", "/dev/null"),
         ("XDG_STATE_HOME", "relative"), ("SOULKIT_STATE", "/proc/x"), ("SOULKIT_DATA", "/dev/null"),
         ("SOULKIT_DATA", "\x1b[2J"), ("NO_COLOR", "x"), ("PYTHONIOENCODING", "x"),
+        ("LOCAL_WORLD_SIZE", "abc"), ("LOCAL_RANK", "abc"), ("WORLD_SIZE", "abc"), ("RANK", "x"),
+        ("OMP_NUM_THREADS", "abc"), ("SOULKIT_TASKS", "\x1b[2J"), ("SOULKIT_SUITE", "\udcff"),
     )},
 }  # fmt: skip
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("kind", ["eval", "list"])
+@pytest.mark.parametrize("kind", ["eval", "list", "train"])
 def test_odd_streams_and_locales(attack_all: Run, server: ScriptedServer, kind: str) -> None:
-    command = evaluation(server) if kind == "eval" else ["tasks", "list"]
+    command = {
+        "eval": evaluation(server), "list": ["tasks", "list"],
+        "train": ["train", "ditto", "--dry-run", "--model", "tiny", "--task", "cast_of_people",
+                  "--data", "synth:8", "--out", "run"],
+    }[kind]  # fmt: skip
     attack_all(
         entered("undamaged", command, lambda: None),
         (entered(name, command, enter) for name, enter in STREAMS.items()),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from soulkit.models.ledger.storage import _PACKED, _link
 from tests.support.hostile import Attack, seeds
 from tests.support.odd_runs import (
     Change,
@@ -38,6 +44,7 @@ READERS: Sequence[tuple[str, ...]] = (
     ("certify", "run"),
     ("report", "run", "--format", "latex"),
 )
+LEDGERS = tuple(one for one in READERS if one[0] == "ledger")
 FILES = ("config.yaml", "environment.json", "conditions.json", "summary.json", "episodes.jsonl",
          "clock.json", "ledger.sqlite")  # fmt: skip
 
@@ -82,6 +89,55 @@ def test_odd_evaluations(attack_all: Run, evaluations: Path, seed: int) -> None:
 TRAINED = ("config.yaml", "environment.json", "conditions.json", "summary.json", "episodes.jsonl",
            "metrics.jsonl", "dev.jsonl", "material.json")  # fmt: skip
 TRAIN_READERS = (*READERS[:5], ("runs", "."), ("show", "run", "--dev"))
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT"
+SQL = {
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON calls BEGIN DELETE FROM calls; END",
+    "endless contexts": "ALTER TABLE contexts RENAME TO c0; CREATE VIEW contexts AS "
+    f"{ENDLESS} x AS digest, NULL AS parent, 'user' AS role, 'x' AS body FROM c",
+    "endless settings": "ALTER TABLE settings RENAME TO s0; CREATE VIEW settings AS "
+    f"{ENDLESS} x AS digest, zeroblob(60000000) AS body FROM c",
+    "endless calls": f"ALTER TABLE calls RENAME TO c1; CREATE VIEW calls AS {ENDLESS} * FROM c1, c",
+}
+
+
+def _with_sql(sql: str, run: Path) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+        db.executescript(sql)
+
+
+def _with_long_prompt(run: Path) -> None:
+    """Twenty messages of 63 MB, packed into 1 MB, before those of the first call."""
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+        parent = None
+        for number in range(20):
+            message = {"role": "user", "content": f"{number}{'a' * 63_000_000}"}
+            packed = _PACKED + zlib.compress(message["content"].encode())
+            digest = _link(parent, message)
+            db.execute("INSERT INTO contexts VALUES (?, ?, ?, ?)", (digest, parent, "user", packed))
+            parent = digest
+        db.execute("UPDATE calls SET context = ?", (parent,))
+        db.commit()
+
+
+def _with_pipes(run: Path) -> None:
+    for end in ("-wal", "-shm", "-journal"):
+        os.mkfifo(run / f"ledger.sqlite{end}")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("name", [*SQL, "long prompt", "pipes"])
+def test_ledgers_that_would_run_code_or_never_end(
+    attack_all: Run, evaluations: Path, name: str
+) -> None:
+    change = {"long prompt": _with_long_prompt, "pipes": _with_pipes}.get(name)
+    change = change or partial(_with_sql, SQL[name])
+    run, other = evaluations / "a", evaluations / "b"
+    attack_all(
+        _attack("undamaged", READERS[7], run, other, "ledger.sqlite", lambda to: None),
+        (_attack(name, one, run, other, "ledger.sqlite", change) for one in (READERS[0], *LEDGERS)),
+    )
 
 
 @pytest.mark.hostile

@@ -252,7 +252,9 @@ def test_replies_follow_their_schema(backend: LocalBackend) -> None:
         jsonschema.validate(json.loads(one["content"]), SCHEMA)
         assert one["finish"] == "stop"
     assert isinstance(json.loads(anything["content"]), dict) or anything["finish"] == "length"
-    for schema in ({"type": "nonsense"}, {"type": "string", "pattern": "(?<=a)b"}):
+    free = {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}
+    assert ask(backend, body(response_format=free, max_tokens=5))
+    for schema in (False, {"type": "nonsense"}, {"type": "string", "pattern": "(?<=a)b"}):
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         error = refusal(backend, body(response_format=form))
         assert error.status == 400 and error.param == "response_format"
@@ -309,6 +311,9 @@ def test_messages_that_do_not_fit_are_refused_with_the_numbers(backend: LocalBac
     error = refusal(backend, body("ba " * 300))
     assert error.code == "context_length_exceeded" and error.status == 400
     assert "256 tokens" in error.message and "309 tokens" in error.message
+    for much in ([{"role": "user", "content": "b" * 7_000_000}], [{"role": "user"}] * 100_000):
+        error = refusal(backend, body(messages=much))  # before the template is filled
+        assert error.code == "context_length_exceeded" and "are longer" in error.message
     (whole,) = ask(backend, body("ba " * 230, max_tokens=None))  # 239 tokens
     assert whole["finish"] == "length" and whole["content"]
     assert refusal(backend, body("ba " * 230, max_tokens=18)).param == "messages"

@@ -143,6 +143,10 @@ def _check_whole(path: Path) -> None:
 
 
 def _connect(path: Path, flags: str) -> sqlite3.Connection:
+    for end in ("-wal", "-shm", "-journal"):
+        side = path.resolve().with_name(f"{path.resolve().name}{end}")
+        if os.path.lexists(side) and not side.is_file():
+            raise unusable_ledger(path, f"'{side.name}' is not a regular file")
     uri = f"file:{quote(str(path.resolve()))}?mode={flags}"
     db = sqlite3.connect(
         uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -182,9 +186,13 @@ def version(db: sqlite3.Connection) -> int:
 
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger of this version, or empty if `empty_ok`."""
-    with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
-        tables = {str(row[0]) for row in cursor}
-    file_version = version(db)
+    with closing(db.execute("SELECT type, name FROM sqlite_master")) as cursor:
+        kinds: dict[str, set[str]] = {}
+        for kind, name in cursor:
+            kinds.setdefault(str(kind), set()).add(str(name))
+    if kinds.keys() & {"view", "trigger"}:  # code that SQLite would run
+        raise unusable_ledger(path, "it has a view or a trigger, and no ledger of soulkit has one")
+    tables, file_version = kinds.get("table", set()), version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' has version {file_version}, but this soulkit only reads "
@@ -267,10 +275,13 @@ def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes)
     if row is None or _digest(str(row[0]).encode()) != settings:
         raise Damaged("its settings are missing or changed")
     messages: list[dict[str, str]] = []
-    at = context
+    at, left = context, LARGEST
     while at is not None:
         at, message = _message(db, at)
         messages.append(message)
+        left -= len(message["content"])
+        if left < 0:
+            raise Damaged(f"its prompt has more than {LARGEST} characters")
     try:
         return replace(kept_settings(str(row[0])), messages=tuple(reversed(messages)))
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -94,7 +95,8 @@ def idle_core_threads() -> ThreadChoice:
 
 def local_processes() -> int:
     """Number of processes of this training job on this machine, as its launcher set it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if re.fullmatch("[1-9][0-9]{0,4}", text) else 1
 
 
 @cache

@@ -103,9 +103,10 @@ _OBJECTS = ("config.json", "index.json", "tokenizer.json", "tokens.json", "token
             "template.json", "vocab.json")  # fmt: skip
 """Ends of the names of JSON files that loaders read; all of them contain an object."""
 _WITH_IDS = ("tokenizer.json", "vocab.json", "added_tokens.json")
-_COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert)s?")
+_COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert|label)s?")
 _MOST_PARTS, _MOST, _MOST_TOKENS = 4096, 2**40, 10_000_000
-"""Maximum number of layers, or of experts in one; of any other number; and of the id of a token."""
+"""Maximum number of layers, labels, or experts of a layer; of any other number; and of the id of a
+token."""
 
 
 def json_object(path: Path) -> dict[str, Any]:

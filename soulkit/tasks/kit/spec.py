@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
 
 from soulkit.data.rows import Column, Texts, as_list
 from soulkit.errors import ConfigError, did_you_mean
@@ -111,7 +111,9 @@ class Suite(Strict):
     @model_validator(mode="before")
     @classmethod
     def _as_list(cls, entry: Any) -> Any:
-        return {"members": tuple(dict.fromkeys(entry))} if isinstance(entry, list) else entry
+        if isinstance(entry, list) and all(isinstance(one, str) for one in entry):
+            return {"members": tuple(dict.fromkeys(entry))}
+        return {"members": entry} if isinstance(entry, list) else entry
 
     @model_validator(mode="before")
     @classmethod
@@ -331,7 +333,7 @@ class TaskSpec(Strict):
     importer, never as a row."""
     release_mark: str = ""
     """A file that marks its folder as the original release."""
-    sampling: dict[str, float | int] = Field(default_factory=dict)
+    sampling: dict[str, FiniteFloat | int] = Field(default_factory=dict)
     """Defaults of the actor's sampling (temperature, max_tokens)."""
     feedback: FeedbackSpec = FeedbackSpec()
     options: dict[str, Any] = Field(default_factory=dict)

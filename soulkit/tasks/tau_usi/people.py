@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.parse import ParseError, parse_json, parse_yaml, read_limited
+from soulkit.parse import PATTERN_ERRORS, ParseError, parse_json, parse_yaml, read_limited
 from soulkit.tasks.tau_usi.index import (
     LISTED,
     SURVEY,
@@ -188,7 +188,7 @@ def _pattern(name: str, value: Any, path: str) -> re.Pattern[str]:
     text = rf"\b(?:{'|'.join(re.escape(str(w).lower()) for w in words)})\b" if words else value
     try:
         return re.compile(text)
-    except (re.error, TypeError) as error:
+    except (*PATTERN_ERRORS, TypeError) as error:
         raise DataError(
             f"The word list '{name}' in '{path}' cannot be used.",
             f"It holds {type(value).__name__} {value!r:.60}: {error}.",

@@ -11,7 +11,6 @@ with the object and another noun moves it; a person with one noun arrives, leave
 
 from __future__ import annotations
 
-import ast
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from soulkit.data.literals import python_literal
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.tom.events import (
     EVENT_TYPES,
@@ -383,6 +383,6 @@ def literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return ast.literal_eval(value)
+        return python_literal(value)
     except (ValueError, SyntaxError):
         return None

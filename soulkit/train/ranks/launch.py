@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ConfigError, RunStopped
+from soulkit.models.local.threads import local_processes
 
 if TYPE_CHECKING:
     from soulkit.train.config import TrainConfig
@@ -104,7 +105,7 @@ def ranks_to_start(config: TrainConfig) -> int:
     """
     _, size = place_in_job()
     if size > 1:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        here = local_processes()
         if config.gpus > 1 and config.training_gpus != size:
             raise ConfigError(
                 f"--gpus {config.gpus} asks for {config.training_gpus} training processes, but the "

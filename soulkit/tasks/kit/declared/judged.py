@@ -27,6 +27,7 @@ from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.declared.keys import ACTOR, JUDGE, PARTNER, PROMPT, DialogueKeys, JudgeKeys
+from soulkit.tasks.kit.declared.scorers import matches
 from soulkit.tasks.kit.declared.single import YamlAnswer
 from soulkit.tasks.kit.dialogue import DialogueTask
 from soulkit.tasks.kit.scoring import actor_status
@@ -239,7 +240,7 @@ class YamlDialogue(YamlJudge, DialogueTask):
 def _says(line: str, end: str) -> bool:
     """Whether a line says an end: a text, or a pattern between two slashes; ignoring case."""
     if len(end) > 2 and end[0] == end[-1] == "/":
-        return re.search(end[1:-1], line, re.IGNORECASE) is not None
+        return any(matches(end[1:-1], line, re.IGNORECASE))
     return end.casefold() in line.casefold()
 
 

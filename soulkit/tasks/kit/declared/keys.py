@@ -35,7 +35,7 @@ from pydantic import (
 )
 
 from soulkit.data.rows import Texts
-from soulkit.parse import ParseError, decoded, read_limited
+from soulkit.parse import PATTERN_ERRORS, YAML_BYTES, ParseError, decoded, read_limited
 from soulkit.tasks.kit.declared.problems import Misfit, Problem, misfits
 from soulkit.tasks.kit.prompting import WITHOUT_CONSTANTS
 from soulkit.text import one_line
@@ -75,7 +75,8 @@ def _template(value: Any, info: ValidationInfo) -> Any:
     if "\n" not in value and value.endswith(PROMPT_FILES):
         where = f"{value}: "
         try:
-            value = decoded(read_limited((info.context or {}).get("folder", Path()) / value))
+            file = (info.context or {}).get("folder", Path()) / value
+            value = decoded(read_limited(file, YAML_BYTES))
         except (OSError, ParseError) as error:
             why = f"{where}this prompt file cannot be read; expected a text file"
             raise Misfit(Problem((), why)) from error
@@ -108,7 +109,7 @@ def _one_or_more(value: Any) -> Any:
 def _pattern(value: str) -> str:
     try:
         re.compile(value)
-    except re.error as error:
+    except PATTERN_ERRORS as error:
         raise Misfit(Problem((), f"not a valid pattern: {error}")) from error
     return value
 
@@ -218,7 +219,7 @@ class DialogueKeys(Keys):
     begins: Literal["actor", "partner"] = "partner"
     start: str = "(The conversation begins.)"
     """What the side that begins reads first."""
-    turns: Annotated[int, Field(gt=0)] = 10
+    turns: Annotated[int, Field(gt=0, le=1000)] = 10
     """Maximum number of turns of each side."""
     ends: Texts = ()
     """Texts, or `/patterns/`, that end the dialogue when either side says them."""
@@ -257,7 +258,7 @@ class Declaration(Keys):
     """Where the answer is in a reply: `tag` (`<answer>`), `reply` (the whole reply) or a pattern
     with one group. Default: `tag` for a choice, `reply` for texts."""
     options: Options = Options()
-    orders: Annotated[int, Field(gt=0)] = 1
+    orders: Annotated[int, Field(gt=0, le=1000)] = 1
     """In how many orders the options of a row are presented; every option stands in every place."""
     scorer: Annotated[tuple[Scorer, ...], BeforeValidator(_one_or_more)] = ()
     judge: Annotated[JudgeKeys | None, BeforeValidator(_as_rubric)] = None

@@ -144,7 +144,8 @@ def _in_file(value: Any, loc: Spot) -> Spot:
     """The parts of a validation error's place that the file has."""
     spot: Spot = ()
     for part in loc:
-        keys = value if isinstance(value, Mapping) else range(len(value) * isinstance(value, list))
+        places = range(len(value)) if isinstance(value, list) else ()
+        keys = value if isinstance(value, Mapping) else places
         if part in keys:
             value, spot = value[part], (*spot, part)
     return spot

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from soulkit.errors import ConfigError, MissingPackage
+import regex
+
+from soulkit.errors import ConfigError, MissingPackage, TaskError
 from soulkit.judge.verdict import UNSPACED
 from soulkit.metrics.text import common_length, overlap_f1
-from soulkit.parse import parse_json
+from soulkit.models.local.threads import trial
+from soulkit.parse import PATTERN_ERRORS, parse_json
 from soulkit.tasks.kit.declared.keys import Scorer
-from soulkit.text import normalised
+from soulkit.text import normalised, one_line
 
 _IGNORED = re.compile(r"(?!(?<!\w)[-\u2212](?=\d))(?!(?<=\d)\.(?=\d))[^\w\s]|_")
 """Punctuation and symbols, but no sign before a number and no decimal point."""
@@ -26,6 +29,10 @@ _NUMBER = re.compile(
     r"(?<![\w.])([-\u2212]?)[$€£¥]?(\d{1,3}(?:[,'\u2019\u00a0\u202f]\d{3})+(?!\d)|\d+)?([.,]\d+)?"
 )
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+PATTERN_S = 2
+"""Seconds that a pattern may take for one text."""
 
 
 def scored_words(text: str) -> list[str]:
@@ -64,6 +71,16 @@ def _rouge_l(scorer: Scorer, reply: str, gold: str) -> float:
     return 2 * common_length(one, other) / max(len(one) + len(other), 1)
 
 
+def matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
+    """The matches of a pattern of a task or a row. TaskError if the pattern is not valid, or takes
+    longer than PATTERN_S, as `(a+)+$` does."""
+    try:
+        yield from regex.finditer(pattern, text, flags, timeout=PATTERN_S)
+    except (TimeoutError, regex.error, *PATTERN_ERRORS) as error:
+        why = f"takes over {PATTERN_S} s" if isinstance(error, TimeoutError) else str(error)
+        raise TaskError(f"The pattern '{one_line(pattern, 60)}' cannot be used: {why}.") from error
+
+
 def _json_schema(scorer: Scorer, reply: str, gold: str) -> bool:
     fenced = _FENCED.search(reply)
     try:
@@ -75,11 +92,15 @@ def _json_schema(scorer: Scorer, reply: str, gold: str) -> bool:
 def json_validator(scorer: Scorer) -> Any:
     """A validator of the scorer's schema. MissingPackage without jsonschema, ConfigError for an
     invalid schema."""
-    return _validator(json.dumps(scorer.json_schema))
+    made, slow = _validator(json.dumps(scorer.json_schema))
+    if slow:
+        why = f"For a small value {slow}."
+        raise ConfigError("A 'json_schema' cannot be used.", why, "Correct the scorer.")
+    return made
 
 
 @cache
-def _validator(schema: str) -> Any:
+def _validator(schema: str) -> tuple[Any, str]:
     try:
         from jsonschema import SchemaError, validators
     except ImportError as error:
@@ -90,7 +111,8 @@ def _validator(schema: str) -> Any:
     except SchemaError as error:
         why = f"{error.json_path}: {error.message}."
         raise ConfigError("A 'json_schema' is not valid.", why, "Correct the scorer.") from error
-    return kind(json.loads(schema))
+    made, values = kind(json.loads(schema)), json.loads('[{}, [], "x", 1]')
+    return made, trial(lambda: [made.is_valid(value) for value in values])
 
 
 SCORERS: Mapping[str, Callable[[Scorer, str, str], float]] = {
@@ -98,7 +120,7 @@ SCORERS: Mapping[str, Callable[[Scorer, str, str], float]] = {
     "normalised": lambda scorer, reply, gold: scored_words(reply) == scored_words(gold),
     "contains": _contains,
     "number": _number,
-    "regex": lambda scorer, reply, gold: bool(re.search(scorer.pattern or gold, reply)),
+    "regex": lambda scorer, reply, gold: any(matches(scorer.pattern or gold, reply)),
     "token_f1": lambda scorer, reply, gold: overlap_f1(scored_words(gold), scored_words(reply)),
     "rouge_l": _rouge_l,
     "json_schema": _json_schema,

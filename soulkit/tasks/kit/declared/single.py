@@ -35,7 +35,7 @@ from soulkit.tasks.kit.declared.keys import (
     Scorer,
     template_names,
 )
-from soulkit.tasks.kit.declared.scorers import json_validator, score_names, score_of
+from soulkit.tasks.kit.declared.scorers import json_validator, matches, score_names, score_of
 from soulkit.tasks.kit.declared.task import YamlTask
 from soulkit.tasks.kit.scoring import mean_of, row_mean
 from soulkit.text import normalised
@@ -68,10 +68,10 @@ class AnswerPlace(YamlTask):
         if self.place == "tag":
             return tagged_text(text, self.protocol)
         reply = spoken(text, self.protocol)
-        matches = None if self.place == "reply" else list(re.finditer(self.place, reply))
-        if matches is None:
+        if self.place == "reply":
             return reply
-        return (matches[-1][1] or "").strip() if matches else None
+        found = list(matches(self.place, reply))
+        return (found[-1][1] or "").strip() if found else None
 
     def in_form(self, answer: str) -> str:
         """A reply with this answer in its place; empty if the pattern is too complex for that."""
