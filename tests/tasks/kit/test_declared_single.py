@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
 from soulkit.data.files import RawRow
-from soulkit.errors import ConfigError, DataError, RowError
+from soulkit.errors import ConfigError, DataError, RowError, TaskError
 from soulkit.metrics.text import rouge_l, token_f1
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.declared.keys import Scorer
@@ -23,6 +23,7 @@ from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import Failure, Record, unscored
 from tests.support.letters import draft_of
 from tests.support.road import batch_values, score_text
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 
 def declared(folder: Path, **keys: Any) -> Task:
@@ -319,3 +320,27 @@ def test_a_schema_needs_no_gold(tmp_path: Path) -> None:
     assert score_text(task, example, task.wrong_completion(example)).value == 0
     with pytest.raises(ConfigError, match="not valid"):
         json_validator(Scorer(kind="json_schema", json_schema={"type": "objekt"}))
+
+
+def test_a_schema_downloads_nothing() -> None:
+    class Schemas(JsonServer):
+        asked: ClassVar[list[str]] = []
+
+        def answer(self, asked: Asked) -> Reply:
+            self.asked.append(asked.target)
+            return Reply(content={"type": "object"})
+
+    with Schemas() as server:
+        for place in (f"{server.url}/x.json", "file:///etc/hostname"):
+            scorer = Scorer(kind="json_schema", json_schema={"$ref": place})
+            with pytest.raises(TaskError, match="is not in it"):
+                score_of(scorer, "{}", "")
+        assert server.asked == []
+    inside = {"$ref": "#/$defs/mood", "$defs": {"mood": {"type": "string"}}}
+    assert score_of(Scorer(kind="json_schema", json_schema=inside), '"glad"', "") == 1
+
+
+@pytest.mark.parametrize("pattern", ["(a|aa)+$", "[", "a{99999999999999999999}"])
+def test_a_pattern_that_cannot_be_used_costs_its_row(pattern: str) -> None:
+    with pytest.raises(TaskError, match="cannot be used"):  # the row's gold is the pattern
+        score_of(Scorer(kind="regex"), "a" * 40 + "!", pattern)

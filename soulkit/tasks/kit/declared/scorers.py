@@ -73,7 +73,7 @@ def _rouge_l(scorer: Scorer, reply: str, gold: str) -> float:
 
 def matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
     """The matches of a pattern of a task or a row. TaskError if the pattern is not valid, or takes
-    longer than PATTERN_S, as `(a+)+$` does."""
+    longer than PATTERN_S, as `(a|aa)+$` does."""
     try:
         yield from regex.finditer(pattern, text, flags, timeout=PATTERN_S)
     except (TimeoutError, regex.error, *PATTERN_ERRORS) as error:
@@ -82,11 +82,16 @@ def matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
 
 
 def _json_schema(scorer: Scorer, reply: str, gold: str) -> bool:
-    fenced = _FENCED.search(reply)
+    validator, fenced = json_validator(scorer), _FENCED.search(reply)
+    from referencing.exceptions import Unresolvable
+
     try:
-        return bool(json_validator(scorer).is_valid(parse_json(fenced[1] if fenced else reply)))
+        return bool(validator.is_valid(parse_json(fenced[1] if fenced else reply)))
     except (ValueError, RecursionError):
         return False
+    except Unresolvable as error:
+        why = f"A `$ref` of the 'json_schema' is not in it: {error}."
+        raise TaskError(why) from error
 
 
 def json_validator(scorer: Scorer) -> Any:
@@ -103,6 +108,7 @@ def json_validator(scorer: Scorer) -> Any:
 def _validator(schema: str) -> tuple[Any, str]:
     try:
         from jsonschema import SchemaError, validators
+        from jsonschema_specifications import REGISTRY
     except ImportError as error:
         raise MissingPackage("jsonschema", "the scorer 'json_schema'") from error
     kind = validators.validator_for(json.loads(schema))
@@ -111,7 +117,9 @@ def _validator(schema: str) -> tuple[Any, str]:
     except SchemaError as error:
         why = f"{error.json_path}: {error.message}."
         raise ConfigError("A 'json_schema' is not valid.", why, "Correct the scorer.") from error
-    made, values = kind(json.loads(schema)), json.loads('[{}, [], "x", 1]')
+    # Without this registry, jsonschema would download what a `$ref` names.
+    made = kind(json.loads(schema), registry=REGISTRY)
+    values = json.loads('[{}, [], "x", 1]')
     return made, trial(lambda: [made.is_valid(value) for value in values])
 
 
