@@ -28,7 +28,7 @@ from soulkit.people.continuations import ClosenessConfig, models_of
 from soulkit.people.turns import PersonTurn, turns_in
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.conditions import Conditions, MaterialFacts
-from soulkit.runs.folder import is_run, read_config
+from soulkit.runs.folder import is_run
 from soulkit.runs.jsonl import read_object, write_json
 
 if TYPE_CHECKING:
@@ -119,15 +119,14 @@ def _material(
 ) -> Material:
     """The canaries and messages of a run, or of the given files. RunError if a recorded list is
     missing or has changed."""
-    from soulkit.train.config import settings_class
-    from soulkit.train.setup.rows import lessons_of, validation_sources
+    from soulkit.train.setup.rows import lessons_of, sft_config, validation_sources
     from soulkit.train.sft.exposure import canary_facts
 
     learned: list[Iterable[Lesson]] = []
     others: list[Iterable[Lesson]] = []
     lists, side = [canaries] if canaries else [], None
     if run is not None:
-        config = settings_class("sft").model_validate(read_config(run))
+        config = sft_config(run)
         side = config.side
         learned = [lessons_of(one, config) for one in config.corpora]
         others = [lessons_of(one, config) for one in validation_sources(config).values()]

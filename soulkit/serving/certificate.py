@@ -266,8 +266,7 @@ def _closeness(model: str, subject: continuations.ClosenessConfig, report: Facts
 
 def _persons_in_training(model: str, report: Facts) -> int | None:
     """How many of the measured persons the run has learned from; None if that is not known."""
-    from soulkit.train.config import settings_class
-    from soulkit.train.setup.rows import lessons_of
+    from soulkit.train.setup.rows import lessons_of, sft_config
 
     run = Path(model).resolve()
     sft = is_run(run) and read_config(run).get("method") == "sft"
@@ -275,7 +274,7 @@ def _persons_in_training(model: str, report: Facts) -> int | None:
         return None
     measured = {turn.person for turn in read_turns(str(report["data"]), report["side"])}
     with in_start_folder(run):
-        config = settings_class("sft").model_validate(read_config(run))
+        config = sft_config(run)
         return len(
             measured
             & {one.person for source in config.corpora for one in lessons_of(source, config)}

@@ -80,12 +80,16 @@ def fills(command: list[str], disk: Disk, share: float, tmp_path: Path) -> list[
     folder = disk(ROOM)
     assert runs(command, tmp_path) == []
     size, files = kilobytes(folder), sizes(folder)
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(folder)
     disk(int(size * share))
     bad = runs(command, tmp_path, (0, 1, 2))
     late = {name for name, size in sizes(folder).items() if size < 0.99 * files.get(name, 0)}
     return bad + [f"a part of {name}" for name in late if not name.startswith("run")]
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -129,7 +133,11 @@ def test_what_a_command_writes_is_whole_or_not_there(
     command = [word.format(made=made, disk=folder) for word in WRITERS[name]]
     assert fills(command, disk, share, tmp_path) == []
     disk(ROOM)
+    assert runs(command, tmp_path, (0, 2)) == []  # 2: everything did fit and is there
+    there = sizes(folder).keys()
+    empty(folder)
     assert runs(command, tmp_path) == []
+    assert there == sizes(folder).keys()
 
 
 @pytest.mark.hostile

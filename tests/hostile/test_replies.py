@@ -47,7 +47,9 @@ def attacks_on(server: OddServer, replies: Iterable[tuple[str, Reply]]) -> Itera
               "--data", "synth:1", "--timeout", "2", "--backoff", "0.01", "--out", "run",
               "--api-key-env", "HOSTILE_KEY", "--price-in", "1", "--price-out", "1")  # fmt: skip
     for name, reply in replies:
-        yield Attack(name, player, lambda folder, reply=reply: setattr(server, "reply", reply))
+        key = "HOSTILE_SHORT_KEY" if SHORT_SECRET in str(reply.content) else "HOSTILE_KEY"
+        command = [word.replace("HOSTILE_KEY", key) for word in player]  # only that is masked
+        yield Attack(name, command, lambda folder, reply=reply: setattr(server, "reply", reply))
 
 
 def run(attack_all: Runner, replies: Iterable[tuple[str, Reply]]) -> None:

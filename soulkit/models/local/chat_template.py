@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -159,13 +160,25 @@ class Renderer:
             {} if thinking is None else {"enable_thinking": thinking, **budget}
         )
         probe = _probe(Segment("assistant", MARKER))
-        if self.template not in _TRIED and (why := trial(lambda: self.prompt_ids(probe))):
+        if self.template not in _TRIED and (why := trial(lambda: self._try(probe))):
             raise ModelLoadError(
                 f"The chat template of '{tokenizer.name_or_path}' cannot be used: {why}.",
                 "Three messages were written with it, in a process of its own.",
                 "Use the model's original chat_template.jinja and tokenizer.json.",
             )
         _TRIED.add(self.template)
+
+    def _try(self, probe: Sequence[Segment]) -> None:
+        """Render `probe` in a child process. Jinja computes constants while compiling and leaves
+        out those that fail, also for want of memory: here that is an error."""
+        from jinja2 import nodes
+
+        def refuse(error: Exception, *_: object) -> None:
+            if isinstance(cause := sys.exc_info()[1], MemoryError):
+                raise cause
+
+        setattr(nodes.Impossible, "__init__", refuse)  # noqa: B010 - mypy allows no other form
+        self.prompt_ids(probe)
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
         """Ids of the whole context, ending with the header of the actor's next turn.

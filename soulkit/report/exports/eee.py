@@ -76,7 +76,10 @@ def write_record(run: RunData, folder: Path) -> Path:
     file = folder / "data" / place / f"{UUID(bytes=digest[:16], version=4)}.json"
     samples = file.with_name(f"{file.stem}_samples.jsonl")
     versions, started = origin.get("versions", {}), origin.get("dates", {}).get("started")
-    moment = datetime.fromisoformat(started).timestamp() if started else None
+    try:
+        moment = datetime.fromisoformat(started).timestamp() if started else None
+    except (TypeError, ValueError):  # the file was edited
+        moment = None
     record: Line = {
         "schema_version": VERSION,
         "evaluation_id": f"{collection}/{model['id']}/{now}",

@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from soulkit.data.chats import people_on_both_sides
 from soulkit.data.corpora.file_rows import source_rows
 from soulkit.data.corpora.lessons import Lesson
@@ -31,11 +33,13 @@ from soulkit.eval.results.batch_statistics import parts_remark
 from soulkit.play.requirements import left_out_lines
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.conditions import CorpusFacts
+from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import damaged, first_problem
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.base import Objective
 from soulkit.types import Example
 
@@ -267,6 +271,15 @@ def open_stream(config: TrainConfig, reporter: Reporter = SILENT) -> LessonStrea
         config.corpora, seed=config.seed, window=config.window, side=config.side,
         strip_system=config.strip_system, turns=config.turns, reporter=reporter,
     )  # fmt: skip
+
+
+def sft_config(run: Path) -> TrainConfig:
+    """The settings of a supervised training. DataError if its file was damaged."""
+    try:
+        return settings_class("sft").model_validate(read_config(run))
+    except ValidationError as error:
+        problem = first_problem(error, "the settings")
+        raise damaged(f"The settings of '{run}' cannot be read ({problem}).") from error
 
 
 def lessons_of(source: SourceSettings, config: TrainConfig) -> LessonRows:
