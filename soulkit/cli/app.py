@@ -388,8 +388,9 @@ def _flush() -> None:
 
 def _explain(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
-    # An error of the system in a user's code is reported below, with its file and line.
-    soul_error = None if isinstance(error, OSError) and _of_user(error) else _soul_error(error)
+    # A system error in a user's code is reported with its file and line, as any other.
+    broken = _of_user(error) if isinstance(error, OSError) else None
+    soul_error = broken or _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines(), several=isinstance(soul_error, BrokenFile))
         return 1 if isinstance(soul_error, RunStopped) else 2

@@ -504,13 +504,13 @@ class TrainConfig(
     def _members(cls, raw: Any) -> Any:
         """Replace a suite by its tasks; a run folder lists only the tasks that it plays."""
         suite = raw.get("suite") if isinstance(raw, Mapping) else None
-        file, tasks = (raw.get("tasks_file"), raw.get("tasks")) if suite else (None, None)
-        if not isinstance(suite, str) or not isinstance(file or "", str | Path):
+        if not suite or not isinstance(suite, str):
             return raw
+        file, tasks = raw.get("tasks_file") or "", raw.get("tasks") or {}
+        if not isinstance(file, str | Path) or not isinstance(tasks, Mapping):
+            return raw  # reported as the wrong type of the setting
         members = dict.fromkeys(suite_members(suite, file), 1.0)
         tasks = tasks or members
-        if not isinstance(tasks, Mapping):
-            return raw
         if tasks != members and not (raw.get("playable") and tasks.items() <= members.items()):
             raise ValueError(TASKS_OR_SUITE)
         return {**raw, "tasks": tasks}
@@ -622,7 +622,7 @@ class TrainConfig(
         return "task" if self.protocol == "reference" else "all"
 
 
-def suite_members(suite: str, tasks_file: str | None) -> tuple[str, ...]:
+def suite_members(suite: str, tasks_file: str | Path | None) -> tuple[str, ...]:
     """The tasks of a suite; ConfigError for an unknown suite."""
     from soulkit.tasks.kit.registry import load_registry
 

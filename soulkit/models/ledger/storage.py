@@ -143,11 +143,12 @@ def _check_whole(path: Path) -> None:
 
 
 def _connect(path: Path, flags: str) -> sqlite3.Connection:
-    for end in ("-wal", "-shm", "-journal"):
-        side = path.resolve().with_name(f"{path.resolve().name}{end}")
+    whole = path.resolve()
+    for end in ("-wal", "-shm", "-journal"):  # SQLite opens these itself
+        side = whole.with_name(f"{whole.name}{end}")
         if os.path.lexists(side) and not side.is_file():
             raise unusable_ledger(path, f"'{side.name}' is not a regular file")
-    uri = f"file:{quote(str(path.resolve()))}?mode={flags}"
+    uri = f"file:{quote(str(whole))}?mode={flags}"
     db = sqlite3.connect(
         uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )
@@ -187,12 +188,10 @@ def version(db: sqlite3.Connection) -> int:
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger of this version, or empty if `empty_ok`."""
     with closing(db.execute("SELECT type, name FROM sqlite_master")) as cursor:
-        kinds: dict[str, set[str]] = {}
-        for kind, name in cursor:
-            kinds.setdefault(str(kind), set()).add(str(name))
-    if kinds.keys() & {"view", "trigger"}:  # code that SQLite would run
+        parts = [(str(kind), str(name)) for kind, name in cursor]
+    if any(kind in ("view", "trigger") for kind, _ in parts):  # code that SQLite would run
         raise unusable_ledger(path, "it has a view or a trigger, and no ledger of soulkit has one")
-    tables, file_version = kinds.get("table", set()), version(db)
+    tables, file_version = {name for kind, name in parts if kind == "table"}, version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' has version {file_version}, but this soulkit only reads "

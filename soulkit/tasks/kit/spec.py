@@ -111,9 +111,10 @@ class Suite(Strict):
     @model_validator(mode="before")
     @classmethod
     def _as_list(cls, entry: Any) -> Any:
-        if isinstance(entry, list) and all(isinstance(one, str) for one in entry):
-            return {"members": tuple(dict.fromkeys(entry))}
-        return {"members": entry} if isinstance(entry, list) else entry
+        if not isinstance(entry, list):
+            return entry
+        texts = all(isinstance(one, str) for one in entry)
+        return {"members": tuple(dict.fromkeys(entry)) if texts else entry}
 
     @model_validator(mode="before")
     @classmethod

@@ -29,8 +29,6 @@ _NUMBER = re.compile(
     r"(?<![\w.])([-\u2212]?)[$€£¥]?(\d{1,3}(?:[,'\u2019\u00a0\u202f]\d{3})+(?!\d)|\d+)?([.,]\d+)?"
 )
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-
-
 PATTERN_S = 2
 """Seconds that a pattern may take for one text."""
 
@@ -119,7 +117,7 @@ def _validator(schema: str) -> tuple[Any, str]:
         raise ConfigError("A 'json_schema' is not valid.", why, "Correct the scorer.") from error
     # Without this registry, jsonschema would download what a `$ref` names.
     made = kind(json.loads(schema), registry=REGISTRY)
-    values = json.loads('[{}, [], "x", 1]')
+    values: list[Any] = [{}, [], "x", 1]
     return made, trial(lambda: [made.is_valid(value) for value in values])
 
 
