@@ -41,6 +41,8 @@ EXTRAS = {
     "rouge_score": "metrics",
     "bpe_openai": "metrics",
     "jsonschema": "metrics",
+    "jsonschema_specifications": "metrics",
+    "referencing": "metrics",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "wandb": "wandb",

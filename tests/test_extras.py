@@ -26,7 +26,10 @@ MODULES = {
     "pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "rouge-score": "rouge_score",
     "bpe-openai": "bpe_openai",
 }  # fmt: skip
-BROUGHT_ALONG = {"tokenizers": "transformers", "sklearn": "scikit-learn"}
+BROUGHT_ALONG = {
+    "tokenizers": "transformers", "sklearn": "scikit-learn",
+    "jsonschema_specifications": "jsonschema", "referencing": "jsonschema",
+}  # fmt: skip
 """Module that soulkit imports → the dependency that installs it."""
 
 SPEC = "soulkit[train]"
