@@ -237,7 +237,10 @@ def reproduce_command(
             file.write_text(without_rows([settings], out)[0], encoding="utf-8")
             words = [str(file) if word == str(out / EVALUATION) else word
                      for word in without_rows(steps[-1].words, out)]  # fmt: skip
-            raise typer.Exit(run_words([*words, "--dry-run", *["--json"] * as_json]))
+            code = run_words([*words, "--dry-run", *["--json"] * as_json])
+        if drawn["launch"]:
+            print_note(f"the time above is without {drawn['launch']}")
+        raise typer.Exit(code)
     code = int(bool(left and drawn["launch"]))  # some trainings failed: the page names them
     for number, step in enumerate([] if code else left, 1):
         print_note(f"step {number} of {len(left)}: soul {shlex.join(step.words)}")
