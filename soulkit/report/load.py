@@ -20,7 +20,7 @@ from soulkit.models.ledger.view import paid_so_far
 from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.jsonl import has_lines, placed_objects, stored_json
-from soulkit.runs.records import load_controls, load_records, scored_keys, stream_records
+from soulkit.runs.records import load_controls, load_records, scored_drafts, stream_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.state.metrics import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
@@ -77,7 +77,7 @@ def run_progress(path: Path, command: str) -> RunProgress:
     if command.startswith("train") or (path / METRICS).is_file():
         steps = {line.step for line in read_step_lines(path / METRICS) if not line.measures}
         return RunProgress(done=len(steps), total=_whole(settings.get("steps")), unit="steps")
-    played = scored_keys(path / EPISODES) if has_lines(path / EPISODES) else {}
+    played = scored_drafts(path / EPISODES) if has_lines(path / EPISODES) else {}
     return RunProgress(done=len(played), total=_to_play(path, settings), unit="episodes",
                        scored=sum(played.values()))  # fmt: skip
 

@@ -185,11 +185,17 @@ class ScoreFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoteFacts:
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFacts:
     """The part of a line that a resumed run needs."""
 
     key: str
     score: ScoreFacts
+    episode: NoteFacts = NoteFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

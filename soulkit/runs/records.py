@@ -46,7 +46,7 @@ from soulkit.runs.record_lines import (
     whole_lines,
     whole_traces,
 )
-from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
+from soulkit.types import COACH_FAILURE, ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES, DEV_JUDGED = "dev.jsonl", "dev_judged.jsonl"
 """Files with a training run's episodes on held-out rows, the second with --dev-judge's scores."""
@@ -57,6 +57,7 @@ SAMPLED = "sampled"
 CONTROLS = "controls.jsonl"
 """File with the scored controls of an evaluation."""
 F = TypeVar("F")
+_REFINED = "/refined"
 _MARK = f'"{SCHEMA}":"{EPISODES_SCHEMA}"'.encode()
 KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
 """A line starts with its key, so it can be counted or skipped without parsing."""
@@ -204,9 +205,21 @@ def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
         return False
 
 
+def scored_drafts(path: Path) -> dict[str, bool]:
+    """Key of a draft → whether it and all replies to its feedback have a score, and no coach
+    failed. Nothing else is parsed. DataError as for `scored_keys`."""
+    keys = scored_keys(path)
+    drafts = {key: done for key, done in keys.items() if not key.endswith(_REFINED)}
+    for key, done in keys.items():
+        draft = f"0/{key.partition('/')[2].removesuffix(_REFINED)}/draft"
+        if draft in drafts and not done:
+            drafts[draft] = False
+    return drafts
+
+
 def scored_keys(path: Path) -> dict[str, bool]:
-    """Key → whether its newest line has a score, in order of first lines. Nothing else is parsed.
-    DataError if a line cannot be read or has another schema."""
+    """Key → whether its newest line has a score and its coach did not fail, in order of first
+    lines. DataError if a line cannot be read or has another schema."""
     form = form_of(KeyFacts)
 
     def parse(line: bytes) -> KeyFacts | dict[str, Any] | None:
@@ -219,10 +232,12 @@ def scored_keys(path: Path) -> dict[str, bool]:
     lines: Iterator[tuple[int, KeyFacts | dict[str, Any]]] = placed_values(path, parse)
     for number, (_, value) in enumerate(lines, 1):
         if isinstance(value, KeyFacts):
-            scored[value.key] = value.score.value is not None
+            failed = COACH_FAILURE in value.episode.notes
+            scored[value.key] = value.score.value is not None and not failed
         else:
             record = record_of_line(value, path, number)
-            scored[record.key] = record.score.scored
+            failed = COACH_FAILURE in record.episode.notes
+            scored[record.key] = record.score.scored and not failed
     return scored
 
 

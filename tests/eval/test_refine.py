@@ -83,22 +83,31 @@ def test_a_finished_run_asks_nothing_and_a_cut_one_pays_only_for_what_is_missing
     assert json.loads((out / "summary.json").read_text())["tasks"] == tasks
 
 
-def test_a_round_whose_coach_failed_has_no_score(
+def test_a_round_whose_coach_failed_has_no_score_and_is_played_by_the_next_command(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A silent coach is no reason to count the old reply again, nor to exit with 0."""
-    out = tmp_path / "run"
-    with ScriptedServer(script=lambda place, body: Fault.status_error(400)) as broken:
-        coach = ("--coach", f"endpoint:coach@{broken.base_url}")
-        assert refine(server, out, *coach) == 1
-    words = " ".join(capsys.readouterr().err.split())
+    out, down = tmp_path / "run", [Fault.status_error(400)]
+    advice, failing = "Think again about who saw what.", lambda *_: down[0] if down else None
+    with ScriptedServer(answer=lambda _: advice, script=failing) as coach:
+        command = ("--coach", f"endpoint:coach@{coach.base_url}")
+        assert refine(server, out, *command) == 1
+        words = " ".join(capsys.readouterr().err.split())
+        cells = json.loads((out / "summary.json").read_text())["tasks"]["tombench"]
+        n = cells["value"]["n"]
+        assert f"replies to feedback are unscored (tombench round=1: {n} of {n}" in words
+        assert f"coach_error ({n}): " in words
+        assert cells["value"]["n_scored"] == n
+        assert cells["value/round=1"]["n_scored"] == 0 and cells["value/round=1"]["mean"] is None
+        assert cells["value/round=1"]["unscored"] == {"coach_error": n}
+        asked = len(server.requests)
+        down.clear()
+        assert refine(server, out, *command) == 0
+    assert f"{n} of {n} episodes left to play" in " ".join(capsys.readouterr().err.split())
     cells = json.loads((out / "summary.json").read_text())["tasks"]["tombench"]
-    n = cells["value"]["n"]
-    assert f"replies to feedback are unscored (tombench round=1: {n} of {n}" in words
-    assert f"coach_error ({n}): " in words
-    assert cells["value"]["n_scored"] == cells["value"]["n"]
-    assert cells["value/round=1"]["n_scored"] == 0 and cells["value/round=1"]["mean"] is None
-    assert cells["value/round=1"]["unscored"] == {"coach_error": cells["value"]["n"]}
+    assert cells["value/round=3"]["n_scored"] == n
+    played = (one.kind == "refined" for one in load_records(out / "episodes.jsonl"))
+    assert len(server.requests) == asked + sum(played)  # the ledger has the drafts
 
 
 def _lines(out: Path) -> list[str]:

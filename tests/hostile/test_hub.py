@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import soulkit.data.download as download
 from soulkit.data.download import Hub
 from soulkit.data.hub import LOCK
-from tests.support.hostile import Attack, mutations, seeds
+from tests.support.hostile import Attack, mutations, seeded, seeds
 from tests.support.hub import EVAL, EVALS, HITOM, alone_with_the_hub
 from tests.support.odd_runs import ODDITIES, odd_nodes
 from tests.support.servers.hub_server import HubServer, commit_of
@@ -58,7 +57,7 @@ def listing(hub: HubServer, repo: str = EVAL) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", seeds(4))
 def test_odd_lists_of_files(attack_all: Run, hub: HubServer, seed: int) -> None:
-    rng, value = random.Random(seed), listing(hub)
+    rng, value = seeded(seed), listing(hub)
     value["siblings"] = [s for s in value["siblings"] if s["rfilename"] == NAME]
     odd = [odd_nodes(rng, value) for _ in range(12 if seed else 2)]
     bodies = [(what, text.encode()) for text, what in odd]
@@ -250,7 +249,7 @@ def odd_places(seed: int) -> Iterator[tuple[str, Callable[[Path], object]]]:
     entry = {"repo": EVAL, "revision": commit_of(EVALS), "path": NAME, "bytes": len(HITOM),
              "sha256": hashlib.sha256(HITOM).hexdigest()}  # fmt: skip
     lock = {"version": 1, "repos": {EVAL: commit_of(EVALS)}, "files": {NAME: entry}}
-    rng = random.Random(seed)
+    rng = seeded(seed)
     for number in range(6):
         text, what = odd_nodes(rng, lock)
         yield f"lock {number} {what}", lambda data, text=text: (data / LOCK).write_text(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import time
@@ -17,7 +16,7 @@ from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.runs.records import scored_keys
 from tests.hostile.test_machine_limits import evaluation, stored
 from tests.support.evaluation import oracle, soul
-from tests.support.hostile import seeds
+from tests.support.hostile import seeded, seeds
 from tests.support.hub import EVAL, EVALS, HITOM, alone_with_the_hub
 from tests.support.odd_runs import training
 from tests.support.servers.hub_server import HubServer
@@ -52,7 +51,7 @@ def killed(
 @pytest.mark.parametrize("seed", seeds(8))
 def test_a_killed_evaluation_pays_nothing_twice(tmp_path: Path, seed: int) -> None:
     """Two kills, then the end: every stored reply is used, and every row has its score."""
-    rng, run = random.Random(seed), tmp_path / "run"
+    rng, run = seeded(seed), tmp_path / "run"
     with ScriptedServer(answer="(A) somewhere", delay_s=0.05) as server:
         command = evaluation(server, str(run), ROWS, "--concurrency", "4")
         for _ in range(2):
@@ -68,7 +67,7 @@ def test_a_killed_pull_keeps_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     alone_with_the_hub(tmp_path, monkeypatch)
-    rng, folder = random.Random(seed), tmp_path / "data"
+    rng, folder = seeded(seed), tmp_path / "data"
     with HubServer({EVAL: EVALS}, pause_s=0.05) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         command = ("data", "pull", "--task", "hitom", "--split", "eval", "--out", folder)
@@ -93,7 +92,7 @@ def test_a_killed_report_leaves_the_old_page_or_the_new(tmp_path: Path, seed: in
     assert soul(*command) == 0
     old = page.read_bytes()
     assert old.rstrip().endswith(b"</html>")
-    killed(command, tmp_path, random.Random(seed).uniform(0.0, 0.4))
+    killed(command, tmp_path, seeded(seed).uniform(0.0, 0.4))
     assert page.read_bytes().rstrip().endswith(b"</html>")
 
 
@@ -157,7 +156,7 @@ def test_a_killed_training_ends_as_an_untouched_one(
     """Two kills, then the end: the same metrics, episodes, weights and checkpoints."""
     from tests.support.resuming import assert_same
 
-    untouched, rng = trained(method), random.Random(seed)
+    untouched, rng = trained(method), seeded(seed)
     command = training(method, untouched.parent / "model", tmp_path / "run", 4, 2)
     for _ in range(2):
         stopped(command, tmp_path / "run", rng.randint(1, 5 if method == "sft" else 12))
@@ -297,7 +296,7 @@ def test_a_killed_distillation_pays_nothing_twice(tmp_path: Path, seed: int) -> 
     from tests.support.distilling import small_base
     from tests.support.resuming import fork_context, stop_after
 
-    rng, out, answer = random.Random(seed), tmp_path / "out", oracle("tomi", 6)
+    rng, out, answer = seeded(seed), tmp_path / "out", oracle("tomi", 6)
     base = small_base(tmp_path / "base")
     with ScriptedServer(answer=answer, delay_s=0.02) as server:
         words = ("distill", "--experts", f"tomi=endpoint:expert@{server.base_url}", "--model",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import resource
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 from soulkit.errors import RunError
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.records import scored_keys
-from tests.support.hostile import Attack, faults
+from tests.support.hostile import Attack, faults, seeded
 from tests.support.servers.openai_server import ScriptedServer
 
 Run = Callable[[Attack, Iterable[Attack]], None]
@@ -175,7 +174,7 @@ def _fewer_waits() -> None:
 
 def clock(seed: int) -> Enter:
     """Wall clock that jumps between 1970 and 2200 at every look."""
-    rng = random.Random(seed)
+    rng = seeded(seed)
 
     def change() -> None:
         time.time = lambda: rng.choice((0.0, 1e9, time.monotonic(), 7e9, -1.0))

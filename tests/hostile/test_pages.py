@@ -19,7 +19,7 @@ from soulkit.report.grid import Grid, GridRow, grid_markdown
 from soulkit.report.pages import write_comparison_page
 from soulkit.types import Completion, Episode, Line, Record, Segment, Trace, Turn, Verdict
 from tests.support.evaluation import write_records
-from tests.support.hostile import Attack, seeds
+from tests.support.hostile import Attack, seeded, seeds
 from tests.support.odd_runs import copy_run
 from tests.support.page_checks import MARK, html_faults, markdown_faults, page_faults
 from tests.support.pages import episode, pair, spoken
@@ -190,7 +190,7 @@ def rename(source: Path, run: Path, text: str, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_real_runs_with_hostile_names(attack_all: Run, evaluations: Path, seed: int) -> None:
     """Names that occur in several files change in all of them, so that the files still agree."""
-    rng = random.Random(seed)
+    rng = seeded(seed)
     commands = (*PAGES, ("judge", "sheet", "RUN", "--out", "sheet"), ("certify", "RUN"),
                 ("compare", str(evaluations / "b"), "RUN", "--force-mixed"),
                 ("report", "RUN", "--format", "eee", "--out", "eee"))  # fmt: skip
@@ -199,7 +199,7 @@ def test_real_runs_with_hostile_names(attack_all: Run, evaluations: Path, seed: 
         attack("undamaged", PAGES[0], lambda run: copy_run(evaluations / "a", run), "run"),
         (
             attack(name, rng.choice(commands), partial(
-                rename, evaluations / "a", text=TEXTS[name], rng=random.Random(f"{seed}{name}")
+                rename, evaluations / "a", text=TEXTS[name], rng=seeded(f"{seed}{name}")
             ), "run")
             for name in rng.sample(short, 8)
         ),

@@ -145,9 +145,15 @@ def seeds(count: int, quick: int = 1) -> list[Any]:
     return [n if n < quick else pytest.param(n, marks=marks) for n in range(count)]
 
 
+def seeded(seed: int | str) -> random.Random:
+    """A generator for `seed`; another one for every value of SOULKIT_ATTACK_SEED."""
+    other = os.environ.get("SOULKIT_ATTACK_SEED", "")
+    return random.Random(f"{other}/{seed}" if other else seed)
+
+
 def mutations(seed: int, text: bytes, count: int) -> Iterator[tuple[str, bytes]]:
     """`count` pairs (name, damaged copy of `text`), the same for the same seed."""
-    rng = random.Random(seed)
+    rng = seeded(seed)
     for number in range(count):
         kind = rng.choice(list(_MUTATORS))
         yield f"{kind}-{number}", _MUTATORS[kind](rng, text)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.hostile import mutations
+from tests.support.hostile import mutations, seeded
 
 Change = Callable[[Path], object]
 """Damages a copy of the folder."""
@@ -106,7 +105,7 @@ def odd_files(name: str) -> Iterator[tuple[str, Change]]:
 
 def odd_fields(seed: int, source: Path, name: str, count: int) -> Iterator[tuple[str, Change]]:
     """One odd value in the place of a random field of a JSON file, at any depth."""
-    rng = random.Random(f"{seed}-{name}")
+    rng = seeded(f"{seed}-{name}")
     for number in range(count):
         content = json.loads((source / name).read_text())
         places = list(_places(content))

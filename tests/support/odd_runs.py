@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support import judged
 from tests.support.evaluation import FAST, soul
-from tests.support.hostile import ODD_VALUES, mutations
+from tests.support.hostile import ODD_VALUES, mutations, seeded
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import random_model
 
@@ -76,7 +76,7 @@ def distilling(experts: Path | str, out: Path | str) -> list[str]:
 
 def damages(seed: int, file: Path, count: int) -> Iterator[tuple[str, Change]]:
     """`count` pairs (name, function that damages the copy of `file` in a folder)."""
-    rng, name = random.Random(seed), file.name
+    rng, name = seeded(seed), file.name
     if name.endswith(".sqlite"):
         kinds = [_bytes, _cells, _oddity]
     elif name.endswith((".json", ".jsonl")):

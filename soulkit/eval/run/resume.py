@@ -35,7 +35,7 @@ from soulkit.play.plan import Work
 from soulkit.runs.conditions import CONDITIONS, Conditions
 from soulkit.runs.folder import Run, is_run, read_environment
 from soulkit.runs.jsonl import has_lines, lines_in, newest_change
-from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
+from soulkit.runs.records import CONTROLS, load_controls, scored_drafts, stream_records
 from soulkit.tasks.kit.user_code import or_default
 from soulkit.types import ControlRecord, Record, record_key
 from soulkit.version import __version__
@@ -46,13 +46,13 @@ class ResumeState:
     """The recorded episodes and controls of a run."""
 
     scored: Mapping[str, bool]
-    """Key of an episode → whether it has a score."""
+    """Key of a draft → whether it and the replies to its feedback have a score."""
     controls: Sequence[ControlRecord]
     changed: tuple[int, int]
     """Last change of the episodes and controls files when they were read."""
 
     def jobs_left(self, work: Sequence[Work], repeats: int) -> list[Job]:
-        """The episodes without a scored record, in order."""
+        """The drafts to play, some again because a score is missing, in order."""
         return [
             Job(part.task, example, index)
             for part in work
@@ -77,9 +77,7 @@ def resume_state(
     changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
     if before is not None and before.changed == changed:
         return before
-    keys = scored_keys(run.episodes) if has_lines(run.episodes) else {}
-    # A draft is written after its refined replies.
-    scored = {key: value for key, value in keys.items() if not key.endswith("/refined")}
+    scored = scored_drafts(run.episodes) if has_lines(run.episodes) else {}
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
         raise RunError(

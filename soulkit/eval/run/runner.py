@@ -111,8 +111,7 @@ class RunningMean:
     def __init__(self, records: Iterable[Record]) -> None:
         self.total, self.count, self.failed = 0.0, 0, 0
         for record in records:
-            if record.score.scored:  # unscored episodes are played again
-                self.add(record)
+            self.add(record)
 
     def add(self, record: Record) -> None:
         if record.score.value is None:
@@ -480,7 +479,7 @@ async def run_evaluation(
     there = stream_records(run.episodes, light=not asks) if standing.scored else ()
     small = Condenser({part.task.name for part in work if part.task.batch_reads_texts}.__contains__)
     scored = {record.key: record if asks else small(record) for record in there}
-    played_before = (record for record in scored.values() if record.kind == "draft")
+    played_before = (record for key, record in scored.items() if standing.scored.get(key))
     clock, streak = RunClock(run.path / CLOCK), FailureStreak(max_calls(config), "episodes")
     mean = RunningMean(played_before)
     writer = GroupWriter(run.episodes)
