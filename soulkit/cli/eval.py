@@ -53,7 +53,7 @@ SEVERAL = ("model", "system_prompt")
 """Settings whose options can be repeated: all combinations are played."""
 HERE = {
     "--base-url", "--adapter", "--system-prompt", "--protocol", "--repeats",
-    "--temperature", "--max-tokens", "--concurrency",
+    "--temperature", "--max-tokens", "--concurrency", "--refine", "--run",
 }  # fmt: skip
 """Options that `--help` shows in addition to the everyday ones."""
 
@@ -209,7 +209,7 @@ def _show_checkpoints(folder: Path, values: Mapping[str, Any]) -> None:
         return
     for part in grid_parts(checkpoints.checkpoint_table(scores)):
         out.print(part)
-    print_note(f"page {page}")
+    print_note(f"report: {page}")
     print_next(f"soul report {shell_path(folder)} --format html")
 
 
@@ -272,6 +272,7 @@ def _too_many(config: EvalConfig, summary: Summary, where: str = "") -> str:
 
     unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
     most = f"more than --max-unscored {config.max_unscored:g} allows"
+    again = f"to retry them, run the same command{where}"
     if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
         lost = ", ".join(
             f"{task} {metric.partition('/')[2]}: {cell.n - cell.n_scored} of {cell.n}"
@@ -279,9 +280,8 @@ def _too_many(config: EvalConfig, summary: Summary, where: str = "") -> str:
             if metric.startswith("value/round=")
             and cell.n - cell.n_scored > config.max_unscored * cell.n
         )  # fmt: skip
-        failed = f"replies to feedback are unscored ({lost}), {most}; start a new run"
-        return f"{failed} once the coach answers" if lost else ""
-    again = f"to retry them, run the same command{where}"
+        failed = f"replies to feedback are unscored ({lost}), {most}"
+        return f"{failed}; {again}" if lost else ""
     longer = "start a new run with a larger --max-tokens or a model with a longer context"
     if not cut:
         return f"{unscored} of {summary.n} episodes are unscored, {most}; {again}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from soulkit.models.local.footprint import Machine
     from soulkit.play.plan import Plan, PlayerLoad
     from soulkit.train.planning import CorpusPlan
+    from soulkit.train.reproduce import CommandStep
 
 PLANNED = ("eval", "train", "distill")
 
@@ -218,7 +219,7 @@ def reproduce_command(
 
     from soulkit.cli.app import run_words
     from soulkit.report.ablation import load_ablation, reproduction_grid, write_ablation
-    from soulkit.train.reproduce import COMPARED, EVALUATION, figure_of, figure_steps, without_rows
+    from soulkit.train.reproduce import COMPARED, EVALUATION, figure_of, figure_steps
 
     out = out or Path("runs", f"{paper}-figure-{figure}-{scale}")
     drawn = figure_of(paper, figure, scale, out)
@@ -229,15 +230,7 @@ def reproduce_command(
         (out / EVALUATION).write_text(settings, encoding="utf-8")
     compared = (out / COMPARED / "report" / "comparison.json").is_file()
     if dry_run or (left and drawn["launch"] and not compared):
-        for step in left:
-            line = f"soul {shlex.join(step.words)}"
-            console(as_json).print(line, markup=False, highlight=False, soft_wrap=True)
-        with TemporaryDirectory() as folder:
-            file = Path(folder, EVALUATION)
-            file.write_text(without_rows([settings], out)[0], encoding="utf-8")
-            words = [str(file) if word == str(out / EVALUATION) else word
-                     for word in without_rows(steps[-1].words, out)]  # fmt: skip
-            code = run_words([*words, "--dry-run", *["--json"] * as_json])
+        code = _print_steps(left, steps[-1].words, settings, out, as_json)
         if drawn["launch"]:
             print_note(f"the time above is without {drawn['launch']}")
         raise typer.Exit(code)
@@ -261,3 +254,21 @@ def reproduce_command(
         print_next(f"soul runs {shlex.quote(str(out / COMPARED))}")
     print_note(f"report: {page}")
     raise typer.Exit(code)
+
+
+def _print_steps(
+    steps: Sequence[CommandStep], last: Sequence[str], settings: str, out: Path, as_json: bool
+) -> int:
+    """Print commands of a reproduction, and the plan of the last one; return its exit code."""
+    from soulkit.cli.app import run_words
+    from soulkit.train.reproduce import EVALUATION, without_rows
+
+    for step in steps:
+        line = f"soul {shlex.join(step.words)}"
+        console(as_json).print(line, markup=False, highlight=False, soft_wrap=True)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, EVALUATION)
+        file.write_text(without_rows([settings], out)[0], encoding="utf-8")
+        words = [str(file) if word == str(out / EVALUATION) else word
+                 for word in without_rows(last, out)]  # fmt: skip
+        return run_words([*words, "--dry-run", *["--json"] * as_json])

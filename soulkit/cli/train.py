@@ -31,6 +31,7 @@ from soulkit.cli.options import (
     PILOT,
     GroupFromSettings,
     Option,
+    assignments,
     build_command,
     in_reading_order,
     merged_options,
@@ -167,10 +168,25 @@ def ablate_options(comparison: Sequence[Option] = COMPARISON) -> list[Option]:
 
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The command line as settings of `method`, without options that only other methods have."""
+    """The command line as settings of `method`, without those that only other methods have."""
+    from soulkit.train.ablate import uses
+
     values, chats = _without_chats(method, values)
     written = settings_from(method_options(method), values, _rows, tasks_in(values.get("config")))
+    written = {name: value for name, value in written.items() if uses(method, name)}
     return {"method": method, **chats, **written}
+
+
+def check_used(
+    methods: Sequence[str], values: Mapping[str, Any], options: Sequence[Option] = ()
+) -> None:
+    """ConfigError for a given option or --set that none of the methods uses."""
+    from soulkit.train.ablate import refuse_idle_settings
+
+    flags = {option.setting: option.flag.partition("/")[0] for option in options
+             if option.setting and values.get(option.name) not in (None, [])}  # fmt: skip
+    sets = {name: f"--set {name}" for name in assignments(values.get("set"))}
+    refuse_idle_settings(methods, {**flags, **sets})
 
 
 def _without_chats(
@@ -214,6 +230,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 
     if _follows(values):
         return
+    check_used([method], values)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     on_ray = config.launcher == "ray" and "WORLD_SIZE" not in os.environ
@@ -396,6 +413,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.train.ablate import parse_arms, plan_arms
 
     arms = parse_arms(values["methods"] or TEN)
+    check_used([arm.method for arm in arms], values, ablate_options(()))
     common = settings_of(arms[0].method, values)
     suite = common.get("suite")
     tasks = [suite] if suite else list(common.get("tasks") or tasks_in(values["config"]))
@@ -419,6 +437,7 @@ def _matrix(values: Mapping[str, Any]) -> None:
     from soulkit.train.ablate import parse_arm, plan_matrix
 
     arm, train, suite = parse_arm(values["method"] or "grpo"), values["train"], values["eval"]
+    check_used([arm.method], values, ablate_options(()))
     out = values["out"] or default_run_path("matrix", [suite])
     reporter = ConsoleReporter("matrix")
     with reporter.working("reading rows"):

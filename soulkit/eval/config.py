@@ -136,12 +136,11 @@ class EvalConfig(GateSettings, PlayConfig):
     # -- refined replies --
     refine: int = _refined(
         0, ge=0, le=9,
-        help="Number of rounds in which a coach gives feedback and the model answers again. Each "
-             "round has a score; the score of the run is that of the first replies.",
+        help="Rounds in which a coach gives feedback and the model answers again.",
     )  # fmt: skip
     coach: Coach | None = _refined(
-        None, metavar=BY_TASK, unset="as in training; none without --refine",
-        help="With --refine: model that writes feedback, or symbolic, terse, judge, raw, actor.",
+        None, metavar=BY_TASK, unset="as in training",
+        help="With --refine: writer of feedback: a model, symbolic, terse, judge, raw or actor.",
     )  # fmt: skip
     show_draft: bool = _refined(
         False, help="With --refine: show the reply together with its feedback."

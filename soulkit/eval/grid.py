@@ -129,7 +129,7 @@ def run_grid(
     budget = Budget(first.max_cost, spent) if first.max_cost else None
     played = []
     for number, (name, config) in enumerate(grid.items(), 1):
-        reporter.note(f"combination {number} of {len(grid)}: {name}")
+        reporter.note(f"run {number} of {len(grid)}: {name}")
         try:
             ended = run_eval(config.within(budget), folder / name, reporter=reporter)
             played.append((config, *ended))

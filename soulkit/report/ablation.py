@@ -491,18 +491,20 @@ def reproduction_grid(out: Path, ablation: Ablation, figure: Mapping[str, Any]) 
         spent = (f"{steps * ((cost.drafts or 0) + (cost.refined or 0)):,.0f}",
                  f"{cost.judge_calls or 0:,.0f}",
                  duration(cost.seconds.mean or 0, 1)) if cost else (DASH,) * 3  # fmt: skip
-        stats = (stat_text(end.score), stat_text(end.difference, signed),
-                 f"{end.n_scored}/{end.n}") if end else (DASH,) * 3  # fmt: skip
+        seeds = ", ".join(f"{one:.2f}" for one in cost.judged.seeds) if cost else ""
+        stats = (stat_text(end.score), stat_text(end.difference, signed), seeds or DASH,
+                 f"{end.n_scored}/{end.n}") if end else (DASH,) * 4  # fmt: skip
         rows.append(GridRow.of(arm, *stats, number(published), *spent))
-    head = ("method", f"{task}: {metric}", "difference", "scored", "published", "samples",
-            "judge calls", "time")  # fmt: skip
+    head = ("method", f"{task}: {metric}", "difference", "seeds", "scored", "published",
+            "samples", "judge calls", "time")  # fmt: skip
     notes = (
-        f"Differences from {ablation.first} are paired by row and seed; intervals are over "
-        "clusters of rows. Samples, judge calls and time are those of one training.",
+        f"Differences from {ablation.first} are paired by row and seed. Intervals are over "
+        "clusters of rows and do not cover the spread of the seeds, whose scores are listed. "
+        "Samples, judge calls and time are those of one training.",
         f"Differs from the paper: {figure['differs']}", *beside.notes,
         *(f"Without a complete result: {missing_text(one)}" for one in ablation.missing),
     )  # fmt: skip
-    return Grid(head=head, rows=tuple(rows), notes=notes, n_below=3)
+    return Grid(head=head, rows=tuple(rows), notes=notes, n_below=4)
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -334,7 +334,12 @@ def metric_label(run: RunData, task: str, metric: str) -> str:
 
 def with_round(name: str, cell: Cell) -> str:
     """The name of a metric; `round=1 (with feedback)` after a round of `--refine`."""
-    return f"{name} (with feedback)" if cell.beside and "round=" in name else name
+    return f"{name} (with feedback)" if cell.beside and is_round(name) else name
+
+
+def is_round(name: str) -> bool:
+    """Whether a metric is the score or gain of a round of `--refine`."""
+    return name.rpartition("/")[2].startswith("round=")
 
 
 def task_label(task: str, *metrics: str) -> str:
@@ -364,7 +369,7 @@ def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
 
 
 def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
-    """The headline, its companions, its breakdowns, then the others."""
+    """The headline, rounds with feedback, companions, breakdowns, then the others."""
 
     first = headline_name(metrics)
 
@@ -374,7 +379,9 @@ def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
             return -1
         if name == VALUE:
             return 0
-        return 1 if cell.beside else 2 if name.startswith("value/") else 3
+        if cell.beside:
+            return 1 if is_round(name) else 2
+        return 3 if name.startswith("value/") else 4
 
     return sorted(metrics.items(), key=place)
 
@@ -385,14 +392,15 @@ def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell
         {metric_name(name, metrics): cell for name, cell in metrics.items()}
         for metrics in (run.tasks.get(task, {}) for run in runs)
     ]
-    names = {n: with_round(n, c) for metrics in sides for n, c in metrics.items() if c.beside}
+    names = {n: with_round(n, c) for one in sides for n, c in in_order(one) if c.beside}
     return [(label, [metrics.get(name) for metrics in sides]) for name, label in names.items()]
 
 
 def _row(run: RunData, task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     """The texts of a table row; breakdowns of the mean score are shortened to their value."""
     part = metric.removeprefix(f"{VALUE}/")
-    short = f" {one_line(with_round(part, cell))}" if part != metric else ""
+    inner = part != metric or is_round(metric)
+    short = f" {one_line(with_round(part, cell))}" if inner else ""
     label = with_round(named_with_origin(metric_label(run, task, metric), cell), cell)
     return (
         one_line(task),

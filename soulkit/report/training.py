@@ -68,8 +68,8 @@ def dimension_text(run: RunData) -> str:
     for line in run.steps:
         scored.update(line.rewards.scored_by_dimension)
         n.update(line.rewards.n_by_dimension)
-    parts = ", ".join(f"{name} {scored[name]}/{n[name]}" for name in n)
-    return f"Refined replies of {run.name} with a gap, by dimension: {parts}" if parts else ""
+    parts = ", ".join(f"{name} {scored[name]} of {n[name]}" for name in n)
+    return f"Refined replies of {run.name} with a score, by dimension: {parts}" if parts else ""
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:

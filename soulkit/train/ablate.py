@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.api_keys import printable
-from soulkit.config import read_settings_file
+from soulkit.config import applies, read_settings_file
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
 from soulkit.eval.config import EvalConfig
@@ -167,7 +167,7 @@ def parse_arm(spelling: str) -> Arm:
             "A comparison needs methods that play rollouts: only their rewards are comparable.",
             did_you_mean(method, methods),
         )
-    settings = dict(_setting(part, spelling, settings_class(method)) for part in parts)
+    settings = dict(_setting(part, spelling, method) for part in parts)
     return Arm(spelling, method, settings)
 
 
@@ -179,15 +179,15 @@ def comparable(method: str) -> bool:
         return False
 
 
-def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, Any]:
+def _setting(part: str, spelling: str, method: str) -> tuple[str, Any]:
     name, equals, text = part.partition("=")
     name = name.strip().replace("-", "_")
-    field = kind.model_fields.get(name.partition(".")[0])
-    if field is None or name in ("method", "seed"):
+    names = settings_used(method) - {"seed"}
+    if (head := name.partition(".")[0]) not in names:
         raise ConfigError(
-            f"'{part}' in '{spelling}' is not a setting of this method.",
+            f"'{part}' in '{spelling}' is not a setting of {method}.",
             "After a colon, write NAME=VALUE, or just NAME for a switch.",
-            did_you_mean(name, set(kind.model_fields) - {"method", "seed"}),
+            did_you_mean(name, names),
         )
     try:
         value = parse_yaml(text) if equals else True
@@ -197,13 +197,38 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
             f"It is not valid YAML: {error}.",
             f"Write {name}=VALUE with a plain value.",
         ) from error
-    if value is None or (not equals and field.annotation is not bool):
+    switch = settings_class(method).model_fields[head].annotation is bool
+    if value is None or not (equals or switch):
         raise ConfigError(
             f"'{name}' in '{spelling}' has no value.",
             "Only switches need no value.",
             f"Write {name}=VALUE.",
         )
     return name, value
+
+
+def settings_used(method: str) -> set[str]:
+    """The settings that apply to a method; `full`, which is an option of sft, applies to all."""
+    kind, traits = settings_class(method), method_class(method).traits(method)
+    return {"full", *(name for name in kind.model_fields if applies(kind, name, traits))}
+
+
+def uses(method: str, name: str) -> bool:
+    """Whether a setting, such as `lora.r`, applies to a method; true for unknown names, which the
+    settings themselves refuse."""
+    head = name.partition(".")[0]
+    return head in settings_used(method) or head not in settings_class(method).model_fields
+
+
+def refuse_idle_settings(methods: Sequence[str], options: Mapping[str, str]) -> None:
+    """ConfigError for a setting that no method uses, from its name → the option that sets it."""
+    for name, option in options.items():
+        if not any(uses(method, name) for method in methods):
+            raise ConfigError(
+                f"{option} has no effect here.",
+                f"It is not a setting of {' or '.join(dict.fromkeys(methods))}.",
+                "Leave it out.",
+            )
 
 
 def plan_arms(

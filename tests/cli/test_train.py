@@ -136,6 +136,11 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], str, str]] = {
     "no adapter": ("grpo", (*PLAYS, "--adapter", Path(__file__).parent), "not an adapter", ""),
     "an adapter beside all weights": ("sft", (*TOMI, "--full", "--adapter", "x"), "adapter", ""),
     "a setting without a value": ("sft", (*TOMI, "--set", "kl_coef"), "kl_coef", "Write --set"),
+    "a setting of another method": ("grpo", (*PLAYS, "--set", "lambda_fb=0"), "lambda_fb", "Leave"),
+    "an option of no arm": (
+        "ablate", ("--methods", "grpo,ditto", *PLAYS, "--iteration-steps", 3), "--iteration-steps",
+        "Leave it out",
+    ),
     "an unknown setting": ("sft", (*TOMI, "--set", "kl_koef=1"), "", "kl_coef"),
     "no steps": ("sft", (*TOMI, "--steps", 0), "steps", ""),
     "a ratio that is none": ("sft", replaced(TOMI, ("--task", "tomi:zero")), "ratio", ""),

@@ -313,7 +313,7 @@ def test_every_judged_dimension_has_a_panel_with_its_interval(tmp_path: Path) ->
     assert rules.title == "talk/rules" and rules.curves[0].steps == [0, 1, 2]
     assert goal.curves[0].values == [2.0, 3.0] and goal.curves[0].high == [3.0, 4.0]
     assert not charts["Leave-one-out gap by dimension"].legend()  # panels have titles
-    assert "by dimension: talk/rules 9/12" in dimension_text(*load_runs([run]))
+    assert "by dimension: talk/rules 9 of 12" in dimension_text(*load_runs([run]))
     assert "<script>x" not in on_page(charts["Leave-one-out gap by dimension"]).svg
 
 

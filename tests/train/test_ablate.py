@@ -68,7 +68,8 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
     [
         ("grpo,dito", "ditto"), ("sft", "Choose one of"), ("ditto:lamda_fb=0", "lambda_fb"),
         ("ditto:lambda_fb", "lambda_fb=VALUE"), ("grpo,grpo", "twice"), (" , ", "names no method"),
-        ("ditto:seed=3", "setting"), ("ditto:accept_from=", "no value"),
+        ("ditto:seed=3", "setting"), ("erl:accept_from=", "no value"),
+        ("ditto:accept_from=1", "not a setting of ditto"),
         ("ditto:lambda_fb=1|", "no value"), ("ditto:lambda_fb=1|1", "twice"),
     ],
 )  # fmt: skip

@@ -156,10 +156,12 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
 
 def _about(drafts: Sequence[Record]) -> dict[str, float]:
     """`TASK/NAME` → share of feedback texts that mention the dimension: a word of four letters or
-    more from its name, also as the start of another word."""
+    more from its name, also as the start of another word. The judge's text as it is (`raw`)
+    mentions all of them, so it is left out."""
     shares = {}
     for task, names in _rated_dimensions(drafts).items():
-        texts = [r.received.text for r in drafts if r.task == task and r.received is not None]
+        received = [r.received for r in drafts if r.task == task and r.received is not None]
+        texts = [one.text for one in received if not one.author.startswith("raw ")]
         for name in names if texts else ():
             words = [word for word in name.split("_") if len(word) > 3] or [name]
             mention = re.compile(rf"\b({'|'.join(map(re.escape, words))})", re.IGNORECASE)
