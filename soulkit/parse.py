@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -92,8 +93,7 @@ def _whole(digits: str) -> int:
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ParseError(f"the key '{twice[:60]}' appears twice")
     return made
 

@@ -15,7 +15,7 @@ import typer
 from soulkit.cli.options import COMPLETERS, JUNIT, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import RUNS, missing_run_error
 from soulkit.errors import ConfigError, RunError
-from soulkit.runs.jsonl import write_aside
+from soulkit.runs.jsonl import unlinked, write_aside
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
@@ -99,12 +99,14 @@ def command(
         table = table and replace(table, playable=playable, details=details)
         return ReportView(loaded, table, details=details, notes=folder_notes(runs))
 
-    page, view = out or runs[0] / "report" / "index.html", view_now()
+    view = view_now()
     _write_figures(view.charts, figures, chosen, out)
-    if watch:
-        _watch(view, view_now, page, every or 10)
-    elif chosen is Format.html:
-        typer.echo(str(view.page(page)))
+    if watch or chosen is Format.html:
+        page = out or unlinked(runs[0], "report", "index.html")
+        if watch:
+            _watch(view, view_now, page, every or 10)
+        else:
+            typer.echo(str(view.page(page)))
     elif out is None and chosen in (Format.terminal, Format.table):
         _print_report(view)
     else:
@@ -228,7 +230,7 @@ def _exported(runs: list[Path], chosen: Format, out: Path | None, figures: Path 
             "This format is written from the episodes; figures are drawn from the results.",
             f"Run the command twice: once with --figures {figures}, once with --format {chosen}.",
         )
-    out = out or runs[0] / "report" / _FILES[chosen]
+    out = out or unlinked(runs[0], "report", _FILES[chosen])
     if chosen is not Format.eee:
         files = [(name, path / EPISODES) for name, path in named_runs(runs)]
         typer.echo(str(write_episodes(files, out, parquet=chosen is Format.episodes_parquet)))
@@ -276,7 +278,7 @@ def _of_distillation(
     (result,) = results
     _write_figures(lambda: distillation_charts(result), figures, chosen, out)
     if chosen is Format.html:
-        typer.echo(str(write_page(result, out or runs[0] / "report")))
+        typer.echo(str(write_page(result, out or unlinked(runs[0], "report"))))
     elif chosen is Format.json:
         from soulkit.distill.report import distillation_values
 

@@ -50,7 +50,7 @@ from soulkit.report.published import published_beside
 from soulkit.report.training import arm_charts, score_scale
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import read_object, stored_json, write_json
+from soulkit.runs.jsonl import read_object, stored_json, unlinked, write_json
 from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.text import counted, duration
 from soulkit.train.ablate import FINAL, STATE, ListedRun
@@ -451,7 +451,11 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
 def ablation_results(out: Path) -> tuple[Path, dict[str, Any], list[RenderableType]]:
     """The comparison in `out` as page (written to `out/report`), JSON and table."""
     made = load_ablation(out)
-    return write_ablation(made, out / "report"), as_json(made), grid_parts(methods_grid(made))
+    return (
+        write_ablation(made, unlinked(out, "report")),
+        as_json(made),
+        grid_parts(methods_grid(made)),
+    )
 
 
 def write_ablation(

@@ -153,7 +153,7 @@ def _seconds(path: Path) -> float:
     """Wall-clock seconds so far; 0 if not recorded."""
     try:
         return float(stored_json(path / CLOCK)["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):  # only the time is unknown
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # only the time is unknown
         return 0.0
 
 

@@ -24,7 +24,15 @@ from typing import Any, Self
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
-from soulkit.runs.jsonl import SCHEMA, SUMMARY_SCHEMA, form_of, read_object, read_value, write_json
+from soulkit.runs.jsonl import (
+    SCHEMA,
+    SUMMARY_SCHEMA,
+    damaged,
+    form_of,
+    read_object,
+    read_value,
+    write_json,
+)
 from soulkit.types import row_id
 
 CONDITIONS, BATCHES = "conditions.json", "batches.json"
@@ -35,6 +43,7 @@ SCORING = ("judge", "auditor", "partner", "environment")
 SETTINGS = ("seed", "repeats", "steps")
 """Settings that are copied into the provenance."""
 _VERSIONS = ("soulkit", "python", "commit", "packages")
+_PARTS = ("engine", "teacher", "players", "panel", "servers")
 _ACTOR = ("kind", "model", "adapter", "base_url")
 
 Facts = Mapping[str, Any]
@@ -238,6 +247,9 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
     run's files. RunError or DataError if a file is damaged."""
     written = summary.get("provenance")
     if isinstance(written, Mapping):
+        for name in ("dates", "versions", "prompts", "tasks", *_PARTS):
+            if not isinstance(written.get(name, {}), Mapping):
+                raise damaged(f"The provenance of '{folder}' has no object as '{name}'.")
         return dict(written)
     settings = read_config(folder) if (folder / CONFIG).is_file() else {}
     noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
@@ -257,8 +269,7 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
         "prompts": summary.get("prompts", {}),
         "actor": {**{name: settings[name] for name in _ACTOR if settings.get(name) is not None},
                   **base, **known.get("actor", {})},
-        **{name: known.get(name, {})
-           for name in ("engine", "teacher", "players", "panel", "servers")},
+        **{name: known.get(name, {}) for name in _PARTS},
         "tasks": _counted(known["tasks"], material),
         "batches": _batches(read_object(folder / BATCHES)),
     }  # fmt: skip

@@ -154,6 +154,15 @@ def _not_regular(path: Path) -> RunError:
     )
 
 
+def unlinked(folder: Path, *parts: str) -> Path:
+    """A path in a folder that soul writes to. RunError if a part of it is a link."""
+    for part in parts:
+        folder /= part
+        if folder.is_symlink():
+            raise _not_regular(folder)
+    return folder
+
+
 def append_to(path: Path) -> BinaryIO:
     """A stream that appends to a regular file; see `open_unlinked`."""
     return os.fdopen(open_unlinked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")

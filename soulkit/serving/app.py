@@ -392,7 +392,8 @@ def make_server(app: FastAPI) -> Any:
     """The uvicorn server of an application; `server.run([listener])` serves until a signal."""
     import uvicorn
 
+    # httptools, which uvicorn prefers, reads headers without limit.
     return uvicorn.Server(uvicorn.Config(
-        app, log_config=None, log_level="error", access_log=False, backlog=2048,
-        server_header=False, timeout_graceful_shutdown=GRACE_S,
+        app, http="h11", ws="none", log_config=None, log_level="error", access_log=False,
+        backlog=2048, server_header=False, timeout_graceful_shutdown=GRACE_S,
     ))  # fmt: skip

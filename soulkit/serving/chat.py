@@ -23,6 +23,7 @@ from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.run.provenance import write_conditions
 from soulkit.eval.run.runner import eval_cast, eval_conditions, eval_players, summary_of
 from soulkit.judge.verdict import spoken
+from soulkit.models.api.protocol import whole_text
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.players import Players, check_players
@@ -60,6 +61,8 @@ SEATS = {"person": "actor", "agent": "partner"}
 PERSON, AGENT = SEATS
 ROWS, NOT_JUDGED = "rows.jsonl", Failure("not_judged", "no judge was asked")
 _PARTIAL = re.compile(rf"(?:{PARTIAL_MARK}|<[^<>]{{0,12}})?\Z")
+REPAINT_S = 0.05
+"""Minimum seconds between two versions of a message that arrives: each is read as a whole."""
 Show = Callable[[str], None]
 """Gets the person's message so far, again and again while it arrives."""
 
@@ -80,6 +83,7 @@ class StreamedModel:
             "messages": [{"role": part.role, "content": part.text} for part in context],
         }  # fmt: skip
         text, stop, usage, start = "", "stop", dict[str, int](), time.monotonic()
+        shown = 0.0
         source: Any = self.backend.chunks(body, "")
         try:
             async with aclosing(source):
@@ -88,7 +92,9 @@ class StreamedModel:
                     for choice in chunk["choices"]:
                         stop = choice.get("finish_reason") or stop
                         text += choice["delta"].get("content") or ""
-                        self.show(_PARTIAL.sub("", _shown(text)).rstrip())
+                        if time.monotonic() - shown > REPAINT_S:
+                            self.show(_PARTIAL.sub("", _shown(text)).rstrip())
+                            shown = time.monotonic()
         except RequestError as error:
             too_long = error.code == "context_length_exceeded"
             raise (ContextOverflow if too_long else ProviderError)(error.message) from error
@@ -144,7 +150,7 @@ class LiveChat:
 
     def answer(self, text: str) -> None:
         """The user's message, as the agent."""
-        self.talk.hear(Line(AGENT, text))
+        self.talk.hear(Line(AGENT, whole_text(text)))
 
     async def feedback(self) -> Any:
         """What the coach says about the person's messages so far: a Feedback, or None."""

@@ -11,17 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from soulkit.errors import UserError
-from soulkit.models.api.transport import make_client
+from soulkit.models.api.transport import TooLong, make_client, pieces_of
 from soulkit.models.api.wire import NEUTRAL
 from soulkit.models.vllm.client import Address
 from soulkit.parse import parse_json
 from soulkit.serving.backend import Body, Chunk, RequestError
 
 PATH, CONNECTIONS = "/v1/chat/completions", 1024
+MOST = 64_000_000
+"""Maximum bytes of a streamed reply."""
 USUAL = {"temperature": 1.0, **NEUTRAL, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Sent where the client left a setting out."""
 
@@ -61,14 +63,16 @@ class VllmBackend:
         async with self._sent({**body, **stream}) as reply:
             if reply.status_code != 200:
                 raise _refusal(reply.status_code, await reply.aread())
-            async for line in reply.aiter_lines():
-                data = line.removeprefix("data:").strip()
-                if not line.startswith("data:") or data == "[DONE]":
-                    continue
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise _refusal(500, data.encode())
-                yield {**chunk, "model": self.name}
+            rest = b""
+            try:
+                async for piece in pieces_of(reply, MOST):
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for chunk in filter(None, map(_chunk, lines)):
+                        yield {**chunk, "model": self.name}
+            except TooLong as error:
+                raise RequestError("The reply is too long.", status=502) from error
+            if last := _chunk(rest):
+                yield {**last, "model": self.name}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -97,6 +101,26 @@ class VllmBackend:
             for event in events:
                 yield event.replace(theirs, ours, 1) + b"\n\n"
         yield rest.replace(theirs, ours, 1)
+
+
+def _chunk(line: bytes) -> Chunk | None:
+    """The chunk in a line of a stream, if any. RequestError for an error or an odd chunk."""
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return None
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        chunk: Chunk = parse_json(data)
+        if "error" in chunk:
+            raise _refusal(500, data)
+        usage, choices = chunk.get("usage") or {}, chunk["choices"]
+        texts = [text for one in choices
+                 for text in (one["delta"].get("content"), one.get("finish_reason"))]  # fmt: skip
+        counts = [usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")]
+        if all(text is None or isinstance(text, str) for text in texts) and all(
+            type(count) is int and 0 <= count < 1 << 53 for count in counts
+        ):
+            return chunk
+    raise RequestError("The server's stream cannot be read.", status=502)
 
 
 def _refusal(status: int, raw: bytes) -> RequestError:

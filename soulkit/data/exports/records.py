@@ -166,7 +166,7 @@ def _partial(text: bytes) -> Any:
     try:
         for event, value in ijson.basic_parse(io.BytesIO(text), use_float=True):
             builder.event(event, value)
-    except ijson.JSONError:
+    except (ijson.JSONError, UnicodeDecodeError):
         pass  # the head ends here
     return getattr(builder, "value", None)
 
@@ -211,7 +211,7 @@ def json_stream(file: ExportFile) -> Iterator[BinaryIO]:
         stream.read(len(_BOM) if file.head.startswith(_BOM) else 0)
         try:
             yield stream
-        except ijson.JSONError as error:
+        except (ijson.JSONError, UnicodeDecodeError) as error:
             raise unreadable_file(Path(file.name), f"not JSON: {error}") from error
 
 

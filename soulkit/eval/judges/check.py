@@ -51,7 +51,7 @@ from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, Work
 from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import CONFIG, Run, read_environment
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object, read_value
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.base import Task
 from soulkit.text import counted
@@ -322,10 +322,10 @@ class Asking:
     def __post_init__(self) -> None:
         self.streak = FailureStreak(self.check.config.concurrency, "judgements")
         for line in read_jsonl(self.run.path / JUDGEMENTS):
-            judgement = _JUDGEMENT.validate_python(line)
+            judgement = read_value(Judgement, line, f"A line of '{JUDGEMENTS}'")
             self.judgements[judgement.key, judgement.judge, judgement.sample] = judgement
         for line in read_jsonl(self.run.path / PAIRS):
-            pair = _MATCH.validate_python(line)
+            pair = read_value(PairJudgement, line, f"A line of '{PAIRS}'")
             self.matches[pair.key, pair.judge] = pair
 
     @property

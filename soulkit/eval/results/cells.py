@@ -75,6 +75,10 @@ class Cell:
     name: str = ""
     """The task's name for `value` and `dev`; empty if the metric's own name is used."""
 
+    def __post_init__(self) -> None:
+        if self.scale and not self.scale[0] < self.scale[1]:
+            raise ValueError(f"the scale {self.scale} has no width")
+
     @property
     def of_batch(self) -> bool:
         """Whether it is a batch statistic and not a mean over episodes."""

@@ -23,8 +23,8 @@ from soulkit.data.rows import HUMAN, content_hash, row_id
 from soulkit.errors import DataError, RunError
 from soulkit.eval.results.warnings import TaskCalls
 from soulkit.models.api.addresses import OPENAI_URL
-from soulkit.models.local.loading import adapter_folder, adapter_hash, commit_of
-from soulkit.models.local.weights import weights_hash
+from soulkit.models.local.loading import adapter_folder, adapter_hash
+from soulkit.models.local.weights import commit_of, weights_hash
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings, basis_of, revision_of

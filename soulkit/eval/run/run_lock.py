@@ -100,7 +100,7 @@ def _seconds_in(path: Path) -> float:
         return 0.0
     try:
         return float(stored_json(path)["seconds"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(
             f"'{path}' does not contain the run time in seconds.",
             "The file was changed by hand or by another program.",

@@ -320,4 +320,4 @@ def _name(value: object) -> str:
 
 def _number(holder: object, name: str) -> int:
     value = getattr(holder, name, None)
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if isinstance(value, int) and 0 < value < 1 << 53 else 0

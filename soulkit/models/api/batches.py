@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from soulkit.errors import RunError, UserError
+from soulkit.errors import DataError, RunError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.batch_service import (
     BatchReport,
@@ -32,8 +32,9 @@ from soulkit.models.api.batch_service import (
 )
 from soulkit.models.api.limits import Budget, BudgetSpent, CallGate
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail
+from soulkit.parse import parse_json
 from soulkit.reporting import SILENT, Reporter
-from soulkit.runs.jsonl import parsed_object, stored_json, write_aside, write_json
+from soulkit.runs.jsonl import parsed_object, read_value, stored_json, write_aside, write_json
 from soulkit.text import duration
 
 BOOK, FILES = "batches.json", "batches"
@@ -88,9 +89,10 @@ class BatchBook:
         try:
             book = stored_json(self.path)
             self.run = str(book["run"])
-            states = [BatchState(**one) for one in book["batches"]]
-            self.lore = {name: LearnedLimits(**lore) for name, lore in book["servers"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            states = [read_value(BatchState, one, "A batch") for one in book["batches"]]
+            self.lore = {name: read_value(LearnedLimits, lore, "The limits of a server")
+                         for name, lore in book["servers"].items()}  # fmt: skip
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, DataError) as error:
             raise RunError(
                 f"'{self.path}' cannot be read: {error}.",
                 "It records which batches were sent; without it they would be paid for twice.",
@@ -151,7 +153,7 @@ class BatchBook:
         try:
             with self.requests_file(state.number).open("rb") as stream:
                 for line in stream:
-                    yield str(json.loads(line)["custom_id"]), line
+                    yield str(parse_json(line, strict=False)["custom_id"]), line
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"The requests of batch {state.number} cannot be read: {error}.",
@@ -555,7 +557,7 @@ def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> transport.Re
     response, error = line.get("response"), line.get("error")
     if isinstance(response, dict) and isinstance(response.get("status_code"), int):
         try:
-            text = json.dumps(response.get("body"), ensure_ascii=False)
+            text = json.dumps(response.get("body"))
         except RecursionError:
             return Fault("a line of the batch is nested too deeply to be read")
         return transport.Received(response["status_code"], {}, text)

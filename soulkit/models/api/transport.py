@@ -229,14 +229,22 @@ async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -
     return await _receive(client.stream("GET", url, headers={**_USUAL, **headers}), most)
 
 
+async def pieces_of(reply: Response, most: int) -> AsyncIterator[bytes]:
+    """The unpacked body, piece by piece. TooLong after `most` bytes, or if it is packed twice: a
+    few bytes of such a body can keep the unpacker busy without giving any."""
+    if "," in reply.headers.get("content-encoding", ""):
+        raise TooLong
+    size = 0
+    async for piece in reply.aiter_bytes():
+        size += len(piece)
+        if size > most:
+            raise TooLong
+        yield piece
+
+
 async def _receive(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
     async with asking as reply:
-        pieces, size = [], 0
-        async for piece in reply.aiter_bytes():
-            size += len(piece)
-            if size > most:
-                raise TooLong
-            pieces.append(piece)
+        pieces = [piece async for piece in pieces_of(reply, most)]
         # JSON is UTF-8, even if the header says otherwise.
         text = b"".join(pieces).decode("utf-8", "replace")
         return Received(reply.status_code, dict(reply.headers), text)

@@ -267,7 +267,7 @@ def refused_rung(
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds from `retry-after-ms` or `Retry-After` (number or date); None without either."""
-    milliseconds = headers.get("retry-after-ms", "").strip()
+    milliseconds = headers.get("retry-after-ms", "").strip()[:80]
     if _NUMBER.fullmatch(milliseconds):
         return float(milliseconds) / 1000
     return _wait_of(headers.get("retry-after", ""))

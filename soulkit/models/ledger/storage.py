@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from soulkit.errors import RunError
 from soulkit.parse import parse_json
+from soulkit.runs.jsonl import open_unlinked
 
 VERSION = 3
 BUSY_S = 30.0
@@ -70,6 +71,8 @@ CREATE TABLE calls (
 )
 _DIGEST_BYTES = 16
 _PLAIN, _PACKED = b"t", b"z"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""The last bytes of a journal that names another (https://sqlite.org/fileformat.html, 3.1)."""
 
 
 class Damaged(Exception):
@@ -98,7 +101,8 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     sqlite3.Error, OSError or RunError on failure; an existing file is left unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    db = _connect(path, "rwc")
+    os.close(open_unlinked(path, os.O_RDWR | os.O_CREAT))
+    db = _connect(path, "rw")
     try:
         _check_version(db, path, empty_ok=True)
         # NORMAL keeps every commit if the process is killed; a power cut may lose the last one.
@@ -148,12 +152,22 @@ def _connect(path: Path, flags: str) -> sqlite3.Connection:
         side = whole.with_name(f"{whole.name}{end}")
         if os.path.lexists(side) and not side.is_file():
             raise unusable_ledger(path, f"'{side.name}' is not a regular file")
+        if end == "-journal" and side.is_file() and _names_another(side):
+            raise unusable_ledger(path, f"'{side.name}' names another file, which SQLite deletes")
     uri = f"file:{quote(str(whole))}?mode={flags}"
     db = sqlite3.connect(
         uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
     return db
+
+
+def _names_another(journal: Path) -> bool:
+    """Whether a journal belongs to a transaction over several databases. SQLite deletes the file
+    that such a journal names; soulkit never opens two in one connection."""
+    with journal.open("rb") as stream:
+        stream.seek(max(0, journal.stat().st_size - len(_JOURNAL_MAGIC)))
+        return stream.read() == _JOURNAL_MAGIC
 
 
 def _make_tables(db: sqlite3.Connection, path: Path) -> None:
@@ -187,11 +201,9 @@ def version(db: sqlite3.Connection) -> int:
 
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger of this version, or empty if `empty_ok`."""
-    with closing(db.execute("SELECT type, name FROM sqlite_master")) as cursor:
-        parts = [(str(kind), str(name)) for kind, name in cursor]
-    if any(kind in ("view", "trigger") for kind, _ in parts):  # code that SQLite would run
-        raise unusable_ledger(path, "it has a view or a trigger, and no ledger of soulkit has one")
-    tables, file_version = {name for kind, name in parts if kind == "table"}, version(db)
+    with closing(db.execute("SELECT name, sql FROM sqlite_master")) as cursor:
+        parts = {str(name): sql for name, sql in cursor}
+    tables, file_version = {name for name, sql in parts.items() if sql is not None}, version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' has version {file_version}, but this soulkit only reads "
@@ -201,6 +213,9 @@ def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False
         )
     if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
         raise unusable_ledger(path, "it is not a ledger of soulkit")
+    # Views, triggers, checks and generated columns are code that SQLite would run.
+    if any(parts[name] not in map(str.strip, TABLES) for name in tables):
+        raise unusable_ledger(path, "its tables are not those of a ledger")
 
 
 def unusable_ledger(path: Path | None, cause: str) -> RunError:

@@ -189,6 +189,8 @@ class LedgerView:
 
     def _group(self, row: Sequence[Any]) -> CallTotals:
         role, model, purpose, calls, attempts, prompt, reply, cost, priced, first, last = row
+        if not all(isinstance(text, str) for text in (role, model, purpose, first, last)):
+            raise TypeError
         times = self._seconds(role, model, purpose)
         return CallTotals(
             role=role, purpose=purpose, model=model, calls=calls, attempts=attempts,

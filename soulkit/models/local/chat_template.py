@@ -120,7 +120,7 @@ def _gap(match: re.Match[str]) -> str:
 
 
 MARKER = "SPLICEdHEREx"
-_TRIED: set[str] = set()
+_TRIED: set[tuple[str, str]] = set()
 
 
 def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -160,13 +160,14 @@ class Renderer:
             {} if thinking is None else {"enable_thinking": thinking, **budget}
         )
         probe = _probe(Segment("assistant", MARKER))
-        if self.template not in _TRIED and (why := trial(lambda: self._try(probe))):
+        key = self.template, tokenizer.name_or_path
+        if key not in _TRIED and (why := trial(lambda: self._try(probe))):
             raise ModelLoadError(
                 f"The chat template of '{tokenizer.name_or_path}' cannot be used: {why}.",
-                "Three messages were written with it, in a process of its own.",
+                "Three messages were written, tokenized and decoded in a process of its own.",
                 "Use the model's original chat_template.jinja and tokenizer.json.",
             )
-        _TRIED.add(self.template)
+        _TRIED.add(key)
 
     def _try(self, probe: Sequence[Segment]) -> None:
         """Render `probe` in a child process. Jinja computes constants while compiling and leaves
@@ -178,7 +179,7 @@ class Renderer:
                 raise cause
 
         setattr(nodes.Impossible, "__init__", refuse)  # noqa: B010 - mypy allows no other form
-        self.prompt_ids(probe)
+        self.tokenizer.decode(self.prompt_ids(probe))
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
         """Ids of the whole context, ending with the header of the actor's next turn.

@@ -40,6 +40,7 @@ from soulkit.models.local.weights import (
     check_adapter_folder,
     check_base,
     check_folder_files,
+    check_hub_files,
     check_size,
     json_object,
     lost_experts,
@@ -158,12 +159,6 @@ def adapter_folder(name: str | Path) -> Path:
     ModelLoadError for a missing folder, and if the Hub does not have or give the adapter."""
     place = model_place(name, "adapter")
     return _fetched(place) if place.on_hub else Path(place.where)
-
-
-def commit_of(folder: Path) -> str:
-    """The commit of a folder in the Hub client's cache; empty for any other folder."""
-    in_cache = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models-")
-    return folder.name if in_cache else ""
 
 
 @cache  # keeps one commit for the whole process, whatever is pushed meanwhile
@@ -395,7 +390,7 @@ def _without_weights(place: ModelPlace, name: str) -> tuple[str | None, dict[str
     """(Hub commit or None, arguments to load the rest, configuration, tokenizer)."""
     from transformers import AutoConfig
 
-    commit = _commit(place) if place.on_hub else None
+    commit = check_hub_files(place.where, place.revision or "main") if place.on_hub else None
     hub = {"revision": commit or place.revision or "main", "trust_remote_code": False}
     config = AutoConfig.from_pretrained(name, **hub)
     return commit, hub, config, _tokenizer(name, config, hub)
@@ -410,14 +405,6 @@ def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
         template = checkpoint_json(name, "chat_template.json", hub["revision"]).get("chat_template")
         tokenizer.chat_template = template if isinstance(template, str) else None
     return tokenizer
-
-
-def _commit(place: ModelPlace) -> str | None:
-    """The current commit of a Hub model; None if the client does not report it."""
-    from transformers.utils import cached_file
-
-    config = cached_file(place.where, "config.json", revision=place.revision or "main")
-    return commit_of(Path(str(config)).parent) or None
 
 
 def _check_scales(where: str, model: Any) -> None:

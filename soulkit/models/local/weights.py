@@ -10,16 +10,18 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.threads import trial
-from soulkit.parse import ParseError, open_regular, parse_json, read_limited
-from soulkit.text import counted
+from soulkit.parse import FILE_BYTES, ParseError, open_regular, parse_json, read_limited
+from soulkit.text import byte_size, counted
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -33,7 +35,7 @@ _SMALL = 1024
 """A rank that fits any adapter."""
 _SPARE = 50_000_000
 """Numbers that a model may have in addition to its stored weights, such as masks."""
-_EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
+_EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d{1,4})\.(?P<leaf>.+)")
 
 
 def weights_misfit(
@@ -98,15 +100,19 @@ def _in_order(name: str) -> list[str | int]:
 
 # --- files ----------------------------------------------------------------------------------------
 
-_READ = (".json", ".safetensors", ".jinja", ".txt", ".model")
+_TEXTS = (".jinja", ".txt", ".model")
+_READ = (".json", ".safetensors", *_TEXTS)
+_ON_HUB = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+           "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+           "tokenizer.model", "chat_template.jinja", "chat_template.json")  # fmt: skip
 _OBJECTS = ("config.json", "index.json", "tokenizer.json", "tokens.json", "tokens_map.json",
             "template.json", "vocab.json")  # fmt: skip
 """Ends of the names of JSON files that loaders read; all of them contain an object."""
 _WITH_IDS = ("tokenizer.json", "vocab.json", "added_tokens.json")
 _COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert|label)s?")
-_MOST_PARTS, _MOST, _MOST_TOKENS = 4096, 2**40, 10_000_000
-"""Maximum number of layers, labels, or experts of a layer; of any other number; and of the id of a
-token."""
+_MOST_PARTS, _MOST, _MOST_TOKENS, _MOST_MODULES = 4096, 2**40, 10_000_000, 500_000
+"""Maximum number of layers, labels, or experts of a layer; of any other number; of the id of a
+token; and of the modules and parameters of a model."""
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -120,14 +126,18 @@ def json_object(path: Path) -> dict[str, Any]:
 
 def check_folder_files(folder: Path) -> None:
     """ModelLoadError if a file that loaders read is not a regular file, or not what they expect."""
-    for path in sorted(one for one in folder.iterdir() if one.name.endswith(_READ)):
-        with _opened(path):
-            open_regular(path).close()
+    files = (*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja"))
+    for path in sorted(one for one in files if one.name.endswith(_READ)):
+        with _opened(path), open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > FILE_BYTES and path.suffix in _TEXTS:
+                raise ParseError(f"it is larger than {byte_size(FILE_BYTES)}")
         content = json_object(path) if path.name.endswith(_OBJECTS) else {}
         for name, value in _leaves(content) if path.name == "config.json" else ():
             most = _MOST_PARTS if _COUNT.fullmatch(name) else _MOST
             if isinstance(value, int) and value > most:
                 raise unusable(path, f"'{name[:60]}' is {value}, more than {most}")
+            if name.endswith("_implementation") and "/" in str(value):
+                raise unusable(path, f"its '{name[:60]}' names code on the Hub")
         for name, number in _token_ids(content) if path.name in _WITH_IDS else ():
             if isinstance(number, int) and number > _MOST_TOKENS:
                 raise unusable(path, f"the id of the token {name[:60]!r} is {number}")
@@ -135,6 +145,19 @@ def check_folder_files(folder: Path) -> None:
             if (file and Path(str(file)).suffix != ".safetensors") or "/" in str(file):
                 raise unusable(path, f"it names '{str(file)[:80]}', but only safetensors files of "
                                "this folder are read, since others can run code")  # fmt: skip
+
+
+def check_hub_files(where: str, revision: str) -> str | None:
+    """Download and check the files of a Hub model that loaders read before its weights. Returns its
+    current commit; None if the client does not report it."""
+    from transformers.utils import cached_file, cached_files
+
+    folder = Path(str(cached_file(where, "config.json", revision=revision))).parent
+    commit = commit_of(folder) or None
+    cached_files(where, [*_ON_HUB], revision=commit or revision,
+                 _raise_exceptions_for_missing_entries=False)  # fmt: skip
+    check_folder_files(folder)
+    return commit
 
 
 @contextmanager
@@ -190,8 +213,20 @@ def check_size(where: str, kind: Any, config: Any, revision: str | None) -> None
     """ModelLoadError if the model of a configuration is much larger than its stored weights, before
     it takes memory. `kind`: its Auto class."""
     import torch
+    from torch.nn.modules import module as hooks
 
-    with torch.device("meta"):
+    parts = count()
+
+    def one_more(*_: object) -> None:
+        if next(parts) > _MOST_MODULES:
+            raise not_its_weights(where, f"config.json asks for over {_MOST_MODULES:,} parts")
+
+    with ExitStack() as stack, torch.device("meta"):
+        for register in (
+            hooks.register_module_module_registration_hook,
+            hooks.register_module_parameter_registration_hook,
+        ):
+            stack.callback(register(one_more).remove)
         empty = kind.from_config(copy.deepcopy(config))
     size = sum(part.numel() for part in (*empty.parameters(), *empty.buffers()))
     stored = sum(math.prod(one.shape) for one in checkpoint_tensors(where, revision))
@@ -226,13 +261,14 @@ def lost_experts(where: str, revision: str | None = None) -> list[str]:
     names = (tensor.name for tensor in checkpoint_tensors(where, revision))
     for match in filter(None, map(_EXPERT.fullmatch, names)):
         lists.setdefault(match["list"], set()).add((int(match["n"]), match["leaf"]))
-    return [
+    lost = (
         f"{name}.{number}.{leaf}"
         for name, there in lists.items()
         for leaf in {leaf for _, leaf in there}
         for number in range(max(there)[0] + 1)
         if (number, leaf) not in there
-    ]
+    )
+    return [*islice(lost, 10_000)]
 
 
 def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
@@ -362,7 +398,7 @@ def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
     header: Mapping[str, Any] = parse_json(file.read(length), strict=False)
     try:
         return [
-            StoredTensor(name, entry["dtype"], tuple(map(int, entry["shape"])),
+            StoredTensor(name, str(entry["dtype"]), tuple(map(int, entry["shape"])),
                          *(8 + length + at for at in entry["data_offsets"]))
             for name, entry in header.items() if name != "__metadata__"
         ]  # fmt: skip
@@ -385,6 +421,12 @@ def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTe
             except (OSError, ValueError):
                 return []
     return found
+
+
+def commit_of(folder: Path) -> str:
+    """The commit of a folder in the Hub client's cache; empty for any other folder."""
+    in_cache = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models-")
+    return folder.name if in_cache else ""
 
 
 def cached_folder(where: str, revision: str | None) -> Path | None:

@@ -20,7 +20,7 @@ from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.load import load_runs
 from soulkit.report.pages import write_comparison_page
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import read_object, write_json
+from soulkit.runs.jsonl import read_object, unlinked, write_json
 from soulkit.train.ablate import FINAL, STATE, ListedRun
 
 NOTE = (
@@ -55,7 +55,7 @@ def matrix_results(out: Path) -> tuple[Path, dict[str, Any], list[Any]]:
     content = {"base": base.summary.to_json() if base.summary else {},
                "rows": {row: one.as_dict() for row, one in rows.items()},
                "regressions": regressions, "notes": notes}  # fmt: skip
-    (out / "report").mkdir(exist_ok=True)
+    unlinked(out, "report").mkdir(exist_ok=True)
     write_json(out / "report" / "matrix.json", content)
     worse = ", ".join(f"{one['task']} after {one['row']}" for one in regressions)
     page = write_comparison_page(

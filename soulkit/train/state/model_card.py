@@ -35,11 +35,10 @@ from soulkit.models.local.loading import (
     auto_class,
     base_licence,
     base_of,
-    commit_of,
     is_peft,
     model_place,
 )
-from soulkit.models.local.weights import weights_hash
+from soulkit.models.local.weights import commit_of, weights_hash
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
