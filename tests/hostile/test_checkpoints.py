@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -199,6 +200,41 @@ def _indices() -> Iterator[tuple[str, Change]]:
         yield f"weights to {to}", linked(WEIGHTS, to)
     for kind in ("pipe", "folder"):
         yield f"weights {kind}", special(WEIGHTS, kind)
+
+
+def _endless() -> Iterator[tuple[str, Change]]:
+    """Small files that ask a loader for very much."""
+    for name, dtype in (("a", ["F32"]), ("m.experts.900000000.w", "F32"), ("m.experts.9999.w", 7),
+                        (f"m.experts.{'9' * 5000}.w", "F32")):  # fmt: skip
+        header = {name: {"dtype": dtype, "shape": [4], "data_offsets": [0, 16]}}
+        text = json.dumps(header).encode()
+        extra = len(text).to_bytes(8, "little") + text + bytes(16)
+        yield f"tensor {name[:20]}", replaced("extra.safetensors", extra)
+    bart = {"model_type": "bart", "architectures": ["BartForCausalLM"], "d_model": 16,
+            "encoder_layers": 1, "decoder_attention_heads": 2}  # fmt: skip
+    yield "bart", with_fields("config.json", **bart, decoder_layers=10**9)
+    git = {"model_type": "git", "architectures": ["GitForCausalLM"]}
+    yield "git", with_fields("config.json", **git, num_image_with_embedding=10**9)
+    for name in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        yield name, with_fields("config.json", **{name: "me/kernel"})
+    longer = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10}
+    for name in ("decoder", "normalizer"):
+        several = {"type": "Sequence", f"{name}s": [longer] * 9}
+        yield name, with_fields("tokenizer.json", **{name: several})
+    for name in ("chat_template.jinja", "additional_chat_templates/x.jinja", "merges.txt"):
+        yield (
+            name,
+            _both(
+                lambda folder: (folder / "additional_chat_templates").mkdir(),
+                replaced(name, b""),
+                lambda folder, name=name: os.truncate(folder / name, 3 << 30),
+            ),
+        )
+
+
+@pytest.mark.hostile
+def test_small_files_that_ask_for_much(attack_folders: Callable[..., None]) -> None:
+    attack_folders(_endless())
 
 
 @pytest.mark.hostile

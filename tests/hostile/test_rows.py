@@ -95,6 +95,7 @@ def odd_texts() -> Iterator[tuple[str, bytes]]:
         b'"',
         b"\r" * 5000,
         b",\n" * 5000,
+        b"{%s}" % b",".join(b'"k%d": 0' % (n % 99_999) for n in range(100_000)),
     ):
         yield from ((form, text) for form in FORMATS)
 

@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -202,3 +203,25 @@ def test_odd_comparisons(attack_all: Run, comparison: Path, seed: int) -> None:
     undamaged = _attack("undamaged", commands[0], comparison, comparison, "x", lambda f: None)
     assert all((comparison / name).is_file() for name in SWEEP)
     attack_all(undamaged, attacks(comparison, comparison, SWEEP, seed, commands))
+
+
+@pytest.mark.parametrize("place", ["report", "report/index.html"])
+def test_a_page_is_not_written_through_a_link(
+    attack_all: Run, evaluations: Path, place: str
+) -> None:
+    def linked(folder: Path) -> None:
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder.parent / "elsewhere").mkdir()
+        (folder / place).symlink_to(folder.parent / "elsewhere")
+
+    run = evaluations / "a"
+    page = ("report", "run", "--format", "html")
+    attack_all(
+        _attack("undamaged", page, run, run, "config.yaml", lambda to: None),
+        [
+            replace(
+                _attack(place, page, run, run, "config.yaml", linked),
+                canaries=("elsewhere/index.html", "elsewhere/episodes"),
+            )
+        ],
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -298,3 +299,12 @@ def test_choices_tool_calls_and_logprobs_are_assembled() -> None:
         {"arguments": "{}", "name": "end"}, {"arguments": "{}", "name": "f"},
     ]  # fmt: skip
     assert (second["finish_reason"], first["finish_reason"]) == ("tool_calls", "stop")
+
+
+def test_headers_without_end_are_not_kept(url: str) -> None:
+    host = httpx2.URL(url)
+    with socket.create_connection((host.host, host.port), timeout=30) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        with pytest.raises(OSError):
+            for _ in range(100):
+                client.sendall(b"A: b\r\n" * 20_000)

@@ -145,3 +145,26 @@ def test_a_running_server_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "base" in caught.value.lines()[2]
     with pytest.raises(ConfigError, match="does not list"):
         opened_model("base", engine=f"vllm@{vllm.url}").__enter__()
+
+
+CHOICE = '{"choices":[%s]}'
+
+
+@pytest.mark.parametrize("line", [
+    "xx", "5", "[]", "null", "[" * 5000, '{"id":"x"}', '{"choices":null}', '{"choices":"ab"}',
+    CHOICE % "null", CHOICE % "{}", CHOICE % '{"delta":null}', CHOICE % '{"delta":{"content":5}}',
+    CHOICE % '{"delta":{"content":"\\ud83d"}}', CHOICE % '{"delta":{},"finish_reason":[]}',
+    '{"choices":[],"usage":[1]}', '{"choices":[],"usage":{"prompt_tokens":"x"}}',
+    '{"choices":[],"usage":{"completion_tokens":-1}}', "9" * 5000,
+])  # fmt: skip
+def test_an_odd_line_of_a_stream_is_an_error(vllm: VllmChat, line: str) -> None:
+    async def read() -> Any:
+        backend = VllmBackend(Address(vllm.url, vllm.key), "base")
+        body = {"messages": [{"role": "user", "content": f"one odd:{line}"}]}
+        try:
+            return await assembled(backend.chunks(body, ""))
+        finally:
+            await backend.close()
+
+    with pytest.raises(RequestError, match="stream cannot be read"):
+        asyncio.run(read())

@@ -25,7 +25,6 @@ from urllib.parse import quote
 
 from soulkit.errors import RunError
 from soulkit.parse import parse_json
-from soulkit.runs.jsonl import open_unlinked
 
 VERSION = 3
 BUSY_S = 30.0
@@ -100,9 +99,10 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
     sqlite3.Error, OSError or RunError on failure; an existing file is left unchanged.
     """
+    if path.is_symlink():
+        raise unusable_ledger(path, "it is a link, so another file would be written")
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(open_unlinked(path, os.O_RDWR | os.O_CREAT))
-    db = _connect(path, "rw")
+    db = _connect(path, "rwc")
     try:
         _check_version(db, path, empty_ok=True)
         # NORMAL keeps every commit if the process is killed; a power cut may lose the last one.

@@ -110,7 +110,7 @@ _OBJECTS = ("config.json", "index.json", "tokenizer.json", "tokens.json", "token
 """Ends of the names of JSON files that loaders read; all of them contain an object."""
 _WITH_IDS = ("tokenizer.json", "vocab.json", "added_tokens.json")
 _COUNT = re.compile(r"n(um)?_(.*_)?(layer|block|expert|label)s?")
-_MOST_PARTS, _MOST, _MOST_TOKENS, _MOST_MODULES = 4096, 2**40, 10_000_000, 500_000
+_MOST_PARTS, _MOST, _MOST_TOKENS, _MOST_MODULES = 4096, 2**40, 10_000_000, 250_000
 """Maximum number of layers, labels, or experts of a layer; of any other number; of the id of a
 token; and of the modules and parameters of a model."""
 
@@ -150,12 +150,13 @@ def check_folder_files(folder: Path) -> None:
 def check_hub_files(where: str, revision: str) -> str | None:
     """Download and check the files of a Hub model that loaders read before its weights. Returns its
     current commit; None if the client does not report it."""
-    from transformers.utils import cached_file, cached_files
+    from transformers.utils import cached_file
 
     folder = Path(str(cached_file(where, "config.json", revision=revision))).parent
     commit = commit_of(folder) or None
-    cached_files(where, [*_ON_HUB], revision=commit or revision,
-                 _raise_exceptions_for_missing_entries=False)  # fmt: skip
+    for name in _ON_HUB:
+        cached_file(where, name, revision=commit or revision,
+                    _raise_exceptions_for_missing_entries=False)  # fmt: skip
     check_folder_files(folder)
     return commit
 

@@ -508,8 +508,16 @@ def test_a_damaged_file_of_requests_is_named(tmp_path: Path) -> None:
         list(book.requests(state))
 
 
-def test_a_damaged_book_is_not_guessed_at(tmp_path: Path) -> None:
-    (tmp_path / "batches.json").write_text('{"run": "x", "batches": [{"number": 1')
+@pytest.mark.parametrize("odd", [
+    {"batches": 5}, {"batches": [{"number": 1}]}, {"servers": {"a": {"refused": 1}}},
+    *({name: value} for name, value in (("number", []), ("base_url", {}), ("requests", None),
+                                        ("cost_limit", "x"), ("batch_id", None))),
+], ids=str)  # fmt: skip
+def test_a_damaged_book_is_not_guessed_at(tmp_path: Path, odd: dict[str, Any]) -> None:
+    BatchBook(tmp_path).add("http://a/v1", "m", [b"{}"], 0.0)
+    book = json.loads((tmp_path / "batches.json").read_text())
+    book |= odd if odd.keys() <= book.keys() else {"batches": [{**book["batches"][0], **odd}]}
+    (tmp_path / "batches.json").write_text(json.dumps(book))
     with pytest.raises(RunError, match=r"batches\.json"):
         Batches(tmp_path)
 

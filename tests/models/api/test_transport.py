@@ -105,6 +105,9 @@ def test_a_packed_reply_counts_unpacked(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(bomb) < 1 << 15
     text, _ = failure_text(Fault(raw=bomb, headers={"Content-Encoding": "gzip"}))
     assert text == "m: the reply is longer than 1 MB"
+    twice = gzip.compress(gzip.compress(json.dumps(completion({}, "yes")).encode()))
+    text, _ = failure_text(Fault(raw=twice, headers={"Content-Encoding": "gzip, gzip"}))
+    assert text == "m: the reply is longer than 1 MB"
     honest = gzip.compress(json.dumps(completion({}, "yes")).encode())
     fault = Fault(raw=honest, headers={"Content-Encoding": "gzip"})
     with ScriptedServer(script={0: fault}) as server:

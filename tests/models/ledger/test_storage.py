@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -356,3 +357,61 @@ def test_quantiles() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError):
         quantile([], 0.5)
+
+
+def journal_naming(victim: Path, path: Path) -> bytes:
+    """A journal that SQLite would play back to `path` and, to end it, delete the file `victim`."""
+    page, name = path.read_bytes()[:4096], os.fsencode(victim)
+    magic = bytes.fromhex("d9d505f920a163d7")
+    check = sum(page[3896::-200]) & 0xFFFFFFFF
+    head = magic + struct.pack(">5I", 1, 0, path.stat().st_size // 4096, 512, 4096)
+    end = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name))
+    record = struct.pack(">I", 1) + page + struct.pack(">I", check)
+    return head.ljust(512, b"\0") + record + end + magic
+
+
+def test_a_journal_that_names_another_file_is_not_played_back(tmp_path: Path) -> None:
+    path, victim = filled(tmp_path / "ledger.sqlite"), tmp_path / "victim.txt"
+    with closing_db(path) as db:
+        db.execute("PRAGMA journal_mode=DELETE")
+    journal = tmp_path / "ledger.sqlite-journal"
+    for refused in (False, True):  # what the check prevents, and that it does
+        victim.write_text("precious")
+        journal.write_bytes(journal_naming(victim, path))
+        if refused:
+            with pytest.raises(RunError, match="names another file"):
+                LedgerView(path)
+        else:
+            with closing_db(path) as db:
+                db.execute("SELECT COUNT(*) FROM calls").fetchone()
+        assert victim.exists() == refused
+
+
+@pytest.mark.parametrize("sql", [
+    "ALTER TABLE calls ADD COLUMN x AS (instr(zeroblob(30000), purpose)) VIRTUAL",
+    "CREATE INDEX i ON calls(length(reply))",
+    "CREATE VIEW v AS SELECT * FROM calls",
+    "ALTER TABLE settings RENAME TO s; CREATE TABLE settings (digest, body CHECK (length(body)))",
+])  # fmt: skip
+def test_tables_that_a_ledger_does_not_have_are_refused(sql: str, tmp_path: Path) -> None:
+    path = filled(tmp_path / "ledger.sqlite", 2)
+    with closing_db(path) as db:
+        db.executescript(sql)
+    for open_ledger in (LedgerView, Ledger):
+        with pytest.raises(RunError, match="are not those of a ledger"), open_ledger(path):
+            pass
+
+
+def test_bytes_in_the_place_of_a_name_are_damage(tmp_path: Path) -> None:
+    path = filled(tmp_path / "ledger.sqlite", 2)
+    with closing_db(path) as db:
+        db.execute("UPDATE calls SET role = x'78'")
+    with LedgerView(path) as view, pytest.raises(RunError, match="entries are damaged"):
+        list(view.groups())
+
+
+def test_nothing_is_recorded_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").symlink_to(tmp_path / "elsewhere.sqlite")
+    with pytest.raises(RunError, match="it is a link"), Ledger(tmp_path / "ledger.sqlite"):
+        pass
+    assert not (tmp_path / "elsewhere.sqlite").exists()

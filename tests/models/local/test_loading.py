@@ -25,14 +25,15 @@ from soulkit.models.local.loading import (
     ModelPlace,
     adapter_folder,
     auto_class,
-    commit_of,
     freeze_all_but_language,
     load_base,
+    load_tokenizer,
     locate,
     lora_targets,
     model_place,
 )
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.weights import commit_of
 from soulkit.play.requirements import missing_model
 from tests.support.servers.hub_server import HubServer
 from tests.support.servers.hub_server import commit_of as commit_of_files
@@ -326,3 +327,19 @@ def test_a_model_that_is_to_be_downloaded_is_named_with_its_revision(
     [gap] = missing_model("owner/name@v2")
     assert not gap.fatal and gap.error.way_out == "Run: hf download owner/name --revision v2"
     assert model_place("owner/name@v2") == ModelPlace("owner/name", "v2")
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("config.json", {"model_type": "qwen3", "num_labels": 10**9}),
+    ("tokenizer.json", {"model": {"vocab": {"x": 10**9}}}),
+])  # fmt: skip
+def test_the_files_of_a_hub_model_are_checked_before_a_library_reads_them(
+    name: str, content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"config.json": {"model_type": "qwen3"}, name: content}
+    packed = {file: json.dumps(one).encode() for file, one in files.items()}
+    with HubServer({"me/odd": packed}) as server:
+        on_hub(server, tmp_path, monkeypatch)
+        with pytest.raises(ModelLoadError, match="cannot be used") as caught:
+            load_tokenizer(model_place("me/odd"))
+    assert name in caught.value.what

@@ -66,6 +66,9 @@ def _handler(server: VllmChat) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             for word in words:
                 time.sleep(server.pause_s)
+                if word.startswith("odd:"):
+                    self._part(f"data: {word[4:]}\n\n".encode("utf-8", "surrogatepass"))
+                    continue
                 if word == "break":
                     self.close_connection = True
                     return
