@@ -101,16 +101,19 @@ def command(
 
     view = view_now()
     _write_figures(view.charts, figures, chosen, out)
-    if watch or chosen is Format.html:
-        page = out or unlinked(runs[0], "report", "index.html")
-        if watch:
-            _watch(view, view_now, page, every or 10)
-        else:
-            typer.echo(str(view.page(page)))
+    if watch:
+        _watch(view, view_now, out or _inside(runs[0], "index.html"), every or 10)
+    elif chosen is Format.html:
+        typer.echo(str(view.page(out or _inside(runs[0], "index.html"))))
     elif out is None and chosen in (Format.terminal, Format.table):
         _print_report(view)
     else:
         _write_text(_text(view, chosen), out)
+
+
+def _inside(run: Path, *file: str) -> Path:
+    """The folder of a run's reports, or a file there; never a link."""
+    return unlinked(run, "report", *file)
 
 
 _WHY_IGNORED = {"every": "It sets the pause of --watch.", "json": "It means --format json."}
@@ -230,7 +233,7 @@ def _exported(runs: list[Path], chosen: Format, out: Path | None, figures: Path 
             "This format is written from the episodes; figures are drawn from the results.",
             f"Run the command twice: once with --figures {figures}, once with --format {chosen}.",
         )
-    out = out or unlinked(runs[0], "report", _FILES[chosen])
+    out = out or _inside(runs[0], _FILES[chosen])
     if chosen is not Format.eee:
         files = [(name, path / EPISODES) for name, path in named_runs(runs)]
         typer.echo(str(write_episodes(files, out, parquet=chosen is Format.episodes_parquet)))
@@ -278,7 +281,7 @@ def _of_distillation(
     (result,) = results
     _write_figures(lambda: distillation_charts(result), figures, chosen, out)
     if chosen is Format.html:
-        typer.echo(str(write_page(result, out or unlinked(runs[0], "report"))))
+        typer.echo(str(write_page(result, out or _inside(runs[0]))))
     elif chosen is Format.json:
         from soulkit.distill.report import distillation_values
 

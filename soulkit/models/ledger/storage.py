@@ -214,8 +214,13 @@ def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False
     if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
         raise unusable_ledger(path, "it is not a ledger of soulkit")
     # Views, triggers, checks and generated columns are code that SQLite would run.
-    if any(parts[name] not in map(str.strip, TABLES) for name in tables):
+    if not {_without_space(parts[name]) for name in tables} <= set(map(_without_space, TABLES)):
         raise unusable_ledger(path, "its tables are not those of a ledger")
+
+
+def _without_space(sql: str) -> str:
+    """A definition as it may also have been written by earlier versions and `ALTER TABLE`."""
+    return "".join(str(sql).split())
 
 
 def unusable_ledger(path: Path | None, cause: str) -> RunError:
