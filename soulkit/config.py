@@ -538,14 +538,6 @@ def about(info: Any) -> dict[str, Any]:
     return dict(extra.get(OPTION, {})) if isinstance(extra, Mapping) else {}
 
 
-def applies(kind: type[BaseModel], name: str, traits: Collection[str]) -> bool:
-    """Whether a field is declared by `setting` and applies to commands or methods with `traits`."""
-    facts, owners = about(kind.model_fields[name]), getattr(kind, "owners", None)
-    if not facts or not set(facts["only"] or traits) & set(traits):
-        return False
-    return owners is None or not owners(name).isdisjoint(traits)
-
-
 def flag_of(name: str, info: Any, under: str = "") -> str | None:
     """The flag of the field `name`, such as `--thinking/--no-thinking`; None without an option."""
     flag: str | None = about(info).get("flag")

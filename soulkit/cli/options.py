@@ -197,11 +197,11 @@ def in_reading_order(options: Iterable[Option]) -> list[Option]:
 def _settings_options(
     kind: type[BaseModel], traits: frozenset[str], under: str = ""
 ) -> Iterator[Option]:
-    from soulkit.config import about, applies, flag_of, nested_settings
+    from soulkit.config import about, flag_of, nested_settings
 
     for name, info in kind.model_fields.items():
         facts = about(info)
-        if not applies(kind, name, traits):
+        if not _matters(kind, name, facts, traits):
             continue
         flag = flag_of(name, info, under)
         if flag is None:
@@ -217,6 +217,16 @@ def _settings_options(
             default_text(info), metavar, facts["complete"], info.is_required(),
             text_form(info.annotation, metavar),
         )  # fmt: skip
+
+
+def _matters(
+    kind: type[BaseModel], name: str, facts: Mapping[str, Any], traits: frozenset[str]
+) -> bool:
+    """Whether a field is declared by `setting` and applies to these commands or methods."""
+    if not facts or (facts["only"] and not traits & set(facts["only"])):
+        return False
+    owners = getattr(kind, "owners", None)
+    return owners is None or bool(traits & owners(name))
 
 
 def kind_of(annotation: Any, metavar: str | None) -> Any:

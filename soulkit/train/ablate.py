@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.api_keys import printable
-from soulkit.config import applies, read_settings_file
+from soulkit.config import about, read_settings_file
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
 from soulkit.eval.config import EvalConfig
@@ -182,7 +182,7 @@ def comparable(method: str) -> bool:
 def _setting(part: str, spelling: str, method: str) -> tuple[str, Any]:
     name, equals, text = part.partition("=")
     name = name.strip().replace("-", "_")
-    names = settings_used(method) - {"seed"}
+    names = settings_used(method) - {"method", "seed"}
     if (head := name.partition(".")[0]) not in names:
         raise ConfigError(
             f"'{part}' in '{spelling}' is not a setting of {method}.",
@@ -207,10 +207,18 @@ def _setting(part: str, spelling: str, method: str) -> tuple[str, Any]:
     return name, value
 
 
+OPTIONAL = {"feedback", "refined", "sft"}
+"""Traits of methods; a setting that needs one of them does nothing in another method."""
+
+
 def settings_used(method: str) -> set[str]:
     """The settings that apply to a method; `full`, which is an option of sft, applies to all."""
     kind, traits = settings_class(method), method_class(method).traits(method)
-    return {"full", *(name for name in kind.model_fields if applies(kind, name, traits))}
+    needs = {name: set(about(field)["only"]) for name, field in kind.model_fields.items()}
+    return {"full"} | {
+        name for name, some in needs.items()
+        if kind.owners(name) & traits and not (some and some <= OPTIONAL - traits)
+    }  # fmt: skip
 
 
 def uses(method: str, name: str) -> bool:

@@ -41,7 +41,7 @@ def test_a_margin_starts_at_zero_in_every_iteration(tmp_path: Path) -> None:
             ("--task", "tomi", "--data", "synth:4"),
             "cannot train on tomi: it is scored without a judge",
         ),
-        (("--set", "teacher=base"), "does not work with teacher"),
+        (("--set", "teacher=base"), "--set teacher has no effect"),
         (("--group-size", 1), "does not work with --group-size 1"),
         (("--set", "kl_coef=0.1", "--set", "ratio=sequence"), "does not work with kl_coef, ratio"),
     ],
