@@ -202,8 +202,8 @@ def version(db: sqlite3.Connection) -> int:
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger of this version, or empty if `empty_ok`."""
     with closing(db.execute("SELECT name, sql FROM sqlite_master")) as cursor:
-        parts = {str(name): sql for name, sql in cursor}
-    tables, file_version = {name for name, sql in parts.items() if sql is not None}, version(db)
+        parts = [(name, sql) for name, sql in cursor if sql is not None]  # no automatic indexes
+    tables, file_version = {name for name, _ in parts}, version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' has version {file_version}, but this soulkit only reads "
@@ -214,7 +214,7 @@ def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False
     if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
         raise unusable_ledger(path, "it is not a ledger of soulkit")
     # Views, triggers, checks and generated columns are code that SQLite would run.
-    if not {_without_space(parts[name]) for name in tables} <= set(map(_without_space, TABLES)):
+    if not {_without_space(sql) for _, sql in parts} <= set(map(_without_space, TABLES)):
         raise unusable_ledger(path, "its tables are not those of a ledger")
 
 

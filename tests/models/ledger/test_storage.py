@@ -391,6 +391,7 @@ def test_a_journal_that_names_another_file_is_not_played_back(tmp_path: Path) ->
     "ALTER TABLE calls ADD COLUMN x AS (instr(zeroblob(30000), purpose)) VIRTUAL",
     "CREATE INDEX i ON calls(length(reply))",
     "CREATE VIEW v AS SELECT * FROM calls",
+    "CREATE TRIGGER calls AFTER INSERT ON calls BEGIN DELETE FROM calls; END",
     "ALTER TABLE settings RENAME TO s; CREATE TABLE settings (digest, body CHECK (length(body)))",
 ])  # fmt: skip
 def test_tables_that_a_ledger_does_not_have_are_refused(sql: str, tmp_path: Path) -> None:
