@@ -169,11 +169,12 @@ def ablate_options(comparison: Sequence[Option] = COMPARISON) -> list[Option]:
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The command line as settings of `method`, without those that only other methods have."""
-    from soulkit.train.ablate import uses
+    from soulkit.train.ablate import idle_settings
 
     values, chats = _without_chats(method, values)
     written = settings_from(method_options(method), values, _rows, tasks_in(values.get("config")))
-    written = {name: value for name, value in written.items() if uses(method, name)}
+    for name in idle_settings(method, written):
+        del written[name]
     return {"method": method, **chats, **written}
 
 

@@ -17,7 +17,7 @@ import hashlib
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
@@ -221,22 +221,23 @@ def settings_used(method: str) -> set[str]:
     }  # fmt: skip
 
 
-def uses(method: str, name: str) -> bool:
-    """Whether a setting, such as `lora.r`, applies to a method; true for unknown names, which the
-    settings themselves refuse."""
-    head = name.partition(".")[0]
-    return head in settings_used(method) or head not in settings_class(method).model_fields
+def idle_settings(method: str, names: Iterable[str]) -> set[str]:
+    """Those of `names`, such as `lora.r`, that do nothing in a method; without unknown names, which
+    the settings themselves refuse."""
+    idle = settings_class(method).model_fields.keys() - settings_used(method)
+    return {name for name in names if name.partition(".")[0] in idle}
 
 
 def refuse_idle_settings(methods: Sequence[str], options: Mapping[str, str]) -> None:
     """ConfigError for a setting that no method uses, from its name → the option that sets it."""
-    for name, option in options.items():
-        if not any(uses(method, name) for method in methods):
-            raise ConfigError(
-                f"{option} has no effect here.",
-                f"It is not a setting of {' or '.join(dict.fromkeys(methods))}.",
-                "Leave it out.",
-            )
+    several = dict.fromkeys(methods)
+    idle = set(options).intersection(*(idle_settings(method, options) for method in several))
+    for option in (option for name, option in options.items() if name in idle):
+        raise ConfigError(
+            f"{option} has no effect here.",
+            f"It is not a setting of {' or '.join(several)}.",
+            "Leave it out.",
+        )
 
 
 def plan_arms(
