@@ -82,13 +82,15 @@ def test_own_patterns_go_first_and_regions_decide_about_national_numbers() -> No
     "unit", ["1 ", "1/", "12 ", "123 ", "1'", "+1 ", "a@", "1.", "order ", "f1:"]
 )
 def test_hostile_texts_take_linear_time(unit: str) -> None:
+    """Ten times the text takes ten times as long; quadratic patterns would take a hundred times."""
+
     def seconds(length: int) -> float:
         start = time.process_time()
         find_private(unit * (length // len(unit)))
         return time.process_time() - start
 
-    least = max(seconds(5_000), 0.01)
-    assert seconds(50_000) < 15 * least
+    least = max(min(seconds(5_000) for _ in range(3)), 0.01)
+    assert min(seconds(50_000) for _ in range(3)) < 40 * least
 
 
 def test_after_many_candidates_numbers_are_replaced_without_a_check() -> None:

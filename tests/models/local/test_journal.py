@@ -257,7 +257,7 @@ def test_single_replies_share_writes_that_do_not_block_the_loop(
     def slow(handle: int) -> None:
         usual(handle)
         synced[0] += 1
-        time.sleep(0.2)
+        time.sleep(1.0)
 
     async def record(journal: Journal, rollout: int) -> None:
         await journal.record(journal_key(rollout), ODD)
@@ -277,7 +277,7 @@ def test_single_replies_share_writes_that_do_not_block_the_loop(
 
     monkeypatch.setattr(os, "fsync", slow)
     asyncio.run(run())
-    assert max(gaps) < 0.2 and synced[0] <= 3
+    assert max(gaps) < 1.0 and synced[0] <= 3
     assert len(Journal(path)) == 20
 
 

@@ -138,7 +138,7 @@ def test_a_message_without_end_takes_no_time(text: str) -> None:
     find_faults(talk("hi"), "person", ZOFIA)
     start = time.process_time()
     find_faults(talk("hi", text, text), "person", ZOFIA)
-    assert time.process_time() - start < 0.4  # two lines; an idle machine needs a fifth of it
+    assert time.process_time() - start < 2  # 0.1 s on an idle machine; quadratic: hours
 
 
 @pytest.mark.slow
