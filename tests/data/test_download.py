@@ -138,11 +138,11 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, pause_s=0.1) as server:
         process = start(server.url, "--out", str(tmp_path))
         end = time.monotonic() + 600
-        while server.sent < 4 * CHUNK and time.monotonic() < end:
+        while server.sent < 5 * CHUNK and time.monotonic() < end:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         _, err = process.communicate()
-        assert server.sent >= 4 * CHUNK, err
+        assert server.sent >= 5 * CHUNK, err
         assert names_in(tmp_path) & {NAME} == set()
         have = next(tmp_path.glob(f".{NAME}.*.part")).stat().st_size
         assert 0 < have < len(HITOM)

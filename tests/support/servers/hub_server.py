@@ -331,10 +331,10 @@ class _Handler(BaseHTTPRequestHandler):
         end = len(content) if fault.cut_after is None else fault.cut_after
         for start in range(0, end, CHUNK):
             chunk = content[start : min(start + CHUNK, end)]
+            with owner.lock:  # before the client has it: it may look at once
+                owner.sent += len(chunk)
             self.wfile.write(chunk)
             self.wfile.flush()
-            with owner.lock:
-                owner.sent += len(chunk)
             if owner.pause_s:
                 time.sleep(owner.pause_s)
         if fault.cut_after is not None:
