@@ -354,10 +354,18 @@ def trained_text(row: MethodRow) -> str:
     return ", ".join(f"{part} {n:,.0f}" for part, n in row.trained.items()) or DASH
 
 
+def _has_ends(ablation: Ablation) -> bool:
+    """Whether final replies were scored after training."""
+    return bool(ablation.eval_judge or ablation.finals)
+
+
+def _end_name(ablation: Ablation) -> str:
+    return "judge score" if ablation.eval_judge else "evaluation"
+
+
 def methods_grid(ablation: Ablation) -> Grid:
     """The table: scores with their differences from the first method, then budgets."""
-    name = "final judge score" if ablation.eval_judge else "final evaluation"
-    judged = [(name, "judged")] if ablation.eval_judge or ablation.finals else []
+    judged = [(f"final {_end_name(ablation)}", "judged")] if _has_ends(ablation) else []
     dev = [("dev", "dev")] if any(row.dev.mean is not None for row in ablation.rows) else []
     scores = [*judged, ("final reward", "final"), ("area", "area"), *dev]
     budgets = ("rollouts per step", "trained tokens per step", "time", "seeds")
@@ -381,8 +389,7 @@ def methods_grid(ablation: Ablation) -> Grid:
 def method_finding(ablation: Ablation) -> str:
     """One sentence: the method that differs most from the first one in its final evaluation or else
     its final reward, among those whose interval excludes zero."""
-    judged = "judge score" if ablation.eval_judge else "evaluation" if ablation.finals else ""
-    name, what = ("judged", judged) if judged else ("final", "reward")
+    name, what = ("judged", _end_name(ablation)) if _has_ends(ablation) else ("final", "reward")
     differences = {row.arm: getattr(row, f"{name}_difference") for row in ablation.rows}
     moved = {arm: d for arm, d in differences.items() if d and d.mean}
     clear = {arm: d for arm, d in moved.items() if (d.low or 0.0) > 0 or (d.high or 0.0) < 0}
@@ -532,7 +539,7 @@ def ablation_charts(ablation: Ablation) -> list[Chart]:
     )
     shown = [panel for panel in panels if panel.dots]
     results = Chart(name="results", title="Results", caption=caption, panels=shown)
-    return [*final_charts(ablation), *([results] if shown else []), *sweep_charts(rows),
+    return [*final_charts(ablation), *([results] if shown else []), *sweep_charts(ablation),
             *ablation.curves]  # fmt: skip
 
 
@@ -560,25 +567,27 @@ NUMBER = re.compile(r":([\w.]+)=([-+]?\.?\d[\d.]*(?:e[-+]?\d+)?)(?=:|$)", re.IGN
 """A setting of an arm with a number as its value."""
 
 
-def sweep_charts(rows: Sequence[MethodRow]) -> list[Chart]:
-    """Final reward against every setting that has three or more values in arms that are otherwise
-    the same."""
+def sweep_charts(ablation: Ablation) -> list[Chart]:
+    """Final score, or else final reward, against every setting that has three or more values in
+    arms that are otherwise the same."""
+    rows, name = ablation.rows, "judged" if _has_ends(ablation) else "final"
+    what = _end_name(ablation) if name == "judged" else "draft reward"
     swept: dict[str, dict[str, list[tuple[float, OverSeeds]]]] = {}
     for row in rows:
         for part in NUMBER.finditer(row.arm):
             rest = row.arm[: part.start()] + row.arm[part.end() :]
             points = swept.setdefault(part[1], {}).setdefault(rest, [])
-            points.append((float(part[2]), row.final))
+            points.append((float(part[2]), getattr(row, name)))
     panels = []
-    for name, arms in swept.items():
+    for setting, arms in swept.items():
         curves = [_swept_curve(arm, points) for arm, points in arms.items() if len(points) > 2]
         if curves:
             curves = [replace(curve, colour=n) for n, curve in enumerate(curves, 1)]
-            mean = None if f":{name}=" in rows[0].arm else rows[0].final.mean
+            mean = None if f":{setting}=" in rows[0].arm else getattr(rows[0], name).mean
             rules = [] if mean is None else [(rows[0].arm, mean)]
-            panels.append(Plot(title="", curves=curves, axis=name, steps=False, rules=rules))
-    caption = "Draft reward in the last steps with 95% intervals. Dashed: the first method."
-    return [Chart(name="sweep", title="Final draft reward by setting", caption=caption,
+            panels.append(Plot(title="", curves=curves, axis=setting, steps=False, rules=rules))
+    caption = "Means over seeds with 95% intervals. Dashed: the first method."
+    return [Chart(name="sweep", title=f"Final {what} by setting", caption=caption,
                   panels=panels)] if panels else []  # fmt: skip
 
 

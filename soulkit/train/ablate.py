@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -57,6 +58,8 @@ Status = Literal["waiting", "finished", "failed"]
 STATE = "ablation.json"
 FINAL = "final-eval"
 """Folder of the final evaluation in that of a run; in OUT/base that of the untrained model."""
+MOST_ARMS = 200
+"""Arms of one sweep."""
 SEATED = ("task_players", "coach")
 """Settings that name players; defaults are filled in."""
 
@@ -134,13 +137,18 @@ class ListedRun:
 def parse_arms(text: str) -> list[Arm]:
     """`grpo,ditto:only_copy,ditto:lambda_fb=0|1:kl_coef=0.01` → arms, in this order, one for every
     combination of the values between `|`. ConfigError for an unknown method or setting, a setting
-    without its value, the same arm twice, or none."""
+    without its value or with two, the same arm twice, too many, or none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     arms = [parse_arm(one) for part in parts for one in _swept(part)]
-    twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
-    if twice or not arms:
+    same = [
+        f"'{a.spelling}' is listed twice." if a.spelling == b.spelling
+        else f"'{a.spelling}' and '{b.spelling}' are the same arm."
+        for a, b in combinations(arms, 2)
+        if a.slug == b.slug or (a.method, a.settings) == (b.method, b.settings)
+    ]  # fmt: skip
+    if same or not arms:
         raise ConfigError(
-            f"'{twice[0]}' is listed twice." if twice else "--methods names no method.",
+            same[0] if same else "--methods names no method.",
             "Each method of a comparison has its own folder and its own row in the table.",
             "Write, for example, --methods grpo,ditto,ditto:lambda_fb=0",
         )
@@ -154,12 +162,24 @@ def _swept(spelling: str) -> Iterator[str]:
     for part in parts:
         name, equals, values = part.partition("=")
         settings.append([f"{name}{equals}{value.strip()}" for value in values.split("|")])
+    if (n := prod(map(len, settings))) > MOST_ARMS:
+        raise ConfigError(
+            f"The sweep over {method} has {n:,} arms; the most are {MOST_ARMS}.",
+            "Every combination of the values between | is an arm of its own.",
+            "List fewer values, or sweep one setting after another.",
+        )
     return (":".join((method, *chosen)) for chosen in product(*settings))
 
 
 def parse_arm(spelling: str) -> Arm:
     """`ditto:lambda_fb=0` → the arm."""
     method, *parts = spelling.split(":")
+    if "|" in spelling:
+        raise ConfigError(
+            f"'{spelling}' names several values for a setting.",
+            "This command trains one method with one value for every setting.",
+            f"Compare values with soul train ablate --methods '{spelling}'.",
+        )
     if not comparable(method):
         methods = rollout_methods()
         raise ConfigError(
@@ -167,8 +187,13 @@ def parse_arm(spelling: str) -> Arm:
             "A comparison needs methods that play rollouts: only their rewards are comparable.",
             did_you_mean(method, methods),
         )
-    settings = dict(_setting(part, spelling, method) for part in parts)
-    return Arm(spelling, method, settings)
+    settings = [_setting(part, spelling, method) for part in parts]
+    for name in (name for name, n in Counter(name for name, _ in settings).items() if n > 1):
+        raise ConfigError(
+            f"'{spelling}' sets {name} twice.", "A setting has one value in an arm.",
+            f"Write it once; values to compare are written {name}=A|B.",
+        )  # fmt: skip
+    return Arm(spelling, method, dict(settings))
 
 
 def comparable(method: str) -> bool:

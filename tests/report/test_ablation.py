@@ -271,9 +271,14 @@ def test_a_sweep_is_drawn_against_its_setting_from_three_values_on(tmp_path: Pat
     assert list(curve.steps) == [0, 0.5, 1]
     finals = {row.arm: row.final for row in whole.rows}
     assert panel.rules == [("grpo", finals["grpo"].mean)]
-    (own,) = ablation.sweep_charts([row for row in whole.rows if row.arm in swept])
+    alone = replace(whole, rows=tuple(row for row in whole.rows if row.arm in swept))
+    (own,) = ablation.sweep_charts(alone)
     assert not own.panels[0].rules  # the first method is a point of the curve
     assert list(curve.values) == [finals[swept[i]].mean for i in (1, 2, 0)]
     assert list(curve.low) == [finals[swept[i]].low for i in (1, 2, 0)]
-    page = write_ablation(whole, tmp_path / "page").read_text("utf-8")
-    assert "Final draft reward by setting" in page
+    assert chart.title == "Final draft reward by setting"
+    assert chart.title in write_ablation(whole, tmp_path / "page").read_text("utf-8")
+    ends = [replace(row, judged=replace(row.final, mean=i)) for i, row in enumerate(alone.rows)]
+    (judged,) = ablation.sweep_charts(replace(alone, rows=tuple(ends), eval_judge="oracle"))
+    assert judged.title == "Final judge score by setting"
+    assert list(judged.panels[0].curves[0].values) == [1, 2, 0]

@@ -17,7 +17,7 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.report import ablation
 from soulkit.report.ablation import write_ablation
 from soulkit.runs.records import load_records
-from soulkit.train.ablate import Arm, parse_arms, plan_arms
+from soulkit.train.ablate import Arm, parse_arm, parse_arms, plan_arms
 from tests.support import judged
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.training import CTRL_C, random_model, soul
@@ -71,12 +71,20 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
         ("ditto:seed=3", "setting"), ("erl:accept_from=", "no value"),
         ("ditto:accept_from=1", "not a setting of ditto"),
         ("ditto:lambda_fb=1|", "no value"), ("ditto:lambda_fb=1|1", "twice"),
+        ("ditto:lambda_fb=0|0.0", "are the same arm"), ("ditto:lambda_fb=0:lambda-fb=1", "twice"),
+        ("ditto:lambda_fb=" + "|".join(map(str, range(201))), "201 arms"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_told(text: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_arms(text)
     assert word in " ".join(caught.value.lines())
+
+
+def test_a_matrix_has_no_sweeps() -> None:
+    with pytest.raises(ConfigError, match="several values") as caught:
+        parse_arm("grpo:lora.r=2|4")
+    assert "soul train ablate --methods 'grpo:lora.r=2|4'" in caught.value.way_out
 
 
 def test_rollouts_are_matched_by_doubling_drafts_where_nothing_is_refined(tmp_path: Path) -> None:
