@@ -174,6 +174,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def word_count(text: str) -> int:
+    """Words of a text, for estimates of tokens; four additional UTF-8 bytes of characters outside
+    ASCII count as one more, because Chinese, for example, has no spaces between words."""
+    return len(text.split()) + (len(text.encode("utf-8", "surrogatepass")) - len(text)) // 4
+
+
 def listed(counts: Mapping[str, int]) -> str:
     """`1 failed request, 3,000 system messages`, from counts by name in the plural."""
     names = {n: re.sub(r"(?:(i)e)?s\b", lambda m: "y" if m[1] else "", n, count=1) for n in counts}

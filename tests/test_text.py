@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from soulkit.text import byte_size, dollars, duration, join_and, listed, web_address
+from soulkit.text import (
+    byte_size,
+    dollars,
+    duration,
+    join_and,
+    listed,
+    web_address,
+    word_count,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +43,16 @@ def test_what_no_request_could_be_sent_to(text: str) -> None:
 )  # fmt: skip
 def test_numbers_and_lists_in_words(shown: str, words: str) -> None:
     assert shown == words
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("", 0, 0), ("two words", 2, 2), ("déjà vu", 2, 2), ("\ud800", 1, 1),
+     ("我不知道他昨天为什么没有来", 6, 13), ("彼は昨日なぜ来なかったのだろう", 7, 15),
+     ("Я не знаю, почему он не пришёл вчера", 8, 20)],
+)  # fmt: skip
+def test_words_are_counted_without_spaces_too(text: str, least: int, most: int) -> None:
+    assert least <= word_count(text) <= most
 
 
 def test_counts_are_listed_in_the_singular_and_the_plural() -> None:

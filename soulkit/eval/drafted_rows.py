@@ -46,7 +46,7 @@ from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch
 from soulkit.tasks.kit.spec import DRAFTED_BY, ORIGIN
-from soulkit.text import join_and, one_line
+from soulkit.text import join_and, one_line, word_count
 from soulkit.types import Call, Role
 
 COMMAND = "data build"
@@ -202,7 +202,7 @@ def _draw(seed: int, key: str) -> str:
 
 def _words(sketch: Sketch, role: str) -> int:
     """Words of a question; the filter's prompt is about the drafter's prompt plus the draft."""
-    return len(sketch.draft.prompt.split()) + (USUAL["drafter"] if role == "filter" else 0)
+    return word_count(sketch.draft.prompt) + (USUAL["drafter"] if role == "filter" else 0)
 
 
 # -- asking --------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
 from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import read_object, write_json
+from soulkit.text import word_count
 from soulkit.types import Call, Segment
 from soulkit.version import __version__
 
@@ -160,7 +161,7 @@ class Continuations:
     def plan(self) -> Plan:
         nobody = PlayerTerms(role="actor", name="", limit=0, served=False)
         terms = voice_of(self.config, "partner", self.config.player, nobody)
-        words = [sum(len(part.text.split()) for part in turn.context) for turn in self.turns]
+        words = [sum(word_count(part.text) for part in turn.context) for turn in self.turns]
         load = question_load(terms, 2 * words)
         task = TaskPlan(
             task="closeness", examples=len(words), episodes=len(words), prompt_words=2 * sum(words),

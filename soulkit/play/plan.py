@@ -23,7 +23,7 @@ from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.reporting import Reporter
 from soulkit.tasks.kit.base import Control, Task
 from soulkit.tasks.kit.loading import STAND_IN
-from soulkit.text import counted, dollars
+from soulkit.text import counted, dollars, word_count
 from soulkit.types import Example, Role
 
 PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
@@ -39,9 +39,9 @@ def words_by_seat(
     """The number of words in the first prompt of each acted seat, with the actor's `own`
     instructions; for rows that are not here, as `published`."""
     if published and example.source == STAND_IN and task.spec.size is not None:
-        return [task.spec.size.words + len(own.text.split())] * len(task.acted_seats(example))
+        return [task.spec.size.words + word_count(own.text)] * len(task.acted_seats(example))
     contexts = map(own.added_to, task.previews(example).values())
-    return [sum(len(segment.text.split()) for segment in context) for context in contexts]
+    return [sum(word_count(segment.text) for segment in context) for context in contexts]
 
 
 def opening_words(task: Task, example: Example, role: str) -> float | None:
@@ -81,7 +81,7 @@ def episode_tokens(task: Task, example: Example, reply: int, prompt: int | None 
 def words_of_value(value: Any) -> int:
     """Words in all strings of a JSON value."""
     if isinstance(value, str):
-        return len(value.split())
+        return word_count(value)
     if isinstance(value, Mapping):
         return sum(map(words_of_value, value.values()))
     if isinstance(value, Sequence):

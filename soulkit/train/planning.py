@@ -30,7 +30,7 @@ from soulkit.models.local.footprint import (
 from soulkit.models.players.settings import PANELS
 from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
-from soulkit.text import byte_size, counted
+from soulkit.text import byte_size, counted, word_count
 from soulkit.train.config import TrainConfig
 from soulkit.train.memory import (
     card_lines,
@@ -307,7 +307,7 @@ class TokenCounter:
 
     def count(self, text: str) -> int:
         if self._tokenizer is None:
-            return round(len(text.split()) * TOKENS_PER_WORD)
+            return round(word_count(text) * TOKENS_PER_WORD)
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def sizes(self, lesson: Lesson) -> tuple[int, int]:

@@ -64,6 +64,7 @@ from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.conditions import Conditions, Panel
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import read_object, write_json
+from soulkit.text import word_count
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"
@@ -125,7 +126,7 @@ class _SurveyedModel(ObservedModel):
         try:
             return await super().complete(context, sampling, call)
         except ReplayMiss:
-            words = sum(len(segment.text.split()) for segment in context)
+            words = sum(word_count(segment.text) for segment in context)
             self._survey.words.setdefault(self._seat, []).append(words)
             raise
 

@@ -42,6 +42,7 @@ from soulkit.models.local.threads import trial
 from soulkit.models.players.functions import error_words
 from soulkit.parse import ParseError, parse_yaml, read_limited
 from soulkit.tasks.kit.user_code import BUILTIN
+from soulkit.text import word_count
 from soulkit.types import Feedback, Segment
 
 WITHOUT_CONSTANTS: Mapping[str, Any] = {
@@ -297,7 +298,7 @@ class PromptFolder:
                 files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
         names = sorted({file.stem for file in files if file.stem.startswith(starts)})
         names = [*(n for n in self.texts if n.startswith(starts) and n not in names), *names]
-        return {name: len(self.source(name).split()) for name in names}
+        return {name: word_count(self.source(name)) for name in names}
 
     def is_shared(self, name: str) -> bool:
         """Whether the task uses the shared template `name` because it has none of its own."""
