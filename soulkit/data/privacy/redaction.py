@@ -27,7 +27,7 @@ from soulkit.data.exports.datasets import COLUMNS, KEYS, PEOPLE, ROLES, SPEAKERS
 from soulkit.data.files import BadRow, check_target, read_text, refuse_same, write_lines
 from soulkit.data.privacy.finders import DOCUMENTATION, REGIONS, find_private
 from soulkit.errors import ConfigError, DataError, MissingPackage
-from soulkit.parse import json_or_none
+from soulkit.parse import PATTERN_ERRORS, json_or_none
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_secret
 from soulkit.text import one_line
@@ -144,7 +144,8 @@ def _kept(kind: str, text: str) -> int:
             code = str(parse(f"+{text[start.end() :]}", None).country_code)
         except NumberParseException:
             return start.end()
-        return text.index(code[-1], start.end() + len(code) - 1) + 1
+        digits = [m.start() for m in re.finditer(r"\d", text[start.end() :])]  # of any script
+        return start.end() + digits[len(code) - 1] + 1
     start = re.match(_KEPT.get(kind, ""), text)
     return start.end() if start else 0
 
@@ -210,12 +211,16 @@ class Redaction:
                 f"Install it with: python -m spacy download {self.model}",
             ) from error
 
-    def _spans(self, text: str, names: re.Pattern[str] | None) -> list[tuple[int, int, str]]:
+    @cached_property
+    def _added(self) -> Names:
+        return names_of(self.add)
+
+    def _spans(self, text: str, names: Names) -> list[tuple[int, int, str]]:
         """Start, end and kind of everything to replace in a text, in order."""
         spans = [(one.start, one.end, one.kind)
                  for one in find_private(text, self.patterns, self.regions)]  # fmt: skip
-        for match in names.finditer(text) if names else ():
-            spans.append((*match.span(), self.add.get(match[0].casefold(), "name")))
+        for start, end in [*named_in(text, names), *named_in(text, self._added)]:
+            spans.append((start, end, self.add.get(text[start:end].casefold(), "name")))
         for entity in self._entities(text).ents if self._entities else ():
             if kind := _ENTITIES.get(entity.label_):
                 spans.append((entity.start_char, entity.end_char, kind))
@@ -228,12 +233,13 @@ class Redaction:
 
     def walk(self, row: Any, change: Callable[[str, str, str], str]) -> Any:
         """The row with `change(kind, original, context)` in place of every private item."""
-        names = _words_pattern({*_names(row), *self.add})
+        names = names_of(_names(row), _PARTS)
 
         def text(value: str) -> str:
             if value[:1] in ("{", "[") and isinstance(inner := json_or_none(value), dict | list):
                 new = walk(inner)
-                return value if new == inner else json.dumps(new, ensure_ascii=False)
+                halves = "\\ud" in value.lower()  # of a surrogate pair, perhaps without the other
+                return value if new == inner else json.dumps(new, ensure_ascii=halves)
             if not (spans := self._spans(value, names)):
                 return value
             masked = _joined(value, spans, lambda kind, _: f"[{kind}]")
@@ -301,14 +307,41 @@ def _speakers(row: Mapping[str, Any]) -> Iterator[str]:
             yield words[0]
 
 
-def _words_pattern(words: set[str]) -> re.Pattern[str] | None:
-    parts = []
-    for word in sorted(words, key=lambda word: (-len(word), word)):
-        common = _COMMON.fullmatch(word)
-        part = f"(?-i:{re.escape(word.capitalize())})" if common else re.escape(word)
-        # Scripts without spaces have no word boundaries.
-        parts.append(part if word[0] >= "\u2e80" else rf"(?<!\w){part}(?!\w)")
-    return re.compile("|".join(parts), re.IGNORECASE) if parts else None
+Names = dict[str, Any]
+"""First word of a name → the words that may follow; the key "" ends a name. Its value is the only
+spelling of a name that is also a word, else empty."""
+_PART = re.compile(r"[\u2e80-\U0010ffff]|[^\W\u2e80-\U0010ffff]+|\W")
+"""Scripts from U+2E80 on have no spaces between words."""
+_PARTS = 100
+"""Parts of a speaker's name that are looked for: words, and the signs between them."""
+
+
+def names_of(words: Iterable[str], most: int | None = None) -> Names:
+    """The names to look for, without regard to capital letters; of each the first `most` parts."""
+    names: Names = {}
+    for word in words:
+        node = names
+        for part in _PART.findall(word)[:most]:
+            node = node.setdefault(part.casefold(), {})
+        node[""] = word.capitalize() if _COMMON.fullmatch(word) else ""
+    return names
+
+
+def named_in(text: str, names: Names) -> Iterator[tuple[int, int]]:
+    """Start and end of the names in a text, the longest at each place."""
+    parts = [*_PART.finditer(text)] if names else []
+    at = 0
+    while at < len(parts):
+        node, end = names, at
+        for place in range(at, len(parts)):
+            node = node.get(parts[place][0].casefold(), {})
+            if not node:
+                break
+            if node.get("") in ("", parts[place][0]):
+                end = place + 1
+        if end > at:
+            yield parts[at].start(), parts[end - 1].end()
+        at = max(end, at + 1)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -375,7 +408,7 @@ def compiled(patterns: Iterable[str]) -> dict[str, re.Pattern[str]]:
         try:
             own[kind] = re.compile(pattern)
             usable = bool(kind and equals) and not own[kind].match("")
-        except re.error:
+        except PATTERN_ERRORS:
             usable = False
         if not usable:
             raise ConfigError(
@@ -409,7 +442,14 @@ def _sheet(redaction: Redaction) -> str:
 
 def _read_sheet(path: Path, redaction: Redaction) -> None:
     """Take the decisions of a sheet; rows without a count were added by a person."""
-    rows = list(csv.DictReader(io.StringIO(read_text(path))))
+    csv.field_size_limit(2**31 - 1)
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as error:
+        raise DataError(
+            f"The sheet '{path}' cannot be read.", f"It is not a valid CSV file: {error}.",
+            "Save it as CSV, or delete it: the same command writes a new one.",
+        ) from error  # fmt: skip
     for number, row in enumerate(rows, 2):
         decision, text = (row.get("decision") or "").strip().lower(), row.get("text") or ""
         if decision not in (KEEP, REPLACE) or not text:

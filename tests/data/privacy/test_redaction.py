@@ -7,7 +7,9 @@ import json
 import re
 import stat
 import sys
+import time
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +83,25 @@ def test_speakers_are_replaced_where_they_stand_as_words(tmp_path: Path) -> None
     assert (user["speaker"], user["content"]) == ("user", "the user said hi")
 
 
+def test_thousands_of_speakers_take_seconds(tmp_path: Path) -> None:
+    names = ["n" + "".join(letters) for letters in product("abcdefghij", repeat=4)]
+    start = time.process_time()
+    [safe] = redacted(tmp_path, between(*((name, f"{name} and {name}s") for name in names)))
+    assert time.process_time() - start < 60  # 3 s; an alternation of all names takes minutes
+    last = safe["messages"][-1]
+    assert last["content"] == f"{last['speaker'].lower()} and {names[-1]}s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+٤٤ ٢٠ ٧٩٤٦ ٠٩٥٨", "+４４ ２０ ７９４６ ０９５８", '{"a": "\\ud800 ' + MAIL + '"}'],
+)
+def test_other_digits_and_half_surrogates_stop_no_file(tmp_path: Path, text: str) -> None:
+    [safe] = redacted(tmp_path, between(("A1", text)))
+    made = safe["messages"][0]["content"]
+    assert made != text and made[:3] == text[:3] and find_private(made) == []
+
+
 def test_a_person_keeps_the_pseudonym_and_no_original_is_one(tmp_path: Path) -> None:
     names = [f"u{n}" for n in range(10)]
     rows = [between(("a" + n, MAIL), person=n, id=f"c{n}") for n in names * 2]
@@ -116,7 +137,7 @@ def test_own_patterns_and_their_errors(tmp_path: Path) -> None:
     patterns = compiled(["customer=KD-[0-9]{6}"])
     [safe] = redacted(tmp_path, between(("A1", "I am KD-123456")), patterns=patterns)
     assert re.fullmatch(r"I am [A-Z]{2}-\d{6}", safe["messages"][0]["content"])
-    for wrong in ("KD", "=a", "x=(", "x=a*"):
+    for wrong in ("KD", "=a", "x=(", "x=a*", "x=a{99999999999999999999}", "x=" + "(" * 5000):
         with pytest.raises(ConfigError, match="cannot be used"):
             compiled([wrong])
 
@@ -133,6 +154,9 @@ def test_the_sheet_is_corrected_and_applied(tmp_path: Path) -> None:
     assert redact_chats(str(path), safe, Redaction(), review=sheet)
     result = safe.read_text(encoding="utf-8")
     assert PHONE in result and not any(one in result for one in (MAIL, "Foo", "Ana"))
+    long = "n" * 200_000
+    sheet.write_text(f"{text}replace,name,{long},,\n".replace("\n", "\r"), encoding="utf-8")
+    assert redact_chats(str(path), tmp_path / "mac.jsonl", Redaction(), review=sheet)
     sheet.write_text(text.replace("replace,", "perhaps,"), encoding="utf-8")
     with pytest.raises(DataError, match="perhaps"):
         redact_chats(str(path), tmp_path / "other.jsonl", Redaction(), review=sheet)
