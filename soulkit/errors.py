@@ -155,17 +155,23 @@ class UnreadableVerdict(CallError):
         self.forgery = forgery
 
 
+MOST_NAMES = 200
+"""Names that a hint lists."""
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """A hint such as "Did you mean 'model'?", or all `words` if none is close."""
     names = sorted(set(words))
-    near = nearest(word, names)
-    return f"Did you mean '{near}'?" if near else f"Choose one of: {', '.join(names)}."
+    if near := nearest(word, names):
+        return f"Did you mean '{near}'?"
+    more = f" and {len(names) - MOST_NAMES:,} others" if len(names) > MOST_NAMES else ""
+    return f"Choose one of: {', '.join(names[:MOST_NAMES])}{more}."
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The name that `word` probably stands for: a likely typo, or a beginning of the name."""
     start, names = word.lstrip("-").casefold(), sorted(names)
     alike = [n for n in names if start and n.lstrip("-").casefold().startswith(start[0])]
-    near = difflib.get_close_matches(word, alike, n=1, cutoff=LIKELY)
+    near = difflib.get_close_matches(word, alike[:5000], n=1, cutoff=LIKELY)
     whole = [n for n in sorted(alike, key=len) if len(start) > 2 and n.startswith(word)]
     return next(iter([*near, *whole]), None)

@@ -13,11 +13,12 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from soulkit.text import byte_size
 
@@ -34,6 +35,8 @@ DIGITS = 308
 """Maximum digits of a whole number, as of the largest floating-point number."""
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
 """What `re.compile` raises for a pattern that it does not accept."""
+PATTERN_S, PATTERN_SIZE = 2, 200_000
+"""Seconds that a pattern may take for one text, and its size with its repeats written out."""
 
 
 class ParseError(ValueError):
@@ -47,7 +50,7 @@ class ParseError(ValueError):
 # -- files -----------------------------------------------------------------------------------------
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. ParseError for a folder, pipe, device or socket; OSError."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ParseError("it is a folder, pipe, device or socket, not a regular file")
@@ -267,3 +270,42 @@ def _loader(*, fast: bool = False) -> Any:
             return "it contains an unpaired surrogate" if _has_lone_surrogate(value) else ""
 
     return OnceLoader if fast else LimitedLoader
+
+
+# -- patterns --------------------------------------------------------------------------------------
+
+
+def pattern_matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
+    """The matches of a pattern from a file. ParseError if it is not valid, or takes too long, as
+    `(a|aa)+$` does, or too much memory, as `a{99999999}` does."""
+    import regex
+
+    try:
+        if _written_out(pattern) > PATTERN_SIZE:
+            raise ParseError("its repeats are too large")
+        yield from regex.finditer(pattern, text, flags, timeout=PATTERN_S)
+    except TimeoutError as error:
+        raise ParseError(f"it takes over {PATTERN_S} s for one text") from error
+    except (regex.error, *PATTERN_ERRORS) as error:
+        raise ParseError(str(error)) from error
+
+
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d{1,9})\d*(?:,\d*)?\}|.", re.DOTALL)
+
+
+@lru_cache(1000)
+def _written_out(pattern: str) -> int:
+    """About the number of nodes of a pattern if `{n}` is written out n times, as `regex` does."""
+    sizes, last = [0], 0
+    for piece in _PIECE.finditer(pattern):
+        if piece[1]:
+            last, more = last * max(int(piece[1]), 1), last * max(int(piece[1]) - 1, 0)
+        elif piece[0] == "(":
+            sizes.append(0)
+            continue
+        elif piece[0] == ")" and len(sizes) > 1:
+            last = more = sizes.pop() + 1
+        else:
+            last = more = 1
+        sizes[-1] += more
+    return sum(sizes)

@@ -197,14 +197,13 @@ def closeness(
     n-grams, and a classifier of turns and their contexts. The headline is the largest of them; 1 is
     what chance makes of people. The same command resumes an interrupted measurement.
     """
-    from soulkit.data.files import check_file
+    from soulkit.data.files import read_text
     from soulkit.people.continuations import measure_closeness
 
-    if prompt is not None:
-        check_file(prompt)
+    system = read_text(prompt) if prompt is not None else ""
     report = measure_closeness(
         model, data, side=side, against=against, adapter=adapter, checkpoints=checkpoints,
-        limit=limit, system=prompt.read_text("utf-8", "replace") if prompt else "",
+        limit=limit, system=system,
         allow_private=allow_private, target=folder, reporter=ConsoleReporter("closeness"),
         flags={"seed": seed, "max_tokens": max_tokens, "concurrency": concurrency,
                "max_cost": max_cost, "yes": yes or None},

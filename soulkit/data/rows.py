@@ -411,7 +411,7 @@ def _refuse_unknown(rows: Sequence[RawRow], by: Sequence[str]) -> None:
         raise ConfigError(
             "No columns are given to split by.",
             "Rows with equal values in these columns stay together.",
-            f"Use --by NAME,NAME. Available columns: {', '.join(sorted(columns))}.",
+            f"Use --by NAME,NAME. {did_you_mean('', columns)}",
         )
     for name in by:
         if name not in columns:

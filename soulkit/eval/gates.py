@@ -44,6 +44,8 @@ from soulkit.types import Record
 Outcome = Literal["pass", "fail", "undecided"]
 _FORM = re.compile(r"\s*(.+?)\s*(>=|<=|>|<)\s*([-+\u2212]?(?:\d+\.?|\.\d)\d*(?:[eE][-+]?\d+)?)\s*")
 _HOW = re.compile(r"(estimate|mean|scored)\(\s*(.+?)\s*\)")
+MOST_CHARACTERS = 300
+"""Length of a gate; the patterns take quadratic time."""
 _TAIL = 0.025
 """Probability on either side of a 95 % interval."""
 
@@ -102,7 +104,7 @@ class GateResult:
 
 def parse_gate(text: str) -> Gate:
     """`TASK/METRIC>=NUMBER`, also with functions → a gate; ConfigError for anything else."""
-    match = _FORM.fullmatch(text)
+    match = _FORM.fullmatch(text) if len(text) <= MOST_CHARACTERS else None
     margin = float(match[3].replace("\u2212", "-")) if match else math.nan
     inner, how = match[1] if match else "", []
     while around := _HOW.fullmatch(inner):
@@ -112,7 +114,7 @@ def parse_gate(text: str) -> Gate:
     wrong = not target.strip() or "(" in target or (slash and not metric)
     if not match or not math.isfinite(margin) or wrong:
         raise ConfigError(
-            f"'{text}' is not a valid gate.",
+            f"'{one_line(text, 80)}' is not a valid gate.",
             "A gate is a task or suite, an optional metric (default: the headline), and a limit; "
             "estimate(…), mean(…) and scored(…) may stand around the name.",
             "Write --gate 'TASK/METRIC>=0.8', with quotes so that the shell does not interpret >.",

@@ -295,7 +295,7 @@ def _read_row(
         first = answers[rater, blind, dimension]
         raise ValueError(f"{rater} already rated this in {first}")
     if card["expected"]:
-        filled.checks.setdefault(rater, []).append(card["expected"][dimension] == label)
+        filled.checks.setdefault(rater, []).append(card["expected"].get(dimension) == label)
         return
     filled.labels.append(_label_line(card, blind, dimension, label, rater, number, key))
 

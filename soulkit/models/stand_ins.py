@@ -29,8 +29,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from soulkit.config import read_settings_file
 from soulkit.errors import ConfigError
 from soulkit.models.base import ChatModel
-from soulkit.parse import PATTERN_ERRORS
+from soulkit.parse import PATTERN_ERRORS, ParseError, pattern_matches
 from soulkit.runs.jsonl import first_problem
+from soulkit.text import one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 
@@ -118,7 +119,14 @@ class _Rule(BaseModel):
         seat, purpose = self.seat, self.purpose
         if seat not in (None, call.seat) or purpose not in (None, call.purpose):
             return False
-        return re.search(self.when, last) is not None
+        try:
+            return next(pattern_matches(self.when, last), None) is not None
+        except ParseError as error:
+            raise ConfigError(
+                f"The pattern '{one_line(self.when, 60)}' of a script cannot be used.",
+                f"The reader reports: {error}.",
+                "Write it without large or nested repeats, such as (a+)+.",
+            ) from error
 
 
 class Script(BaseModel):

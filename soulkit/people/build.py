@@ -9,17 +9,16 @@ read, and if what it wrote is there. Training and measuring resume; other steps 
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError
-from soulkit.runs.jsonl import read_object, write_json
+from soulkit.runs.jsonl import placed_objects, read_object, read_value, unlinked, write_json
 
 RECORD, RUN, PAGE = "road.json", "07-train", "10-page"
 SECRETS, STEPS, CHECKPOINTS = 20, 300, 3
@@ -107,12 +106,24 @@ def road_steps(
     return [step for step in made if step.name not in left_out]
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    command: str
+    reads: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    done: dict[str, _Facts]
+
+
 class Road:
     """The steps in the folder `out`, and the record of those that are done."""
 
     def __init__(self, out: Path, plan: Callable[[], list[RoadStep]]) -> None:
         self.out, self.plan = out, plan
         self.record: dict[str, Any] = {"done": {}, **read_object(out / RECORD)}
+        read_value(_Record, self.record, f"'{out / RECORD}'")
         self._look()
 
     def _look(self) -> None:
@@ -142,9 +153,10 @@ class Road:
             )
 
     def begin(self, step: RoadStep) -> None:
-        """Remove what a killed command left, unless it resumes."""
-        if not step.resumes:
-            shutil.rmtree(step.writes.parent, ignore_errors=True)
+        """Remove what a killed command left, unless it resumes. RunError for a link."""
+        unlinked(self.out, *step.writes.parent.relative_to(self.out).parts)
+        if not step.resumes and step.writes.parent.exists():
+            shutil.rmtree(step.writes.parent)
         step.writes.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.out / RECORD, self.record)
 
@@ -165,12 +177,17 @@ def _renamed(out: Path, side: str) -> str:
     files = [out / name / "chats.jsonl" for name in ("01-import", "02-redact")]
     if not all(file.is_file() for file in files):
         return side
-    with files[0].open(encoding="utf-8") as before, files[1].open(encoding="utf-8") as after:
-        for rows in zip(before, after, strict=False):
-            for old, new in zip(*(json.loads(row)["messages"] for row in rows), strict=True):
-                if old.get("speaker") == side:
-                    return str(new["speaker"])
+    for rows in zip(*map(_conversations, files), strict=False):
+        for old, new in zip(*rows, strict=False):
+            if old.get("speaker") == side:
+                return str(new.get("speaker"))
     return side
+
+
+def _conversations(file: Path) -> Iterator[list[dict[str, Any]]]:
+    """The messages of each row that a step wrote; DataError if the file was damaged."""
+    for _, row in placed_objects(file):
+        yield read_value(list[dict[str, Any]], row.get("messages"), f"'{file}'")
 
 
 def _digest(path: Path) -> str:
@@ -185,7 +202,7 @@ def _digest(path: Path) -> str:
 
 def _change(before: Mapping[str, Any], step: RoadStep) -> str:
     """`07-train had --steps 60, and now has --steps 90`, or the file that has changed."""
-    old, new = (shlex.split(line) for line in (before["command"], step.line))
+    old, new = (line.split(" ") for line in (before["command"], step.line))
     for a, b in zip(old, new, strict=False):
         if a != b:
             return f"{step.name} had '{a}' where it now has '{b}'"
@@ -194,7 +211,6 @@ def _change(before: Mapping[str, Any], step: RoadStep) -> str:
 
 def _material(file: Path) -> dict[str, int]:
     """Numbers of persons, conversations and messages."""
-    with file.open(encoding="utf-8") as lines:
-        rows = [(row.get("person"), len(row["messages"])) for row in map(json.loads, lines)]
-    persons = {person or place for place, (person, _) in enumerate(rows)}
-    return {"person": len(persons), "conversation": len(rows), "message": sum(n for _, n in rows)}
+    persons = {str(row.get("person") or place) for place, row in placed_objects(file)}
+    counts = [*map(len, _conversations(file))]
+    return {"person": len(persons), "conversation": len(counts), "message": sum(counts)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from soulkit.models.players.settings import (
     players_by_name,
 )
 from soulkit.people.continuations import MAX_TOKENS, final_weights
-from soulkit.runs.jsonl import write_aside
+from soulkit.runs.jsonl import aside
 from soulkit.tasks.kit.person.brief import Brief
 from soulkit.tasks.kit.registry import load_registry
 
@@ -40,6 +40,8 @@ TINY = "tiny"
 """A model with random weights, to try things with."""
 TO_BE_LISTED = "model"
 """Stands for the model of a server until the server has named it."""
+MOST_ROWS = 1_000_000
+"""Conversations of one run."""
 LISTING_S = 5.0
 """Seconds to wait for the list of a server's models."""
 
@@ -69,16 +71,27 @@ def tiny_person(folder: Path, *texts: str) -> str:
 
 def conversation_rows(briefs: Sequence[Brief], n: int | None, seed: int, folder: Path) -> Path:
     """Write `n` rows (None: one for each brief) to a file in `folder`, named by their hash so that
-    the same command resumes a run. Briefs are drawn without repeats until all are used."""
+    the same command resumes a run. Briefs are drawn without repeats until all are used. ConfigError
+    for more than MOST_ROWS."""
+    count = len(briefs) if n is None else n
+    if count > MOST_ROWS:
+        raise ConfigError(
+            f"{count:,} conversations are too many.", f"A run has at most {MOST_ROWS:,}.",
+            f"Use -n {MOST_ROWS} or less.",
+        )  # fmt: skip
     drawn = sorted(briefs, key=lambda one: share_of(f"simulate/{seed}", repr(one)))
-    lines = []
-    for place in range(len(briefs) if n is None else n):
-        row = drawn[place % len(drawn)].row()
-        lines.append(json.dumps({**row, "repeat": place // len(drawn)}, ensure_ascii=False) + "\n")
-    text = "".join(lines).encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rows-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
-    write_aside(path, text)
+
+    def lines() -> Iterator[bytes]:
+        for place in range(count):
+            row = {**drawn[place % len(drawn)].row(), "repeat": place // len(drawn)}
+            yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+    digest = hashlib.sha256()
+    for line in lines():
+        digest.update(line)
+    path = folder / f"rows-{digest.hexdigest()[:12]}.jsonl"
+    with aside(path) as stream:
+        stream.writelines(lines())
     return path
 
 
@@ -93,11 +106,6 @@ def agent_settings(text: str, endpoints: str | None = None) -> dict[str, Any]:
     elif ":" in text and parse_kind(text) is None:
         text = f"function:{text}"
     player = named_player(text, endpoints, "agent")
-    if player.kind in ("actor", "vllm"):
-        raise ConfigError(
-            f"The agent cannot be '{text}'.", "It is a server, a function, a model or a script.",
-            "Serve a model with vLLM and use endpoint:MODEL@URL.",
-        )  # fmt: skip
     given = player.model_dump(exclude_unset=True, exclude={"kind", "by_batch"})
     return {**given, "actor_kind": player.kind}
 
@@ -130,9 +138,15 @@ def named_player(text: str, endpoints: str | None, role: str) -> RoleSettings:
     """The player that the option of a `role` names; ConfigError if it cannot be used."""
     try:
         read = players_by_name({"endpoints": endpoints, "partner": text}, ["partner"])["partner"]
-        return RoleSettings.model_validate(read)
+        player = RoleSettings.model_validate(read)
     except ValueError as error:
         raise ConfigError(
             f"--{role} {text} cannot be used.", "It is not a player, a model or a function.",
             f"Use one of: {FORMS}.",
         ) from error  # fmt: skip
+    if player.kind in (("actor", "vllm") if role == "agent" else ("actor",)):
+        raise ConfigError(
+            f"The {role} cannot be '{text}'.", "It is a server, a function, a model or a script.",
+            "Serve a model with vLLM and use endpoint:MODEL@URL.",
+        )  # fmt: skip
+    return player

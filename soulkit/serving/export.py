@@ -25,7 +25,12 @@ from soulkit.models.codec import Codec
 from soulkit.models.local import loading
 from soulkit.models.local.loading import ADAPTER_CONFIG, NOTE
 from soulkit.models.local.quantize import is_quantised
-from soulkit.models.local.weights import stored_types, weights_hash
+from soulkit.models.local.weights import (
+    check_adapter_weights,
+    stored_types,
+    unusable,
+    weights_hash,
+)
 from soulkit.models.vllm.command import RANKS
 from soulkit.people.continuations import models_of
 from soulkit.reporting import SILENT, Reporter
@@ -44,6 +49,8 @@ PROBES = (
     "You are Ana, 34, a nurse, and you make typing errors. Was kostet das? 为什么这么贵？ 🙂",
 )
 """Prompts whose logits are compared."""
+CODE = ("*.bin", "*.pt", "*.pth")
+"""Weights that can run code when they are loaded."""
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files with which a server reads images."""
 
@@ -130,11 +137,10 @@ def export_model(
 
 def _copy(source: Source, aside: Path, device: str, reporter: Reporter) -> dict[str, Any]:
     """Copy an adapter, or a model, which is loaded once."""
-    from soulkit.train.state.checkpoint import STATE
-
-    skipped = shutil.ignore_patterns(*STATE, certificate.FILE, ".*", "*.bin", "*.pt", "*.pth")
+    if source.adapter:
+        check_adapter_weights(source.folder)
     with reporter.working("copying the weights"):
-        shutil.copytree(source.folder, aside, dirs_exist_ok=True, ignore=skipped)
+        shutil.copytree(source.folder, aside, dirs_exist_ok=True, ignore=not_copied)
         if source.adapter:
             return {}
         place = loading.pick_device(device)
@@ -142,6 +148,23 @@ def _copy(source: Source, aside: Path, device: str, reporter: Reporter) -> dict[
         _settle(model, tokenizer, source.base, aside)
         model.generation_config.save_pretrained(aside)
     return {"dtype": _stored(model)}
+
+
+def not_copied(folder: str, names: list[str]) -> set[str]:
+    """The names that are not copied: states of trainings, and files that can run code.
+
+    ModelLoadError for what is no regular file of this folder. The Hub's cache consists of links to
+    files beside its snapshots.
+    """
+    from soulkit.train.state.checkpoint import STATE
+
+    skipped = {*shutil.ignore_patterns(*STATE, certificate.FILE, ".*", *CODE)(folder, names)}
+    blobs = Path(folder).resolve().parents[1] / "blobs"
+    for path in (Path(folder, name) for name in names if name not in skipped):
+        within = not path.is_symlink() or path.resolve().parent == blobs
+        if not (within and (path.is_file() or path.is_dir())):
+            raise unusable(path, "it is a link, pipe, device or socket, which is not exported")
+    return skipped
 
 
 def _merge(source: Source, aside: Path, device: str, reporter: Reporter) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, DataError
 from soulkit.models.players.players import base_and_adapter
 from soulkit.people.simulation import agent_settings, conversation_rows, user_player
 from soulkit.tasks.kit.person.brief import read_briefs
@@ -192,6 +192,18 @@ def test_what_stands_for_an_agent_and_for_a_user(folder: Path) -> None:
     for agent in ("vllm:owner/name", "actor", "mine", "http://127.0.0.1:9/v1"):
         with pytest.raises(ConfigError):
             agent_settings(agent)
+    with pytest.raises(ConfigError, match="The user cannot be 'actor'"):
+        user_player("actor")
+
+
+def test_more_pairs_or_conversations_than_memory_holds_are_refused(tmp_path: Path) -> None:
+    for name in ("persona", "scenario"):
+        rows = (json.dumps({"id": str(n), name: "x"}) + "\n" for n in range(500))
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    with pytest.raises(DataError, match="500 personas and 500 scenarios are too many"):
+        read_briefs(tmp_path / "persona.jsonl", tmp_path / "scenario.jsonl")
+    with pytest.raises(ConfigError, match="too many"):
+        conversation_rows(read_briefs(tmp_path / "persona.jsonl"), 10**12, 0, tmp_path)
 
 
 @pytest.mark.parametrize(("options", "what"), [

@@ -11,6 +11,7 @@ import pytest
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.weights import check_adapter_folder
+from soulkit.serving.export import not_copied
 from tests.support.hostile import Attack, seeds
 from tests.support.model_folders import (
     Change,
@@ -32,6 +33,7 @@ ON_MODEL = ("eval", "local", "--model", "model", "--adapter", "adapter", "--task
             "--out", "run")  # fmt: skip
 ALONE = ("eval", "local", "--model", "adapter", *ON_MODEL[6:])
 EXPORT = ("export", "adapter", "--merge", "--out", "exported")
+COPY = ("export", "adapter", "--adapter", "--out", "exported")
 PATTERNS = (
     "(a+)+$", "(.*)*x", "([a-z._0-9]+)+!", "(?:.*?){50}y", "(", "[", "(?P<x", "\\", "*", ".*", "",
     "x" * 100_000, "(" * 5000 + ")" * 5000, "a{99999999999}", "(?=(\\w+)+#)",
@@ -155,6 +157,31 @@ def test_links_and_pipes(attack_adapters: Callable[..., None]) -> None:
 def test_export(attack_adapters: Callable[..., None]) -> None:
     changes = [*odd_files(CONFIG), *odd_weights(WEIGHTS), *_odd_settings()]
     attack_adapters(changes[::6], EXPORT)
+
+
+@pytest.mark.hostile
+def test_copies(attack_adapters: Callable[..., None]) -> None:
+    attack_adapters([*odd_files(CONFIG), *odd_weights(WEIGHTS)], COPY)
+    links = [linked(name, to) for name in (WEIGHTS, "tokenizer.json", "new.txt", "new")
+             for to in ("/etc/passwd", "/etc/ssl", "/dev/zero", "/nowhere", ".", "..")]  # fmt: skip
+    pipes = [special(name, "pipe") for name in (WEIGHTS, "new", "tokenizer.json")]
+    attack_adapters(((str(n), change) for n, change in enumerate([*links, *pipes])), COPY)
+
+
+def test_an_export_copies_no_file_from_elsewhere(tmp_path: Path) -> None:
+    for place in ("adapter", "snapshots/a", "blobs", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "elsewhere/secret").touch()
+    (tmp_path / "adapter/training.pt").symlink_to("../elsewhere/secret")
+    for name in ("secret", ""):
+        link = tmp_path / "adapter/new"
+        link.symlink_to(tmp_path / "elsewhere" / name)
+        with pytest.raises(ModelLoadError, match="cannot be used"):
+            not_copied(str(tmp_path / "adapter"), ["new", "training.pt"])
+        link.unlink()
+    (tmp_path / "blobs/1").touch()
+    (tmp_path / "snapshots/a/model.safetensors").symlink_to("../../blobs/1")  # the Hub's cache
+    assert not_copied(str(tmp_path / "snapshots/a"), ["model.safetensors", ".git"]) == {".git"}
 
 
 @pytest.mark.hostile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.errors import RunError
+from soulkit.errors import DataError, RunError
 from soulkit.people.build import Road, RoadStep, road_steps
 
 NAMES = ["01-import", "02-redact", "03-dedupe", "04-split", "05-validation", "06-plant",
@@ -94,6 +94,42 @@ def test_changed_options_and_files_name_what_would_be_done_again(tmp_path: Path)
     assert (
         "what 01-import read has changed" in caught.value.what and "02-redact" in caught.value.why
     )
+
+
+@pytest.mark.parametrize(
+    "record",
+    ['{"done": []}', '{"done": {"01-import": 5}}', '{"done": {"01-import": {}}}',
+     '{"done": {"01-import": {"command": "a \'b", "reads": {"x": 1}}}}'],
+)  # fmt: skip
+def test_a_damaged_record_is_an_error(tmp_path: Path, record: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/road.json").write_text(record)
+    with pytest.raises(DataError, match=r"road\.json"):
+        Road(tmp_path / "out", lambda: plan(tmp_path))
+
+
+def test_unclosed_quotes_and_damaged_rows_are_errors(tmp_path: Path) -> None:
+    steps, out = plan(tmp_path), tmp_path / "out"
+    walk(tmp_path, steps, 2)
+    record = json.loads((out / "road.json").read_text())
+    record["done"]["01-import"]["command"] = "soul 'data"
+    (out / "road.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="01-import had"):
+        Road(out, lambda: steps).refuse_changes()
+    (out / "01-import/chats.jsonl").write_text('{"messages": [1]}\n')
+    with pytest.raises(DataError, match=r"chats\.jsonl"):
+        plan(tmp_path)
+
+
+def test_no_step_writes_through_a_link(tmp_path: Path) -> None:
+    steps, other = plan(tmp_path), tmp_path / "other"
+    other.mkdir()
+    (other / "keep").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/01-import").symlink_to(other)
+    with pytest.raises(RunError, match="01-import"):
+        walk(tmp_path, steps, 1)
+    assert [one.name for one in other.iterdir()] == ["keep"]
 
 
 def test_after_the_folder_is_deleted_a_changed_option_is_accepted(tmp_path: Path) -> None:

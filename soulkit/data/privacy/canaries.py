@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from soulkit.data.corpora.file_rows import source_rows
 from soulkit.data.corpora.lessons import conversation_of, is_learned
@@ -45,8 +47,8 @@ _LAST = (
 class SecretCanary:
     """One secret and where it was planted."""
 
-    secret: str
-    prefix: str
+    secret: Annotated[str, Field(max_length=200, pattern=r"[0-9]")]
+    prefix: Annotated[str, Field(max_length=2000)]
     """What stands before it in its message."""
     kind: str
     repeats: int

@@ -212,10 +212,10 @@ class Redaction:
             ) from error
 
     @cached_property
-    def _added(self) -> Names:
-        return names_of(self.add)
+    def _added(self) -> NameTree:
+        return name_tree(self.add)
 
-    def _spans(self, text: str, names: Names) -> list[tuple[int, int, str]]:
+    def _spans(self, text: str, names: NameTree) -> list[tuple[int, int, str]]:
         """Start, end and kind of everything to replace in a text, in order."""
         spans = [(one.start, one.end, one.kind)
                  for one in find_private(text, self.patterns, self.regions)]  # fmt: skip
@@ -233,7 +233,7 @@ class Redaction:
 
     def walk(self, row: Any, change: Callable[[str, str, str], str]) -> Any:
         """The row with `change(kind, original, context)` in place of every private item."""
-        names = names_of(_names(row), _PARTS)
+        names = name_tree(_names(row), _PARTS)
 
         def text(value: str) -> str:
             if value[:1] in ("{", "[") and isinstance(inner := json_or_none(value), dict | list):
@@ -307,7 +307,7 @@ def _speakers(row: Mapping[str, Any]) -> Iterator[str]:
             yield words[0]
 
 
-Names = dict[str, Any]
+NameTree = dict[str, Any]
 """First word of a name → the words that may follow; the key "" ends a name. Its value is the only
 spelling of a name that is also a word, else empty."""
 _PART = re.compile(r"[\u2e80-\U0010ffff]|[^\W\u2e80-\U0010ffff]+|\W")
@@ -316,9 +316,9 @@ _PARTS = 100
 """Parts of a speaker's name that are looked for: words, and the signs between them."""
 
 
-def names_of(words: Iterable[str], most: int | None = None) -> Names:
+def name_tree(words: Iterable[str], most: int | None = None) -> NameTree:
     """The names to look for, without regard to capital letters; of each the first `most` parts."""
-    names: Names = {}
+    names: NameTree = {}
     for word in words:
         node = names
         for part in _PART.findall(word)[:most]:
@@ -327,7 +327,7 @@ def names_of(words: Iterable[str], most: int | None = None) -> Names:
     return names
 
 
-def named_in(text: str, names: Names) -> Iterator[tuple[int, int]]:
+def named_in(text: str, names: NameTree) -> Iterator[tuple[int, int]]:
     """Start and end of the names in a text, the longest at each place."""
     parts = [*_PART.finditer(text)] if names else []
     at = 0

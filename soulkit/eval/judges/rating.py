@@ -10,11 +10,14 @@ import csv
 import hashlib
 import io
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from soulkit.data.files import BadRow
 from soulkit.errors import ConfigError, DataError, RunError
@@ -39,10 +42,11 @@ from soulkit.judge.rating_sheets import (
 )
 from soulkit.judge.reliability import Grade, dimensions
 from soulkit.models.ledger.view import LedgerView
-from soulkit.parse import ParseError, decoded, read_limited
+from soulkit.parse import ParseError, decoded, json_or_none, parse_json, read_limited
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import stored_json, write_aside, write_json
+from soulkit.runs.jsonl import read_value, stored_json, write_aside, write_json
 from soulkit.runs.records import drafts, load_records
+from soulkit.text import counted
 from soulkit.types import Record
 
 _NUMBER = ("score", "value", "rating")
@@ -191,32 +195,37 @@ def _asked_scales(folder: Path, examples: Sequence[str]) -> dict[str, RatingScal
         return {}
     with LedgerView(path) as view:
         for schema in _schemas(view, examples):
-            for name, node in schema.get("properties", {}).items():
+            for name, node in _object(schema.get("properties")).items():
                 scale = _scale_of(name, node, schema)
                 scales.setdefault(name, set()).update(() if scale is None else (scale,))
     return {name: next(iter(forms)) for name, forms in scales.items() if len(forms) == 1}
 
 
-def _schemas(view: LedgerView, examples: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _schemas(view: LedgerView, examples: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     for example in examples:
         for stored in view.entries(example=example, role="judge"):
             form = stored.request.sampling.get("form") if stored.request else None
             if isinstance(form, Mapping):
-                schema = json.loads(str(form.get("schema", "{}")))
-                yield schema if isinstance(schema, dict) else {}
+                yield _object(json_or_none(str(form.get("schema", "{}"))))
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _scale_of(name: str, node: Any, schema: Mapping[str, Any]) -> RatingScale | None:
     node = _resolved_schema(node, schema)
-    inner = next((f for f in _NUMBER if f in node.get("properties", {})), None)
+    parts = _object(node.get("properties"))
+    inner = next((f for f in _NUMBER if f in parts), None)
     if inner is not None:
-        node = _resolved_schema(node["properties"][inner], schema)
+        node = _resolved_schema(parts[inner], schema)
     if isinstance(node.get("enum"), list):
         return RatingScale(name, tuple(map(str, node["enum"])), False)
     if node.get("type") == "boolean":
         return RatingScale(name, ("false", "true"), False)
     low, high = node.get("minimum"), node.get("maximum")
-    if node.get("type") not in ("integer", "number") or low is None or high is None or low >= high:
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    if node.get("type") not in ("integer", "number") or not numbers or low >= high:
         return None
     if node["type"] == "integer":
         labels = _whole_numbers(f"{low:.0f}:{high:.0f}")
@@ -226,10 +235,9 @@ def _scale_of(name: str, node: Any, schema: Mapping[str, Any]) -> RatingScale | 
 
 
 def _resolved_schema(node: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref", "") if isinstance(node, Mapping) else ""
-    if reference:
-        node = schema.get("$defs", {}).get(reference.rpartition("/")[2], {})
-    return dict(node) if isinstance(node, Mapping) else {}
+    if reference := str(_object(node).get("$ref") or ""):
+        node = _object(schema.get("$defs")).get(reference.rpartition("/")[2])
+    return dict(_object(node))
 
 
 def chosen_dimensions(
@@ -417,6 +425,34 @@ def write_tables(drawn: DrawnSheet, folder: Path) -> list[Path]:
 # -- import --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _ScaleKey:
+    labels: Annotated[list[str], Field(min_length=1)]
+    numeric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _CardKey:
+    task: str
+    example_id: str
+    cluster: str
+    keys: list[str]
+    prints: list[str]
+    pair: bool
+    rollout: int | None
+    expected: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _SheetKey:
+    """The form of a key; see `_key`."""
+
+    sheet: str
+    scales: dict[str, dict[str, _ScaleKey]]
+    cards: dict[str, _CardKey]
+    exchanged: list[str]
+
+
 def read_sheet_key(path: Path) -> dict[str, Any]:
     """The key of a sheet; DataError if the file is not one."""
     try:
@@ -425,7 +461,21 @@ def read_sheet_key(path: Path) -> dict[str, Any]:
         raise _no_key(path, str(error)) from error
     if not isinstance(key, dict) or key.get("schema") != SCHEMA:
         raise _no_key(path, "it was not written by soul judge sheet")
+    form = read_value(_SheetKey, key, f"The key '{path}'")
+    for name, card in form.cards.items():
+        if not card.expected and len(card.keys) != 1 + card.pair:
+            raise _no_key(path, f"card '{name}' has {counted(len(card.keys), 'episode')}")
+    for scale in (scale for scales in form.scales.values() for scale in scales.values()):
+        if scale.numeric and not all(map(_is_number, scale.labels)):
+            raise _no_key(path, "a scale of numbers has other labels")
     return key
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _no_key(path: Path, detail: str) -> DataError:
@@ -478,6 +528,7 @@ def _rows_of(file: Path) -> Iterator[FilledRow | BadRow]:
 def _csv_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
+    csv.field_size_limit(2**31 - 1)
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
     missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
     if missing:
@@ -497,9 +548,9 @@ def _csv_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
 def _json_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
     """What the page saves: `{"sheet", "rater", "labels": [{task, example, rollout, …}]}`."""
     try:
-        saved = json.loads(text)
+        saved = parse_json(text)
         rows = list(saved["labels"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"The sheet '{file}' was not saved from a rating page.",
             f"It is not a JSON object with a list of labels ({error}).",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
 import os
 import re
 import sys
@@ -42,6 +41,7 @@ from soulkit.models.local.weights import (
     check_folder_files,
     check_hub_files,
     check_size,
+    file_hash,
     json_object,
     lost_experts,
     not_its_weights,
@@ -531,9 +531,8 @@ def _with_places(model: Any, adapter: Path, name: str) -> Any:
 
 
 def adapter_hash(adapter: str | Path) -> str:
-    """First 16 hex digits of the sha256 of the adapter's weights."""
-    with (adapter_folder(adapter) / ADAPTER_FILE).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    """First 16 hex digits of the sha256 of the adapter's weights. ModelLoadError for no file."""
+    return file_hash(adapter_folder(adapter) / ADAPTER_FILE)
 
 
 def save_model(

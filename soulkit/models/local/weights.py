@@ -161,11 +161,17 @@ def check_hub_files(where: str, revision: str) -> str | None:
     return commit
 
 
+def file_hash(path: Path) -> str:
+    """First 16 hex digits of the sha256 of a file; ModelLoadError if it cannot be read."""
+    with _opened(path), open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ParseError) as error:
+    except (OSError, ValueError) as error:
         raise unusable(path, getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -317,6 +323,23 @@ def check_adapter_folder(folder: Path, modules: Collection[str]) -> None:
         raise unusable(path, f"a pattern in it cannot be used: {why}")
 
 
+def check_adapter_weights(folder: Path) -> None:
+    """ModelLoadError if the weights of an adapter cannot be read or are not finite."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / ADAPTER_FILE
+    with _opened(path):
+        with open_regular(path) as file:
+            stored = stored_tensors(file)
+        try:
+            fault = weights_misfit(broken=broken_weights(load_file(path)))
+        except SafetensorError as error:
+            raise ParseError(f"safetensors reports: {error}") from error
+        if fault or not stored:
+            raise ParseError(fault or "it has no weights")
+
+
 def put_adapter(adapted: Any, folder: Path, name: str) -> str:
     """Load the weights of `folder` into the adapter `name`; returns their `weights_misfit`.
 
@@ -371,7 +394,7 @@ def weights_hash(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as opened:
+        with _opened(file), open_regular(file) as opened:
             for part in range(BLOCKS):
                 opened.seek(size * part // BLOCKS)
                 digest.update(opened.read(BLOCK_BYTES))

@@ -142,3 +142,16 @@ def test_redaction_finds_every_form_of_secret_and_leaves_none(tmp_path: Path):
     for one in canaries:
         assert (one.secret in planted.read_text()) == (one.repeats > 0)
         assert one.secret.removesuffix("@example.com") not in safe
+
+
+@pytest.mark.parametrize(
+    "odd", [{"secret": "hello"}, {"secret": ""}, {"secret": "1" * 201}, {"prefix": "a" * 2001},
+            {"secret": "1\ud800"}],
+)  # fmt: skip
+def test_a_list_with_an_odd_secret_is_refused(tmp_path: Path, odd: dict[str, str]) -> None:
+    """Without a digit there would be no other secret of the same form."""
+    one = {"secret": "123456", "prefix": "my code is ", "kind": "key", "repeats": 1, **odd}
+    path = tmp_path / "planted.canaries.jsonl"
+    path.write_text(json.dumps(one) + "\n")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_canaries(path)

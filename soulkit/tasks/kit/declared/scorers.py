@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import regex
-
 from soulkit.errors import ConfigError, MissingPackage, TaskError
 from soulkit.judge.verdict import UNSPACED
 from soulkit.metrics.text import common_length, overlap_f1
 from soulkit.models.local.threads import trial
-from soulkit.parse import PATTERN_ERRORS, parse_json
+from soulkit.parse import ParseError, parse_json, pattern_matches
 from soulkit.tasks.kit.declared.keys import Scorer
 from soulkit.text import normalised, one_line
 
@@ -29,8 +27,6 @@ _NUMBER = re.compile(
     r"(?<![\w.])([-\u2212]?)[$€£¥]?(\d{1,3}(?:[,'\u2019\u00a0\u202f]\d{3})+(?!\d)|\d+)?([.,]\d+)?"
 )
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-PATTERN_S = 2
-"""Seconds that a pattern may take for one text."""
 
 
 def scored_words(text: str) -> list[str]:
@@ -70,13 +66,12 @@ def _rouge_l(scorer: Scorer, reply: str, gold: str) -> float:
 
 
 def matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
-    """The matches of a pattern of a task or a row. TaskError if the pattern is not valid, or takes
-    longer than PATTERN_S, as `(a|aa)+$` does."""
+    """The matches of a pattern of a task or a row; TaskError if it cannot be used."""
     try:
-        yield from regex.finditer(pattern, text, flags, timeout=PATTERN_S)
-    except (TimeoutError, regex.error, *PATTERN_ERRORS) as error:
-        why = f"takes over {PATTERN_S} s" if isinstance(error, TimeoutError) else str(error)
-        raise TaskError(f"The pattern '{one_line(pattern, 60)}' cannot be used: {why}.") from error
+        yield from pattern_matches(pattern, text, flags)
+    except ParseError as error:
+        shown = one_line(pattern, 60)
+        raise TaskError(f"The pattern '{shown}' cannot be used: {error}.") from error
 
 
 def _json_schema(scorer: Scorer, reply: str, gold: str) -> bool:

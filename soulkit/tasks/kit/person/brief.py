@@ -31,6 +31,8 @@ PARTIAL_MARK = "|".join(re.escape(END_MARK[:size]) for size in range(len(END_MAR
 """Pattern of what may become the mark at the end of a text that still arrives."""
 START = "(The conversation begins. You write first.)"
 """The first user message of a person who speaks first."""
+MOST_PAIRS = 200_000
+"""Pairs of a persona and a scenario; they are held in memory."""
 NOT_FACTS = ("id", "person", "persona", "scenario", "about", "source", "data_source", *BOOKKEEPING)
 PROMPTS = PromptFolder("person")
 
@@ -74,10 +76,17 @@ class Brief:
 
 
 def read_briefs(personas: Path | None, scenarios: Path | None = None) -> tuple[Brief, ...]:
-    """Every persona with every scenario, in file order; DataError if a file has no usable row."""
+    """Every persona with every scenario, in file order; DataError if a file has no usable row, or
+    for more than MOST_PAIRS pairs."""
     nobody: Sequence[Mapping[str, Any]] = [{}]
     people = _rows(personas, "persona") if personas else nobody
     subjects = _rows(scenarios, "scenario") if scenarios else nobody
+    if len(people) * len(subjects) > MOST_PAIRS:
+        raise DataError(
+            f"{len(people):,} personas and {len(subjects):,} scenarios are too many.",
+            f"Every persona meets every scenario, in at most {MOST_PAIRS:,} pairs.",
+            "Use smaller files.",
+        )
     return tuple(_brief(person, subject) for person in people for subject in subjects)
 
 
