@@ -37,7 +37,7 @@ from typer.core import TyperCommand, TyperGroup
 from soulkit.api_keys import printable
 from soulkit.cli.parse_errors import USAGE, WORDS, CommandTable, help_instead, usage_error
 from soulkit.errors import BrokenFile, CallError, MissingPackage, RunStopped, SoulError, UserError
-from soulkit.text import one_line
+from soulkit.text import one_line, sanitise
 from soulkit.version import __version__
 
 SAME_SIGNAL_S = 1.0
@@ -316,10 +316,10 @@ def _log_to_stderr(debug: bool) -> Iterator[None]:
 
 
 class _Masked(logging.Formatter):
-    """Masks API keys, which errors and tracebacks may contain."""
+    """Masks API keys and removes terminal escapes, which errors and tracebacks may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return sanitise(printable(super().format(record)))
 
 
 def _open_streams() -> None:

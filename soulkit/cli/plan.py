@@ -204,7 +204,7 @@ def reproduce_command(
     figure: Annotated[str, typer.Option(metavar="N", help="Number of the figure: 4.")],
     scale: Annotated[str, typer.Option(metavar="tiny|8b",
         help="tiny runs here in minutes; 8b prints the commands for several GPUs.")],
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds per method.")] = 1,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Seeds per method.")] = 1,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER",
         help="Folder for all results. [default: runs/PAPER-figure-N-SCALE]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,

@@ -18,7 +18,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,7 +40,9 @@ CHAT = "/v1/chat/completions"
 CONVERSATION = "x-conversation-id"
 """Header that names a conversation; `metadata.conversation_id` in the body does, too."""
 BODY_S = 60.0
-"""Seconds in which a body must arrive."""
+"""Seconds in which a body must arrive, and in which a client must take a piece of its reply."""
+HEADERS_S = 20.0
+"""Seconds in which the headers of a request must arrive."""
 GRACE_S = 30
 """Seconds that running replies have to finish when the server stops."""
 CLIENT_LEFT = 499
@@ -311,19 +313,27 @@ class _Guard:
         async def watched(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
-            await send(message)
+            try:
+                async with asyncio.timeout(BODY_S):
+                    await send(message)
+            except TimeoutError:
+                raise ClientLeft from None
 
         try:
             self._check(scope)
             await self.app(scope, receive, watched)
         except ClientLeft:
             status = CLIENT_LEFT
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told and logged
+        except BaseException as error:
+            if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+                raise
             answer = _as_request_error(error)
-            if status:  # a stream has started
-                await send({"type": "http.response.body", "body": _event(answer.payload())})
-            else:
-                await _json(answer.status, answer.payload())(scope, receive, cast(Any, watched))
+            event = {"type": "http.response.body", "body": _event(answer.payload())}
+            with suppress(ClientLeft, asyncio.CancelledError):
+                if status:  # a stream has started
+                    await watched(event)
+                else:
+                    await _json(answer.status, answer.payload())(scope, receive, cast(Any, watched))
         finally:
             if scope["path"] == CHAT:
                 self.service.requests[status] += 1
@@ -346,7 +356,7 @@ class _Guard:
 
 def _is_local(url: str) -> bool:
     try:
-        return is_loopback(url)
+        return is_loopback(url) and "@" not in url and url.count("/") == 2
     except ValueError:
         return False
 
@@ -391,9 +401,31 @@ def make_listener(host: str, port: int) -> socket.socket:
 def make_server(app: FastAPI) -> Any:
     """The uvicorn server of an application; `server.run([listener])` serves until a signal."""
     import uvicorn
+    from h11 import IDLE
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        """Closes a connection on which no request has begun, or not all headers have come, in
+        HEADERS_S."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._next_look = self.loop.call_later(HEADERS_S, self._look, self.cycle)
+
+        def _look(self, idle: Any) -> None:
+            """Close the connection if it is as `idle` as before: no request came since."""
+            now = self.cycle if self.conn.their_state is IDLE else object()
+            if now is idle:
+                self.transport.abort()
+            else:
+                self._next_look = self.loop.call_later(HEADERS_S, self._look, now)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._next_look.cancel()
 
     # httptools, which uvicorn prefers, reads headers without limit.
     return uvicorn.Server(uvicorn.Config(
-        app, http="h11", ws="none", log_config=None, log_level="error", access_log=False,
+        app, http=Connection, ws="none", log_config=None, log_level="error", access_log=False,
         backlog=2048, server_header=False, timeout_graceful_shutdown=GRACE_S,
     ))  # fmt: skip

@@ -8,7 +8,11 @@ body on as it came. A backend answers with OpenAI's `chat.completion.chunk` obje
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from threading import Thread
 from typing import Any, ClassVar, Literal, Protocol
 from uuid import uuid4
 
@@ -91,6 +95,10 @@ Speak = Callable[[Sequence[Mapping[str, str]]], str]
 """Returns the next line of a conversation given as chat messages."""
 
 
+MOST_CALLS = 256
+"""Calls of a script at the same time, with those whose clients have left."""
+
+
 class ScriptBackend:
     """The scripted partner of a task, a function of the messages."""
 
@@ -98,23 +106,59 @@ class ScriptBackend:
 
     def __init__(self, name: str, speak: Speak) -> None:
         self.name, self.speak = name, speak
+        self._calls = 0
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """One chunk with the line; usage counts words."""
         refuse_settings(body, TEXT_ONLY, "a script gives one line of text")
-        try:
-            line = await asyncio.to_thread(self.speak, body["messages"])
-            words_of_line = len(line.split())
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise RequestError(f"The script cannot answer this request: {error!r}.") from error
+        line = await self._said(deepcopy(body["messages"]))
+        words_of_line = len(line.split())
         words = sum(len(str(m.get("content")).split()) for m in body["messages"])
         head = chunk_head(self.name)
         delta = {"role": "assistant", "content": line}
         yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
         yield {**head, "choices": [], "usage": usage_of(words, words_of_line)}
 
+    async def _said(self, messages: Any) -> str:
+        """The script's line. RequestError if it fails, or if too many calls have not ended."""
+        if self._calls >= MOST_CALLS:
+            raise RequestError(f"The script is busy with {self._calls} requests.", status=503)
+        loop, said = asyncio.get_running_loop(), asyncio.Future[Any]()
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._calls -= 1
+            if said.cancelled():
+                return
+            if _is_text(result):
+                said.set_result(result)
+                return
+            kind = type(result).__name__
+            why = repr(error) if error else f"its line is no valid text ({kind})"
+            refusal = RequestError(f"The script cannot answer this request: {why}.")
+            refusal.__cause__ = error
+            said.set_exception(refusal)
+
+        def call() -> None:
+            result, error = None, None
+            try:
+                result = self.speak(messages)
+            except BaseException as failure:  # noqa: BLE001 - also what ends a program
+                error = failure
+            with suppress(RuntimeError):  # the server has stopped
+                loop.call_soon_threadsafe(ended, result, error)
+
+        self._calls += 1
+        # A daemon: a script that hangs must not keep the server from ending.
+        Thread(target=call, daemon=True).start()
+        return str(await said)
+
     async def close(self) -> None:
         """A script holds nothing."""
+
+
+def _is_text(value: Any) -> bool:
+    """Whether this is text without unpaired surrogates."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def chunk_head(model: str, created: int = 0) -> dict[str, Any]:
@@ -150,11 +194,12 @@ def _join(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
         if isinstance(value, dict):
             whole[key] = dict(before or {})
             _join(whole[key], value)
-        elif key in _JOINED and before is not None and value is not None:
+        elif key in JOINED and before is not None and value is not None:
             whole[key] = before + value
         elif value is not None or key not in whole:
             whole[key] = value
 
 
-_JOINED = ("content", "refusal", "reasoning", "reasoning_content", "tool_calls", "token_ids")
+LISTS = ("tool_calls", "token_ids")
+JOINED = ("content", "refusal", "reasoning", "reasoning_content", *LISTS)
 """Texts and lists that come in pieces; `content` is also the list of log-probs."""

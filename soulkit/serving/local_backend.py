@@ -196,8 +196,12 @@ def _too_long(whole: int | None, how: str) -> RequestError:
 
 
 def _failure(error: Exception) -> RequestError:
+    from soulkit.models.local.continuous import SchemaTooComplex
+
     if isinstance(error, ProviderError):  # closed
         return RequestError(error.detail, status=503)
+    if isinstance(error, SchemaTooComplex):
+        return _wrong("response_format", f"The schema cannot be enforced: {error}")
     return RequestError(f"The model failed: {type(error).__name__}: {error}", status=500)
 
 

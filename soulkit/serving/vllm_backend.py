@@ -19,7 +19,7 @@ from soulkit.models.api.transport import TooLong, make_client, pieces_of
 from soulkit.models.api.wire import NEUTRAL
 from soulkit.models.vllm.client import Address
 from soulkit.parse import parse_json
-from soulkit.serving.backend import Body, Chunk, RequestError
+from soulkit.serving.backend import JOINED, LISTS, Body, Chunk, RequestError
 
 PATH, CONNECTIONS = "/v1/chat/completions", 1024
 MOST = 64_000_000
@@ -55,24 +55,17 @@ class VllmBackend:
         """The server's reply as status, content type and parts, with our name of the model."""
         async with self._sent(body) as reply:
             kind = reply.headers.get("content-type", "application/json").encode("latin-1")
-            yield reply.status_code, kind, self._parts(reply)
+            yield _status(reply), kind, self._parts(reply)
 
     async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
         """See `ChatBackend`."""
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         async with self._sent({**body, **stream}) as reply:
-            if reply.status_code != 200:
-                raise _refusal(reply.status_code, await reply.aread())
-            rest = b""
-            try:
-                async for piece in pieces_of(reply, MOST):
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for chunk in filter(None, map(_chunk, lines)):
-                        yield {**chunk, "model": self.name}
-            except TooLong as error:
-                raise RequestError("The reply is too long.", status=502) from error
-            if last := _chunk(rest):
-                yield {**last, "model": self.name}
+            if _status(reply) != 200:
+                raise _refusal(reply.status_code, b"".join([p async for p in _events(reply)]))
+            async for lines in _events(reply, b"\n"):
+                for chunk in filter(None, map(_chunk, lines.split(b"\n"))):
+                    yield {**chunk, "model": self.name}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -94,13 +87,32 @@ class VllmBackend:
             raise RequestError("The vLLM server does not answer.", status=503) from error
 
     async def _parts(self, reply: Any) -> AsyncIterator[bytes]:
-        theirs, rest = f'"model":{json.dumps(self.served)}'.encode(), b""
-        ours = f'"model":{json.dumps(self.name)}'.encode()
-        async for part in reply.aiter_raw():
-            *events, rest = (rest + part).split(b"\n\n")
-            for event in events:
-                yield event.replace(theirs, ours, 1) + b"\n\n"
-        yield rest.replace(theirs, ours, 1)
+        theirs, ours = (f'"model":{json.dumps(one)}'.encode() for one in (self.served, self.name))
+        async for events in _events(reply):
+            yield b"\n\n".join(one.replace(theirs, ours, 1) for one in events.split(b"\n\n"))
+
+
+async def _events(reply: Any, end: bytes = b"\n\n") -> AsyncIterator[bytes]:
+    """The body in pieces that end with `end`, but for the last. RequestError if it is too long."""
+    rest = bytearray()
+    try:
+        async for piece in pieces_of(reply, MOST):
+            searched = max(len(rest) - 1, 0)
+            rest += piece
+            if (at := rest.rfind(end, searched)) >= 0:
+                yield bytes(rest[: at + len(end)])
+                del rest[: at + len(end)]
+    except TooLong as error:
+        raise RequestError("The reply is too long.", status=502) from error
+    yield bytes(rest)
+
+
+def _status(reply: Any) -> int:
+    """The status of a reply or of an error; RequestError for any other."""
+    status: int = reply.status_code
+    if status != 200 and not 400 <= status < 600:
+        raise RequestError(f"The vLLM server answers with status {status}.", status=502)
+    return status
 
 
 def _chunk(line: bytes) -> Chunk | None:
@@ -113,10 +125,12 @@ def _chunk(line: bytes) -> Chunk | None:
         if "error" in chunk:
             raise _refusal(500, data)
         usage, choices = chunk.get("usage") or {}, chunk["choices"]
-        texts = [text for one in choices
-                 for text in (one["delta"].get("content"), one.get("finish_reason"))]  # fmt: skip
+        fields: list[tuple[Any, type]] = [(one.get("finish_reason"), str) for one in choices]
+        fields += [(one["delta"].get(name), list if name in LISTS else str)
+                   for one in choices for name in JOINED]  # fmt: skip
         counts = [usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")]
-        if all(text is None or isinstance(text, str) for text in texts) and all(
+        counts += [one["index"] for one in choices]
+        if all(value is None or isinstance(value, kind) for value, kind in fields) and all(
             type(count) is int and 0 <= count < 1 << 53 for count in counts
         ):
             return chunk

@@ -17,7 +17,7 @@ import hashlib
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations, product
@@ -42,7 +42,7 @@ from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_set
 from soulkit.runs.jsonl import read_value, sparse, write_json
 from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.registry import NotForTraining
-from soulkit.text import one_line
+from soulkit.text import counted, one_line
 from soulkit.train.config import TrainConfig, settings_class, suite_members
 from soulkit.train.objectives.base import method_class, rollout_methods
 from soulkit.train.processes import run_together
@@ -58,8 +58,8 @@ Status = Literal["waiting", "finished", "failed"]
 STATE = "ablation.json"
 FINAL = "final-eval"
 """Folder of the final evaluation in that of a run; in OUT/base that of the untrained model."""
-MOST_ARMS = 200
-"""Arms of one sweep."""
+MOST_ARMS, MOST_RUNS = 200, 2000
+"""Arms of a comparison, and their runs over all seeds."""
 SEATED = ("task_players", "coach")
 """Settings that name players; defaults are filled in."""
 
@@ -138,8 +138,14 @@ def parse_arms(text: str) -> list[Arm]:
     """`grpo,ditto:only_copy,ditto:lambda_fb=0|1:kl_coef=0.01` → arms, in this order, one for every
     combination of the values between `|`. ConfigError for an unknown method or setting, a setting
     without its value or with two, the same arm twice, too many, or none."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    arms = [parse_arm(one) for part in parts for one in _swept(part)]
+    sweeps = [_swept(part.strip()) for part in text.split(",") if part.strip()]
+    if (n := sum(prod(map(len, values)) for values in sweeps)) > MOST_ARMS:
+        raise ConfigError(
+            f"--methods has {n:,} arms; the most are {MOST_ARMS}.",
+            "Every combination of the values between | is an arm of its own.",
+            "List fewer methods and values, or compare them one after another.",
+        )
+    arms = [parse_arm(":".join(parts)) for values in sweeps for parts in product(*values)]
     same = [
         f"'{a.spelling}' is listed twice." if a.spelling == b.spelling
         else f"'{a.spelling}' and '{b.spelling}' are the same arm."
@@ -155,20 +161,14 @@ def parse_arms(text: str) -> list[Arm]:
     return arms
 
 
-def _swept(spelling: str) -> Iterator[str]:
-    """`ditto:lora.r=8|32` → `ditto:lora.r=8`, `ditto:lora.r=32`."""
+def _swept(spelling: str) -> list[list[str]]:
+    """`ditto:lora.r=8|32` → `[["ditto"], ["lora.r=8", "lora.r=32"]]`."""
     method, *parts = spelling.split(":")
-    settings = []
+    swept = [[method]]
     for part in parts:
         name, equals, values = part.partition("=")
-        settings.append([f"{name}{equals}{value.strip()}" for value in values.split("|")])
-    if (n := prod(map(len, settings))) > MOST_ARMS:
-        raise ConfigError(
-            f"The sweep over {method} has {n:,} arms; the most are {MOST_ARMS}.",
-            "Every combination of the values between | is an arm of its own.",
-            "List fewer values, or sweep one setting after another.",
-        )
-    return (":".join((method, *chosen)) for chosen in product(*settings))
+        swept.append([f"{name}{equals}{value.strip()}" for value in values.split("|")])
+    return swept
 
 
 def parse_arm(spelling: str) -> Arm:
@@ -277,10 +277,12 @@ def plan_arms(
     settings of the final evaluation. ConfigError for invalid settings
     or (without `force_mixed`) different conditions, RunError for a folder with different settings.
     """
-    if seeds < 1 or match not in get_args(BudgetMatch):
+    most = MOST_RUNS // len(arms)
+    if not 1 <= seeds <= most or match not in get_args(BudgetMatch):
         raise ConfigError(
             f"--seeds {seeds} --match {match} is not valid.",
-            "At least one seed is needed, and --match is 'rollouts' or 'prompts'.",
+            f"{counted(len(arms), 'method')} can have 1 to {most:,} seeds, and --match is "
+            "'rollouts' or 'prompts'.",
             "Write, for example, --seeds 3 --match rollouts",
         )
     first = TrainConfig.load(file, flags=settings_of(arms[0].method), trust=trust).seed

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
+from soulkit.api_keys import remember
+from soulkit.serving import app
 from soulkit.serving.app import Limits
 from soulkit.serving.backend import Body, Chunk, RequestError, ScriptBackend, assembled, chunk_head
 from tests.support.servers.serving import served
@@ -125,7 +129,7 @@ def test_a_client_that_cancels_in_mid_stream_frees_its_place_at_once() -> None:
         stream = ask(model="counting", messages=HELLO, max_tokens=100, stream=True)
         assert next(stream).choices[0].delta.content == "0 "
         stream.close()
-        until(lambda: backend.closed == 1, 0.5)
+        until(lambda: backend.closed == 1)
         assert ask(model="counting", messages=HELLO, max_tokens=1).usage
 
 
@@ -134,7 +138,7 @@ def test_a_client_that_gives_up_frees_its_place_at_once() -> None:
     with served(backend, limits=Limits(running=1)) as url:
         with pytest.raises(httpx2.TimeoutException):
             HTTP.post(f"{url}{CHAT}", json={**BODY, "max_tokens": 100}, timeout=0.1)
-        until(lambda: backend.closed == 1, 0.5)
+        until(lambda: backend.closed == 1)
         until(lambda: 'status="499"} 1' in HTTP.get(url.replace("/v1", "/metrics")).text)
 
 
@@ -253,6 +257,7 @@ def test_a_key_is_needed_for_everything_but_health(backend: Counting) -> None:
         ({"Host": "localhost:1"}, 200), ({"Host": "[::1]:9"}, 200),
         ({"Origin": "http://localhost:3000"}, 200), ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "[bad"}, 403),
+        ({"Host": "evil.example@127.0.0.1"}, 403),
         ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
     ],
 )  # fmt: skip
@@ -262,9 +267,16 @@ def test_without_a_key_no_web_page_can_use_it(
     assert HTTP.post(f"{url}{CHAT}", json=BODY, headers=headers).status_code == status
 
 
+def ends(messages: Any) -> str:
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
-    "speak", [lambda messages: 3, lambda messages: messages[5]["content"], lambda m: m.no]
-)
+    "speak",
+    [lambda messages: 3, lambda messages: messages[5]["content"], lambda m: m.no, ends,
+     lambda messages: next(iter(())), lambda messages: "a\ud800b", lambda messages: b"bytes",
+     lambda messages: messages.clear()],
+)  # fmt: skip
 def test_a_script_that_cannot_answer_refuses(speak: Any) -> None:
     with served(ScriptBackend("script", speak)) as url:
         reply = HTTP.post(f"{url}{CHAT}", json={"messages": HELLO})
@@ -299,6 +311,59 @@ def test_choices_tool_calls_and_logprobs_are_assembled() -> None:
         {"arguments": "{}", "name": "end"}, {"arguments": "{}", "name": "f"},
     ]  # fmt: skip
     assert (second["finish_reason"], first["finish_reason"]) == ("tool_calls", "stop")
+
+
+def test_a_script_that_hangs_does_not_keep_the_server_from_ending() -> None:
+    never, begun = threading.Event(), time.monotonic()
+    backend = ScriptBackend("script", lambda messages: str(never.wait(600)))
+    with served(backend) as url:
+        for _ in range(30):  # more than the threads of the default executor
+            with pytest.raises(httpx2.TimeoutException):
+                HTTP.post(f"{url}{CHAT}", json={"messages": HELLO}, timeout=0.05)
+        assert HTTP.get(url.replace("/v1", "/health")).status_code == 200
+    assert time.monotonic() - begun < 60
+    never.set()
+
+
+def test_connections_without_a_request_and_clients_that_do_not_read_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "HEADERS_S", 0.3)
+    monkeypatch.setattr(app, "BODY_S", 0.3)
+    with served(ScriptBackend("s", lambda m: "x" * 40_000_000), limits=Limits(running=1)) as url:
+        host = httpx2.URL(url)
+        ends = [socket.create_connection((host.host, host.port), timeout=30) for _ in range(3)]
+        ends[1].sendall(b"GET /hea")
+        body = json.dumps({"messages": HELLO}).encode()
+        ends[2].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                        b"Content-Length: %d\r\n\r\n%s" % (len(body), body))  # fmt: skip
+        for end in ends[:2]:
+            with suppress(ConnectionError):
+                assert end.recv(100) == b""
+        until(lambda: 'status="499"} 1' in HTTP.get(url.replace("/v1", "/metrics")).text, 60)
+        for end in ends:
+            end.close()
+
+
+def test_an_error_of_a_stream_writes_no_escape_and_no_key(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    from soulkit.cli.app import _log_to_stderr
+
+    class Strange(BaseException):
+        pass
+
+    class Broken(Counting):
+        async def chunks(self, body: Body, conversation: str) -> AsyncIterator[Chunk]:
+            raise Strange("\x1b[2J sk-hostile-0123456789")
+            yield {}
+
+    remember("sk-hostile-0123456789")
+    with _log_to_stderr(debug=False), served(Broken()) as url:
+        reply = HTTP.post(f"{url}{CHAT}", json={"messages": HELLO})
+    shown = capfd.readouterr().err
+    assert reply.status_code == 500 and reply.json()["error"]["type"] == "server_error"
+    assert "Strange" in shown and "\x1b" not in shown and "sk-hostile" not in shown
 
 
 def test_headers_without_end_are_not_kept(url: str) -> None:

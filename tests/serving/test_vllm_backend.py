@@ -154,6 +154,8 @@ CHOICE = '{"choices":[%s]}'
     "xx", "5", "[]", "null", "[" * 5000, '{"id":"x"}', '{"choices":null}', '{"choices":"ab"}',
     CHOICE % "null", CHOICE % "{}", CHOICE % '{"delta":null}', CHOICE % '{"delta":{"content":5}}',
     CHOICE % '{"delta":{"content":"\\ud83d"}}', CHOICE % '{"delta":{},"finish_reason":[]}',
+    CHOICE % '{"delta":{}}', CHOICE % '{"delta":{},"index":{}}',
+    CHOICE % '{"delta":{"tool_calls":5},"index":0}', CHOICE % '{"delta":{"refusal":1},"index":0}',
     '{"choices":[],"usage":[1]}', '{"choices":[],"usage":{"prompt_tokens":"x"}}',
     '{"choices":[],"usage":{"completion_tokens":-1}}', "9" * 5000,
 ])  # fmt: skip

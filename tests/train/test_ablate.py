@@ -73,6 +73,7 @@ def test_a_spelling_that_is_no_folder_name_gets_one() -> None:
         ("ditto:lambda_fb=1|", "no value"), ("ditto:lambda_fb=1|1", "twice"),
         ("ditto:lambda_fb=0|0.0", "are the same arm"), ("ditto:lambda_fb=0:lambda-fb=1", "twice"),
         ("ditto:lambda_fb=" + "|".join(map(str, range(201))), "201 arms"),
+        ("grpo," * 5000, "5,000 arms"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_told(text: str, word: str) -> None:
@@ -105,7 +106,10 @@ def test_seeds_count_up_from_the_first(tmp_path: Path) -> None:
         ("grpo", 5), ("ditto", 5), ("grpo", 6), ("ditto", 6)
     ]  # fmt: skip
     assert runs[0].path == tmp_path / "grpo" / "seed_5"
-    for wrong in ({"seeds": 0, "match": "prompts"}, {"seeds": 1, "match": "tokens"}):
+    for wrong in (
+        {"seeds": 0, "match": "prompts"}, {"seeds": 10**20, "match": "prompts"},
+        {"seeds": 1, "match": "tokens"},
+    ):  # fmt: skip
         with pytest.raises(ConfigError):
             plan_arms(parse_arms("grpo"), tmp_path, None, common, **wrong)  # type: ignore[arg-type]
 

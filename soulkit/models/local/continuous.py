@@ -32,6 +32,10 @@ from soulkit.models.local.sampler import LocalModel, batch_tokens
 from soulkit.types import Sampling
 
 
+class SchemaTooComplex(ValueError):
+    """A schema that cannot be enforced, which is only noticed while a reply is generated."""
+
+
 @dataclass(slots=True)
 class SchemaRule:
     """Lets a reply, after its reasoning, only be JSON of one schema."""
@@ -46,14 +50,14 @@ class SchemaRule:
         return None if self.thinks else np.frombuffer(self.matcher.compute_logit_bias(), bool)
 
     def complete(self, ids: Sequence[int]) -> bool:
-        """Take the last of these tokens; whether the reply must end. ValueError if the schema
+        """Take the last of these tokens; whether the reply must end. SchemaTooComplex if the schema
         cannot be enforced."""
         if self.thinks:
             self.thinks = END_OF_THINKING not in self.codec.text(ids[-8:])
             return False
         self.matcher.consume_token(ids[-1])
         if self.matcher.is_error():  # too complex, noticed late
-            raise ValueError(f"the schema cannot be enforced: {self.matcher.get_error()}")
+            raise SchemaTooComplex(self.matcher.get_error().partition("\n")[0][:200])
         return bool(self.matcher.is_stopped())
 
 
@@ -300,7 +304,7 @@ class ContinuousBatching:
         stopped = over or self.codec.hits_stop(row.ids, row.sampling.stop)
         try:
             return stopped or (row.rule is not None and row.rule.complete(row.ids))
-        except ValueError as error:
+        except SchemaTooComplex as error:
             row.error = error
             return True
 
