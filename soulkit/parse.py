@@ -290,7 +290,9 @@ def pattern_matches(pattern: str, text: str, flags: int = 0) -> Iterator[Any]:
         raise ParseError(str(error)) from error
 
 
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d{1,9})\d*(?:,\d*)?\}|.", re.DOTALL)
+_PIECE = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(\d{1,9})\d*(?:,\d*)?\}|.", re.DOTALL
+)
 
 
 @lru_cache(1000)

@@ -106,6 +106,8 @@ class _Rule(BaseModel):
             re.compile(when)
         except PATTERN_ERRORS as error:
             raise ValueError(f"'{when}' is not a regular expression ({error})") from error
+        if re.search(r"(?<!\\)\{(?![\d,]+\})", when):
+            raise ValueError(f"'{when}' has a brace that is no repeat; write it as \\{{")
         return when
 
     @model_validator(mode="after")

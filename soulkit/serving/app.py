@@ -41,6 +41,8 @@ CONVERSATION = "x-conversation-id"
 """Header that names a conversation; `metadata.conversation_id` in the body does, too."""
 BODY_S = 60.0
 """Seconds in which a body must arrive, and in which a client must take a piece of its reply."""
+SLICE = 1 << 16
+"""Bytes of a reply that are sent at a time."""
 HEADERS_S = 20.0
 """Seconds in which the headers of a request must arrive."""
 GRACE_S = 30
@@ -255,8 +257,10 @@ class _Reply:
                 headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
                 start = {"type": "http.response.start", "status": status, "headers": headers}
                 await send(start)
-            tail = ((tail or b"") + part)[-4096:]
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            tail = ((tail or b"") + part[-4096:])[-4096:]
+            for at in range(0, len(part), SLICE):
+                body = part[at : at + SLICE]
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         self._count(tail or b"")
         self.ended = True
         await send({"type": "http.response.body"})
@@ -410,12 +414,16 @@ def make_server(app: FastAPI) -> Any:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._next_look = self.loop.call_later(HEADERS_S, self._look, self.cycle)
+            self._next_look = self.loop.call_later(HEADERS_S, self._look, (None, False))
 
         def _look(self, idle: Any) -> None:
-            """Close the connection if it is as `idle` as before: no request came since."""
-            now = self.cycle if self.conn.their_state is IDLE else object()
-            if now is idle:
+            """Close the connection if it is as `idle` as before: no request has come since, or the
+            client has not taken the rest of a reply."""
+            over = self.cycle is not None and self.cycle.response_complete
+            closing = self.transport.is_closing()
+            still = over or closing or self.conn.their_state is IDLE
+            now = (self.cycle, closing) if still else object()
+            if now == idle:
                 self.transport.abort()
             else:
                 self._next_look = self.loop.call_later(HEADERS_S, self._look, now)

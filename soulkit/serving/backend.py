@@ -94,7 +94,8 @@ def text_of(message: Mapping[str, Any], where: str) -> str:
 Speak = Callable[[Sequence[Mapping[str, str]]], str]
 """Returns the next line of a conversation given as chat messages."""
 
-
+REFUSALS = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors of a script that the messages of a request may cause."""
 MOST_CALLS = 256
 """Calls of a script at the same time, with those whose clients have left."""
 
@@ -131,12 +132,16 @@ class ScriptBackend:
                 return
             if _is_text(result):
                 said.set_result(result)
-                return
-            kind = type(result).__name__
-            why = repr(error) if error else f"its line is no valid text ({kind})"
-            refusal = RequestError(f"The script cannot answer this request: {why}.")
-            refusal.__cause__ = error
-            said.set_exception(refusal)
+            elif error is None or isinstance(error, REFUSALS):
+                odd = f"its line is no valid text ({type(result).__name__})"
+                why = repr(error) if error else odd
+                refusal = RequestError(f"The script cannot answer this request: {why}.")
+                refusal.__cause__ = error
+                said.set_exception(refusal)
+            else:
+                failure = RuntimeError(f"the script ended with {error!r}")
+                failure.__cause__ = error
+                said.set_exception(failure)
 
         def call() -> None:
             result, error = None, None
@@ -147,9 +152,9 @@ class ScriptBackend:
             with suppress(RuntimeError):  # the server has stopped
                 loop.call_soon_threadsafe(ended, result, error)
 
-        self._calls += 1
         # A daemon: a script that hangs must not keep the server from ending.
         Thread(target=call, daemon=True).start()
+        self._calls += 1
         return str(await said)
 
     async def close(self) -> None:

@@ -159,7 +159,8 @@ def not_copied(folder: str, names: list[str]) -> set[str]:
     from soulkit.train.state.checkpoint import STATE
 
     skipped = {*shutil.ignore_patterns(*STATE, certificate.FILE, ".*", *CODE)(folder, names)}
-    blobs = Path(folder).resolve().parents[1] / "blobs"
+    above = [one.parent for one in Path(folder).resolve().parents if one.name == "snapshots"]
+    blobs = above[0] / "blobs" if above else None
     for path in (Path(folder, name) for name in names if name not in skipped):
         within = not path.is_symlink() or path.resolve().parent == blobs
         if not (within and (path.is_file() or path.is_dir())):

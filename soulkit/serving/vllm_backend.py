@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -63,7 +64,7 @@ class VllmBackend:
         async with self._sent({**body, **stream}) as reply:
             if _status(reply) != 200:
                 raise _refusal(reply.status_code, b"".join([p async for p in _events(reply)]))
-            async for lines in _events(reply, b"\n"):
+            async for lines in _events(reply, b"\n", MOST):
                 for chunk in filter(None, map(_chunk, lines.split(b"\n"))):
                     yield {**chunk, "model": self.name}
 
@@ -92,11 +93,14 @@ class VllmBackend:
             yield b"\n\n".join(one.replace(theirs, ours, 1) for one in events.split(b"\n\n"))
 
 
-async def _events(reply: Any, end: bytes = b"\n\n") -> AsyncIterator[bytes]:
-    """The body in pieces that end with `end`, but for the last. RequestError if it is too long."""
+async def _events(reply: Any, end: bytes = b"\n\n", most: float = math.inf) -> AsyncIterator[bytes]:
+    """The body in pieces that end with `end`, but for the last. RequestError if it or one piece is
+    too long."""
     rest = bytearray()
     try:
-        async for piece in pieces_of(reply, MOST):
+        async for piece in pieces_of(reply, most):
+            if len(rest) > MOST:
+                raise TooLong
             searched = max(len(rest) - 1, 0)
             rest += piece
             if (at := rest.rfind(end, searched)) >= 0:

@@ -182,6 +182,10 @@ def test_an_export_copies_no_file_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "blobs/1").touch()
     (tmp_path / "snapshots/a/model.safetensors").symlink_to("../../blobs/1")  # the Hub's cache
     assert not_copied(str(tmp_path / "snapshots/a"), ["model.safetensors", ".git"]) == {".git"}
+    (tmp_path / "snapshots/a/original").mkdir()
+    (tmp_path / "snapshots/a/original/params.json").symlink_to("../../../blobs/1")
+    assert not not_copied(str(tmp_path / "snapshots/a/original"), ["params.json"])
+    assert not not_copied("/", [])
 
 
 @pytest.mark.hostile

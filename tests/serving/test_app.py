@@ -273,14 +273,20 @@ def ends(messages: Any) -> str:
 
 @pytest.mark.parametrize(
     "speak",
-    [lambda messages: 3, lambda messages: messages[5]["content"], lambda m: m.no, ends,
-     lambda messages: next(iter(())), lambda messages: "a\ud800b", lambda messages: b"bytes",
-     lambda messages: messages.clear()],
+    [lambda messages: 3, lambda messages: messages[5]["content"], lambda m: m.no,
+     lambda messages: "a\ud800b", lambda messages: b"bytes", lambda messages: messages.clear()],
 )  # fmt: skip
 def test_a_script_that_cannot_answer_refuses(speak: Any) -> None:
     with served(ScriptBackend("script", speak)) as url:
         reply = HTTP.post(f"{url}{CHAT}", json={"messages": HELLO})
     assert reply.status_code == 400 and "script cannot answer" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("speak", [ends, lambda messages: next(iter(())), lambda messages: 1 / 0])
+def test_a_script_that_fails_is_an_error_of_the_server(speak: Any, caplog: Any) -> None:
+    with served(ScriptBackend("script", speak)) as url:
+        assert HTTP.post(f"{url}{CHAT}", json={"messages": HELLO}).status_code == 500
+    assert "the script ended with" in caplog.text
 
 
 def test_choices_tool_calls_and_logprobs_are_assembled() -> None:

@@ -60,7 +60,7 @@ class Pseudonyms:
 
     def of(self, kind: str, original: str) -> str:
         """The pseudonym of an original, always the same."""
-        key = (kind, original.casefold() if kind in ("name", "word") else original)
+        key = (kind, _folded(original) if kind in ("name", "word") else original)
         if key not in self.map:
             for draw in range(_DRAWS):
                 made = self._draw(kind, original, odd=draw > _DRAWS // 4)
@@ -220,7 +220,7 @@ class Redaction:
         spans = [(one.start, one.end, one.kind)
                  for one in find_private(text, self.patterns, self.regions)]  # fmt: skip
         for start, end in [*named_in(text, names), *named_in(text, self._added)]:
-            spans.append((start, end, self.add.get(text[start:end].casefold(), "name")))
+            spans.append((start, end, self.add.get(_folded(text[start:end]), "name")))
         for entity in self._entities(text).ents if self._entities else ():
             if kind := _ENTITIES.get(entity.label_):
                 spans.append((entity.start_char, entity.end_char, kind))
@@ -307,9 +307,9 @@ def _speakers(row: Mapping[str, Any]) -> Iterator[str]:
             yield words[0]
 
 
-NameTree = dict[str, Any]
-"""First word of a name → the words that may follow; the key "" ends a name. Its value is the only
-spelling of a name that is also a word, else empty."""
+NameTree = dict[str | None, Any]
+"""First word of a name → the words that may follow. The key "" ends a name; its value is the only
+spelling of a name that is also a word, else empty. None has beginnings of words that end a name."""
 _PART = re.compile(r"[\u2e80-\U0010ffff]|[^\W\u2e80-\U0010ffff]+|\W")
 """Scripts from U+2E80 on have no spaces between words."""
 _PARTS = 100
@@ -320,10 +320,14 @@ def name_tree(words: Iterable[str], most: int | None = None) -> NameTree:
     """The names to look for, without regard to capital letters; of each the first `most` parts."""
     names: NameTree = {}
     for word in words:
-        node = names
-        for part in _PART.findall(word)[:most]:
-            node = node.setdefault(part.casefold(), {})
-        node[""] = word.capitalize() if _COMMON.fullmatch(word) else ""
+        node, parts = names, _PART.findall(word)[:most]
+        for part in parts[:-1]:
+            node = node.setdefault(_folded(part), {})
+        for last in parts[-1:]:
+            if word[0] >= "\u2e80" > last:  # what follows the name may be written together with it
+                node.setdefault(None, []).append((_folded(last), len(last)))
+            node = node.setdefault(_folded(last), {})
+            node[""] = word.capitalize() if _COMMON.fullmatch(word) else ""
     return names
 
 
@@ -332,16 +336,25 @@ def named_in(text: str, names: NameTree) -> Iterator[tuple[int, int]]:
     parts = [*_PART.finditer(text)] if names else []
     at = 0
     while at < len(parts):
-        node, end = names, at
+        node, next_at, end = names, at + 1, 0
         for place in range(at, len(parts)):
-            node = node.get(parts[place][0].casefold(), {})
+            part = _folded(parts[place][0])
+            for start, length in node.get(None, ()):
+                if part.startswith(start) and parts[place].start() + length > end:
+                    next_at, end = place + 1, parts[place].start() + length
+            node = node.get(part, {})
             if not node:
                 break
             if node.get("") in ("", parts[place][0]):
-                end = place + 1
-        if end > at:
-            yield parts[at].start(), parts[end - 1].end()
-        at = max(end, at + 1)
+                next_at, end = place + 1, parts[place].end()
+        if end:
+            yield parts[at].start(), end
+        at = next_at
+
+
+def _folded(text: str) -> str:
+    """For comparisons without regard to capital letters, also of the Turkish i."""
+    return text.translate({0x130: "i", 0x131: "i"}).casefold()
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -462,4 +475,4 @@ def _read_sheet(path: Path, redaction: Redaction) -> None:
         if decision == KEEP:
             redaction.keep.add(text)
         elif not (row.get("count") or "").strip():
-            redaction.add[text.casefold()] = (row.get("kind") or "name").strip()
+            redaction.add[_folded(text)] = (row.get("kind") or "name").strip()

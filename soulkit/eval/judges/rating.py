@@ -13,7 +13,7 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,8 +101,8 @@ def _grades_of(record: Record) -> dict[str, tuple[Grade, ...]]:
     """Dimension → grades; dimensions of purposes other than `score` are named `purpose/field`."""
     grades: dict[str, tuple[Grade, ...]] = {}
     for verdict in record.score.verdicts:
-        for field, grade in ({} if verdict.problem else dimensions(verdict)).items():
-            name = field if verdict.purpose == "score" else f"{verdict.purpose}/{field}"
+        for part, grade in ({} if verdict.problem else dimensions(verdict)).items():
+            name = part if verdict.purpose == "score" else f"{verdict.purpose}/{part}"
             grades[name] = (*grades.get(name, ()), grade)
     return grades
 
@@ -431,13 +431,13 @@ class _ScaleKey:
     numeric: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _CardKey:
     task: str
     example_id: str
     cluster: str
     keys: list[str]
-    prints: list[str]
+    prints: list[str] = field(default_factory=list)
     pair: bool
     rollout: int | None
     expected: dict[str, str]

@@ -229,7 +229,7 @@ async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -
     return await _receive(client.stream("GET", url, headers={**_USUAL, **headers}), most)
 
 
-async def pieces_of(reply: Response, most: int) -> AsyncIterator[bytes]:
+async def pieces_of(reply: Response, most: float) -> AsyncIterator[bytes]:
     """The unpacked body, piece by piece. TooLong after `most` bytes, or if it is packed twice: a
     few bytes of such a body can keep the unpacker busy without giving any."""
     if "," in reply.headers.get("content-encoding", ""):

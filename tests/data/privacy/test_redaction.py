@@ -93,6 +93,18 @@ def test_thousands_of_speakers_take_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [("İbrahim", "ibrahim, IBRAHIM"), ("Yıldız", "YILDIZ!"), ("Işık", "IŞIK, ışık"),
+     ("Weiß", "WEISS"), ("小明A", "小明Ab"), ("李Ann", "我见李Anna了"), ("安나", "安나는"),
+     ("O'Brien", "o'brien's"), ("Anna Maria", "ANNA MARIA?"), ("🙂bob", "🙂bobby")],
+)  # fmt: skip
+def test_spellings_of_a_name(tmp_path: Path, name: str, text: str) -> None:
+    [safe] = redacted(tmp_path, between((name, text), (name, "x")))
+    left = safe["messages"][0]["content"].casefold()
+    assert not any(part.casefold() in left for part in (name, *text.split()) if len(part) > 2)
+
+
+@pytest.mark.parametrize(
     "text",
     ["+٤٤ ٢٠ ٧٩٤٦ ٠٩٥٨", "+４４ ２０ ７９４６ ０９５８", '{"a": "\\ud800 ' + MAIL + '"}'],
 )
