@@ -102,6 +102,7 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _LENIENT = json.JSONDecoder()
+_FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_constant)
 _NUMBERS: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite}
 STRICT = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_constant, **_NUMBERS)
 _ROW = json.JSONDecoder(
@@ -114,19 +115,21 @@ _STRING = re.compile(rb'"[^"]*"')
 
 
 def parse_json(
-    text: str | bytes, *, depth: int = DEPTH, strict: bool = True, nan_is_null: bool = False
-) -> Any:
+    text: str | bytes, *, depth: int = DEPTH, strict: bool = True, finite: bool = False,
+    nan_is_null: bool = False,
+) -> Any:  # fmt: skip
     """The value of a JSON text; ParseError if it is not JSON or deeper than `depth` levels.
 
     `strict` refuses what JSON allows or Python adds, but others cannot read or store: repeated
     keys, numbers without a finite value, unpaired surrogates. Without it, reading costs no more
-    than `json.loads`. `nan_is_null` reads NaN as None.
+    than `json.loads`, and `finite` refuses only numbers without a finite value. `nan_is_null` reads
+    NaN as None.
     """
     if isinstance(text, bytes):
         text = decoded(text)
     if is_deep(text, depth):
         raise ParseError(f"it is nested too deeply (more than {depth} levels)")
-    decoder = _ROW if nan_is_null else STRICT if strict else _LENIENT
+    decoder = _ROW if nan_is_null else STRICT if strict else _FINITE if finite else _LENIENT
     try:
         value = decoder.decode(text.removeprefix("\ufeff"))
     except ParseError:

@@ -440,7 +440,7 @@ def _default(one: Field[Any]) -> Any:
 
 def stored_json(path: Path) -> Any:
     """The JSON value in a file that soulkit wrote. OSError; ParseError, which is a ValueError."""
-    return parse_json(read_limited(path), strict=False)
+    return parse_json(read_limited(path), strict=False, finite=True)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -416,7 +416,15 @@ def read_report(folder: Path) -> Report:
             f"It was made by 'soul {command}'.",
             "Run soul judge check RUN, and give the folder that it prints.",
         )
-    return read_object(folder / "summary.json")
+    report = read_object(folder / "summary.json")
+    read_value(_Thresholds, report.get("thresholds"), f"The report in '{folder}'")
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Thresholds:
+    reliable: float
+    tentative: float
 
 
 def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:

@@ -131,7 +131,7 @@ def rows_by_index(
 MADE = "synth:"
 """Prefix of `synth:N`, which replaces a file name."""
 _WHOLE = re.compile(r"-?\d+")
-DEFAULT_ROWS = 100
+DEFAULT_ROWS, MOST_MADE = 100, 1_000_000
 
 
 def make_rows(
@@ -148,11 +148,11 @@ def make_rows(
             "Its declaration names no function for it ('synth:').",
             "For tasks that can, look for 'synth' in the column rows of: soul tasks list",
         )
-    if n is not None and n < 1:
+    if n is not None and not 1 <= n <= MOST_MADE:
         raise ConfigError(
             f"The number of rows cannot be {n}.",
-            "-n is the number of rows to write.",
-            "Give a number of at least 1.",
+            f"From 1 to {MOST_MADE:,} rows can be generated.",
+            "Give a number in this range.",
         )
     if n is None and not maker.has_default("n"):
         n = DEFAULT_ROWS
