@@ -405,10 +405,11 @@ def make_listener(host: str, port: int) -> socket.socket:
 def make_server(app: FastAPI) -> Any:
     """The uvicorn server of an application; `server.run([listener])` serves until a signal."""
     import uvicorn
-    from h11 import IDLE
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http import h11_impl
 
-    class Connection(H11Protocol):
+    idle_state = cast(Any, h11_impl).h11.IDLE
+
+    class Connection(h11_impl.H11Protocol):
         """Closes a connection on which no request has begun, or not all headers have come, in
         HEADERS_S."""
 
@@ -421,7 +422,7 @@ def make_server(app: FastAPI) -> Any:
             client has not taken the rest of a reply."""
             over = self.cycle is not None and self.cycle.response_complete
             closing = self.transport.is_closing()
-            still = over or closing or self.conn.their_state is IDLE
+            still = over or closing or self.conn.their_state is idle_state
             now = (self.cycle, closing) if still else object()
             if now == idle:
                 self.transport.abort()
