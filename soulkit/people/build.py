@@ -177,17 +177,18 @@ def _renamed(out: Path, side: str) -> str:
     files = [out / name / "chats.jsonl" for name in ("01-import", "02-redact")]
     if not all(file.is_file() for file in files):
         return side
-    for rows in zip(*map(_conversations, files), strict=False):
-        for old, new in zip(*rows, strict=False):
+    for (_, before), (_, after) in zip(*map(_conversations, files), strict=False):
+        for old, new in zip(before, after, strict=False):
             if old.get("speaker") == side:
                 return str(new.get("speaker"))
     return side
 
 
-def _conversations(file: Path) -> Iterator[list[dict[str, Any]]]:
-    """The messages of each row that a step wrote; DataError if the file was damaged."""
+def _conversations(file: Path) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """Person and messages of each row that a step wrote; DataError if the file was damaged."""
     for _, row in placed_objects(file):
-        yield read_value(list[dict[str, Any]], row.get("messages"), f"'{file}'")
+        messages = read_value(list[dict[str, Any]], row.get("messages"), f"'{file}'")
+        yield row.get("person"), messages
 
 
 def _digest(path: Path) -> str:
@@ -211,6 +212,6 @@ def _change(before: Mapping[str, Any], step: RoadStep) -> str:
 
 def _material(file: Path) -> dict[str, int]:
     """Numbers of persons, conversations and messages."""
-    persons = {str(row.get("person") or place) for place, row in placed_objects(file)}
-    counts = [*map(len, _conversations(file))]
-    return {"person": len(persons), "conversation": len(counts), "message": sum(counts)}
+    rows = [(person, len(messages)) for person, messages in _conversations(file)]
+    persons = {str(person or f"row {place}") for place, (person, _) in enumerate(rows)}
+    return {"person": len(persons), "conversation": len(rows), "message": sum(n for _, n in rows)}

@@ -63,7 +63,9 @@ class VllmBackend:
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         async with self._sent({**body, **stream}) as reply:
             if _status(reply) != 200:
-                raise _refusal(reply.status_code, b"".join([p async for p in _events(reply)]))
+                raise _refusal(
+                    reply.status_code, b"".join([p async for p in _events(reply, most=MOST)])
+                )
             async for lines in _events(reply, b"\n", MOST):
                 for chunk in filter(None, map(_chunk, lines.split(b"\n"))):
                     yield {**chunk, "model": self.name}
